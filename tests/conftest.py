@@ -1,0 +1,127 @@
+"""What the tests share: the real model (fetched and exported once, whatever the number of workers) and tiny ones."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the working tree."""
+    return REPOSITORY
+
+
+@contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Held by one process at a time."""
+    with open(lock, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A temporary folder of this test run that all xdist workers see."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF of Q4_1 blocks, downloaded into the user's cache on first use."""
+    spec = importlib.util.spec_from_file_location("fetch_smollm2", REPOSITORY / "examples" / "fetch_smollm2.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    path: Path = module.fetch()
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(smollm2_gguf: Path, shared_folder: Path) -> Path:
+    """SmolLM2 as an f32 bundle for the cpu target, exported once per test run."""
+    from enginewright.optimizer.export import export
+
+    bundle = shared_folder / "smollm2.bundle"
+    with _only_one(shared_folder / "smollm2.lock"):
+        if not bundle.exists():
+            export(smollm2_gguf, bundle, recipe="f32", targets=("cpu",))
+    return bundle
+
+
+def make_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
+    """A random decoder of 2 layers (hidden 64, 4 heads, 2 KV heads, vocabulary 256), the same at every call.
+
+    Norm weights and biases are random too: ones and zeros would hide a weight that is forgotten or applied twice.
+    ``overrides`` are fields of the family's configuration.
+    """
+    import torch
+    import transformers
+
+    sizes: dict[str, Any] = {"max_position_embeddings": 512, "vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1}
+    sizes |= {"eos_token_id": 2, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 128}
+    if family == "GPT2":
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 256}
+        sizes |= {"bos_token_id": 1, "eos_token_id": 2}
+    elif family != "GPTNeoX":
+        sizes |= {"num_key_value_heads": 2}
+    if family in ("Llama", "Qwen3", "Gemma2", "Mistral"):
+        sizes |= {"head_dim": 16}
+    if family == "Gemma2":  # logits caps, alternating windows, and a scale that is not 1/sqrt(head_dim)
+        sizes |= {"sliding_window": 8, "query_pre_attn_scalar": 24}
+    elif family == "Mistral":
+        sizes |= {"sliding_window": 8}
+    config = getattr(transformers, f"{family}Config")(**(sizes | overrides))
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(zlib.crc32(family.encode()))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 0.125)
+            elif name.endswith("bias"):
+                parameter.copy_(noise * 0.2)
+            else:
+                parameter.copy_(1 + noise * 0.2)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., PreTrainedModel]:
+    """``tiny_model("Llama", **config_overrides)``: see make_tiny_model."""
+    return make_tiny_model
+
+
+@pytest.fixture(params=TINY_FAMILIES)
+def tiny_family(request: pytest.FixtureRequest) -> str:
+    """Each of the families in turn; for ``tiny_model(tiny_family)``."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread(request: pytest.FixtureRequest) -> None:
+    """Workers share the cores: each keeps to one thread of torch, so that results and times are steady."""
+    if hasattr(request.config, "workerinput"):
+        import torch
+
+        torch.set_num_threads(1)
