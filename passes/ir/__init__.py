@@ -1,0 +1,1 @@
+"""The intermediate representation: Program (graph and signature), WeightStore (lazy weights), provenance."""

@@ -1,0 +1,324 @@
+"""The Program: a torch.fx graph of ATen and ``ew`` ops, a typed signature, and lazy weights.
+
+Differences to an ExportedProgram: weights are ``get_attr`` nodes that name an entry of the WeightStore; step inputs are
+the only placeholders; every node has ``meta["val"]`` (a fake tensor with symbolic shape) and ``meta["where"]``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import Argument, Node, Target, map_arg
+
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.errors import PassError
+from enginewright.plugins.lowered_program import Affine
+
+from .provenance import WHERE
+from .weights import WeightExpr, WeightStore
+
+SYMBOLS = ("T", "B", "R", "M", "P")
+"""T tokens, B requests, R sampled rows, M blocks in a request's table, P blocks in the pool."""
+
+
+class Program:
+    """A decoder as a graph. Passes change it through the methods here, which keep values and provenance.
+
+    Args:
+        graph: placeholders are step inputs (and, once lowered, caches); no owning module.
+        weights: what ``get_attr`` nodes name.
+        fake_mode: the mode of every ``meta["val"]``.
+        symbols: sympy symbol -> one of SYMBOLS.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        weights: WeightStore,
+        fake_mode: FakeTensorMode,
+        symbols: Mapping[sympy.Symbol, str],
+    ) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.fake_mode = fake_mode
+        self.symbols = dict(symbols)
+        self.cache_groups: tuple[CacheGroup, ...] = ()
+
+    # ---- reading
+
+    @property
+    def inputs(self) -> dict[str, Node]:
+        """Placeholders by name, in order."""
+        return {str(n.target): n for n in self.graph.nodes if n.op == "placeholder"}
+
+    @property
+    def output(self) -> Node:
+        """The node that returns; its first argument is a tuple."""
+        return next(n for n in reversed(self.graph.nodes) if n.op == "output")
+
+    @property
+    def logits(self) -> Node:
+        """The node whose value is the logits [R, V]."""
+        result = self.output.args[0]
+        first = result[0] if isinstance(result, (tuple, list)) else result
+        assert isinstance(first, Node)
+        return first
+
+    def nodes_of(self, *targets: Target) -> list[Node]:
+        """All calls of these ops, in order."""
+        return [n for n in self.graph.nodes if n.op == "call_function" and n.target in targets]
+
+    def value(self, node: Node) -> FakeTensor:
+        """The fake tensor of a node with one tensor result."""
+        val = node.meta["val"]
+        if not isinstance(val, FakeTensor):
+            raise PassError(f"{node.name} has no single tensor value")
+        return val
+
+    def shape(self, node: Node) -> tuple[sympy.Expr, ...]:
+        """A node's shape as sympy expressions over symbols that are named T, B, R, M and P."""
+        return tuple(self.expression(s) for s in self.value(node).shape)
+
+    def expression(self, size: int | torch.SymInt) -> sympy.Expr:
+        """A size as an expression over named symbols."""
+        if isinstance(size, int):
+            return sympy.Integer(size)
+        shape_env = self.fake_mode.shape_env
+        assert shape_env is not None
+        expr = shape_env.simplify(size.node.expr)
+        return sympy.sympify(expr).xreplace({s: named_symbol(name) for s, name in self.symbols.items()})
+
+    def affine(self, size: int | torch.SymInt) -> Affine:
+        """A size as an Affine of T, B and R. Raises PassError if it isn't one."""
+        return affine_of(self.expression(size))
+
+    def weight_of(self, node: object) -> WeightExpr | None:
+        """The weight that a ``get_attr`` node names, None for any other argument."""
+        if isinstance(node, Node) and node.op == "get_attr":
+            return self.weights[str(node.target)]
+        return None
+
+    # ---- changing
+
+    @contextmanager
+    def inserting_before(self, node: Node) -> Iterator[None]:
+        with self.graph.inserting_before(node):
+            yield
+
+    def call(
+        self, target: Callable[..., Any], *args: Argument, where: tuple[str, ...], **kwargs: Argument
+    ) -> Node:
+        """Adds a call at the insertion point, with its fake value computed from the arguments'.
+
+        ``where``: module paths this node stands for. Raises PassError if the op turns the arguments down.
+        """
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta[WHERE] = where
+        node.meta["val"] = self.infer(node)
+        return node
+
+    def infer(self, node: Node) -> Any:
+        """The fake value of a call, from its arguments' fake values."""
+        fake = [map_arg(a, lambda n: n.meta["val"]) for a in node.args]
+        fake_kw = {k: map_arg(v, lambda n: n.meta["val"]) for k, v in node.kwargs.items()}
+        try:
+            with self.fake_mode, torch.no_grad():
+                return node.target(*fake, **fake_kw)  # type: ignore[operator]
+        except (RuntimeError, TypeError, ValueError, IndexError) as e:
+            raise PassError(f"{node.name}: {node.target} does not accept its arguments: {e}") from e
+
+    def weight(self, name: str, expr: WeightExpr | None = None) -> Node:
+        """A ``get_attr`` node for the weight ``name`` (added under that name first if ``expr`` is given).
+
+        One node a weight: an existing one is returned. New ones stand right after the placeholders.
+        """
+        if expr is not None:
+            name = self.weights.add(name, expr)
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target == name:
+                return node
+        anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
+        with self.graph.inserting_before(anchor):
+            node = self.graph.create_node("get_attr", name, (), {}, name=_identifier(name))
+        stored = self.weights[name]
+        with self.fake_mode:
+            node.meta["val"] = torch.empty(stored.shape, dtype=stored.dtype)
+        node.meta[WHERE] = (name.rpartition(".")[0],)
+        return node
+
+    def add_input(self, name: str, value: FakeTensor) -> Node:
+        """A new step input (or cache) after the existing ones."""
+        if name in self.inputs:
+            raise PassError(f"the program has an input {name} already")
+        anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
+        with self.graph.inserting_before(anchor):
+            node = self.graph.create_node("placeholder", name, (), {}, name=_identifier(name))
+        node.meta["val"], node.meta[WHERE] = value, ("",)
+        return node
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Every user of ``old`` uses ``new`` instead; ``old`` goes, and what only it used goes with the next cleanup."""
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+        if not old.users:
+            self.graph.erase_node(old)
+
+    def remove_dead_code(self) -> int:
+        """Removes calls, weights and unused weight entries that nothing reads. Returns how many nodes went."""
+        removed = 0
+        for node in reversed(list(self.graph.nodes)):
+            if node.op in ("call_function", "get_attr") and not node.users:
+                self.graph.erase_node(node)
+                removed += 1
+        self.weights.keep_only({str(n.target) for n in self.graph.nodes if n.op == "get_attr"})
+        return removed
+
+    def copy(self) -> Program:
+        """An independent program; weights are shared, being immutable."""
+        graph = torch.fx.Graph()
+        mapping: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        other = Program(graph, self.weights.copy(), self.fake_mode, self.symbols)
+        other.cache_groups = self.cache_groups
+        return other
+
+    # ---- running
+
+    def evaluate(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        observe: Callable[[Node, Any], None] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Runs the graph in torch with the references of the ``ew`` ops, reading each weight when it is used.
+
+        Args:
+            inputs: a tensor for each placeholder.
+            observe: called with every node and its value; for verifying and bisecting.
+
+        Returns:
+            the program's results; the first is the logits [R, V].
+        """
+        if missing := set(self.inputs) - set(inputs):
+            raise PassError(f"inputs {sorted(missing)} are missing")
+        values: dict[Node, Any] = {}
+        last_use: dict[Node, Node] = {a: n for n in self.graph.nodes for a in n.all_input_nodes}
+        for node in self.graph.nodes:
+            if node.op == "output":
+                return tuple(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
+            if node.op == "placeholder":
+                values[node] = inputs[str(node.target)]
+            elif node.op == "call_function":
+                args = [
+                    map_arg(a, lambda n: self._read(n, values)) for a in node.args
+                ]
+                kwargs = {k: map_arg(v, lambda n: self._read(n, values)) for k, v in node.kwargs.items()}
+                with torch.no_grad():
+                    values[node] = node.target(*args, **kwargs)
+            if observe is not None and node in values:
+                observe(node, values[node])
+            for arg in node.all_input_nodes:
+                if last_use[arg] is node:
+                    values.pop(arg, None)
+        raise PassError("the program has no output")
+
+    def _read(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        # Weights aren't kept between uses: evaluating must not need the whole model in memory.
+        return self.weights[str(node.target)].evaluate() if node.op == "get_attr" else values[node]
+
+
+def from_exported(
+    exported: torch.export.ExportedProgram,
+    weights: Mapping[str, WeightExpr],
+    *,
+    module_prefix: str,
+    symbols: Mapping[sympy.Symbol, str],
+) -> Program:
+    """A Program from torch.export's result, after ``run_decompositions``.
+
+    Args:
+        exported: its parameters, buffers and constants become weights, its user inputs placeholders.
+        weights: an expression for each parameter, buffer and constant, by the name that the exported program has for
+            it less ``module_prefix``; shape and dtype must be those of the exported program.
+        module_prefix: what the wrapper around the model adds to every module path, such as "model_.".
+        symbols: names of the shape symbols.
+
+    Raises:
+        PassError: a weight is missing or has another shape or dtype; a node is no functional call.
+    """
+    signature = exported.graph_signature
+    lifted = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    store, graph, mapping = WeightStore(), torch.fx.Graph(), dict[Node, Node]()
+    fake_mode = next(
+        n.meta["val"].fake_mode for n in exported.graph.nodes if isinstance(n.meta.get("val"), FakeTensor)
+    )
+    nodes = list(exported.graph.nodes)
+    # Placeholders first, then weights, as Program.weight and Program.add_input keep it.
+    for node in sorted(nodes, key=lambda n: 0 if n.op == "placeholder" and n.name not in lifted else 1):
+        if node.op == "placeholder" and node.name in lifted:
+            name = lifted[node.name].removeprefix(module_prefix)
+            expr = weights.get(name)
+            val = node.meta["val"]
+            if expr is None:
+                raise PassError(f"no source for the weight {name}")
+            if expr.shape != tuple(val.shape) or expr.dtype != val.dtype:
+                raise PassError(
+                    f"weight {name}: the model has {val.dtype} {tuple(val.shape)}, its source {expr.dtype} {expr.shape}"
+                )
+            store.add(name, expr)
+            copy = graph.create_node("get_attr", name, (), {}, name=_identifier(name))
+            where: tuple[str, ...] = (name.rpartition(".")[0],)
+        elif node.op in ("placeholder", "output", "call_function"):
+            copy = graph.node_copy(node, lambda n: mapping[n])
+            where = (module_path(node, module_prefix),)
+        else:
+            raise PassError(f"{node.name}: {node.op} can't be captured")
+        copy.meta = {"val": node.meta.get("val"), WHERE: where}
+        mapping[node] = copy
+    return Program(graph, store, fake_mode, symbols)
+
+
+def module_path(node: Node, prefix: str) -> str:
+    """The path of the innermost module that a node was traced in, less ``prefix``."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values()]
+    path: str = paths[-1] if paths else ""
+    return path.removeprefix(prefix).removeprefix(prefix.rstrip(".")) if path else ""
+
+
+def named_symbol(name: str) -> sympy.Symbol:
+    """The symbol that stands for T, B, R, M or P in shapes."""
+    return sympy.Symbol(name, positive=True, integer=True)
+
+
+def affine_of(expr: sympy.Expr) -> Affine:
+    """``expr`` over T, B and R as an Affine. Raises PassError if it isn't affine in them, with integer coefficients."""
+    t, b, r = (named_symbol(s) for s in ("T", "B", "R"))
+    poly = sympy.Poly(expr, t, b, r) if expr.free_symbols <= {t, b, r} else None
+    if poly is None or poly.total_degree() > 1 or not all(c.is_Integer for c in poly.coeffs()):
+        raise PassError(f"the size {expr} is not affine in T, B and R")
+    return Affine(*(int(poly.coeff_monomial(m)) for m in (1, t, b, r)))
+
+
+def is_view_of_tuple(node: Node) -> bool:
+    """Whether a node picks one of several results."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def tensor_arguments(node: Node) -> Sequence[Node]:
+    """The nodes among a call's arguments that have tensor values (not sizes)."""
+    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

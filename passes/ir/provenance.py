@@ -1,0 +1,40 @@
+"""Where things come from: module paths of nodes, source tensors and rows of weights.
+
+Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping stand on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.fx
+
+WHERE = "where"
+"""Key in ``node.meta``: a tuple of module paths, such as ("model.layers.0.mlp.gate_proj",), outermost program ""."""
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``."""
+
+    source: str
+    start: int
+    stop: int
+    axis: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}[{':, ' * self.axis}{self.start}:{self.stop}]"
+
+
+def where_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
+    """The module paths of several nodes, each once, in order."""
+    paths: dict[str, None] = {}
+    for node in nodes:
+        paths.update(dict.fromkeys(node.meta.get(WHERE, ())))
+    return tuple(paths)
+
+
+def join_where(where: Iterable[str]) -> str:
+    """Module paths as one text: "model.layers.0.self_attn.q_proj + model.layers.0.self_attn.k_proj"."""
+    return " + ".join(where)

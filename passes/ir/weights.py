@@ -1,0 +1,304 @@
+"""Weights as lazy expressions over source tensors, evaluated one at a time when a target is emitted.
+
+Fusing or folding builds a new expression and costs no memory. Every expression can say which indices of which source
+tensors its rows come from (``parts``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from enginewright.plugins.errors import PassError
+
+from .provenance import Part
+
+Shape = tuple[int, ...]
+Read = Callable[[], torch.Tensor]
+
+
+class WeightExpr(ABC):
+    """A weight that is computed when asked for. Expressions are immutable; equal expressions have equal values."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def evaluate(self) -> torch.Tensor:
+        """The value, contiguous or not, never to be written to."""
+
+    @abstractmethod
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        """Where the indices along ``axis`` come from, in order."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Stable text for ``print_program``."""
+
+
+@dataclass(frozen=True)
+class Source(WeightExpr):
+    """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed."""
+
+    name: str
+    source_shape: Shape
+    source_dtype: torch.dtype
+    read: Read = field(compare=False, repr=False)
+
+    @property
+    def shape(self) -> Shape:
+        return self.source_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source_dtype
+
+    def evaluate(self) -> torch.Tensor:
+        value = self.read()
+        if tuple(value.shape) != self.source_shape or value.dtype != self.source_dtype:
+            raise PassError(
+                f"weight {self.name}: read {value.dtype} {tuple(value.shape)}, "
+                f"expected {self.source_dtype} {self.source_shape}"
+            )
+        return value
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return (Part(self.name, 0, self.source_shape[axis] if self.source_shape else 1, axis),)
+
+    def describe(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Cast(WeightExpr):
+    """The base in another dtype."""
+
+    base: WeightExpr
+    to: torch.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.to
+
+    def evaluate(self) -> torch.Tensor:
+        return self.base.evaluate().to(self.to)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        return f"cast({self.base.describe()}, {str(self.to).removeprefix('torch.')})"
+
+
+@dataclass(frozen=True)
+class Slice(WeightExpr):
+    """Indices start:stop of the base along ``dim``."""
+
+    base: WeightExpr
+    dim: int
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop <= self.base.shape[self.dim]:
+            raise PassError(f"slice {self.start}:{self.stop} of axis {self.dim} of {self.base.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        return (*self.base.shape[: self.dim], self.stop - self.start, *self.base.shape[self.dim + 1 :])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return self.base.evaluate().narrow(self.dim, self.start, self.stop - self.start)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        parts = self.base.parts(axis)
+        if axis != self.dim:
+            return parts
+        cut, at = [], 0
+        for part in parts:
+            size = part.stop - part.start
+            low, high = max(self.start - at, 0), min(self.stop - at, size)
+            if low < high:
+                cut.append(Part(part.source, part.start + low, part.start + high, part.axis))
+            at += size
+        return tuple(cut)
+
+    def describe(self) -> str:
+        return f"slice({self.base.describe()}, {self.dim}, {self.start}:{self.stop})"
+
+
+@dataclass(frozen=True)
+class Concat(WeightExpr):
+    """The bases one after the other along ``dim``."""
+
+    bases: tuple[WeightExpr, ...]
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        first = self.bases[0]
+        for base in self.bases[1:]:
+            same = all(a == b for i, (a, b) in enumerate(zip(first.shape, base.shape, strict=True)) if i != self.dim)
+            if not same or base.dtype != first.dtype:
+                raise PassError(f"can't concatenate {base.dtype} {base.shape} with {first.dtype} {first.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        first = self.bases[0].shape
+        return (*first[: self.dim], sum(b.shape[self.dim] for b in self.bases), *first[self.dim + 1 :])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.bases[0].dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return torch.cat([b.evaluate() for b in self.bases], self.dim)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return tuple(part for base in self.bases for part in base.parts(axis))
+
+    def describe(self) -> str:
+        return f"concat({', '.join(b.describe() for b in self.bases)}, {self.dim})"
+
+
+@dataclass(frozen=True)
+class Transpose(WeightExpr):
+    """The base with its two axes exchanged."""
+
+    base: WeightExpr
+
+    def __post_init__(self) -> None:
+        if len(self.base.shape) != 2:
+            raise PassError(f"transpose of a weight of shape {self.base.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape[::-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return self.base.evaluate().t()
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(1 - axis)
+
+    def describe(self) -> str:
+        return f"transpose({self.base.describe()})"
+
+
+@dataclass(frozen=True)
+class Apply(WeightExpr):
+    """An ATen op over weights and numbers, for constant folding, such as Gemma's ``1 + weight``.
+
+    ``shape_after`` and ``dtype_after`` are the op's result on fake tensors. Provenance: the parts of every argument
+    that has the result's size along the axis; all of an argument that hasn't.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[object, ...]  # WeightExpr, number, None, or a tuple of those
+    kwargs: tuple[tuple[str, object], ...]
+    shape_after: Shape
+    dtype_after: torch.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.shape_after
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.dtype_after
+
+    def _bases(self) -> Iterator[WeightExpr]:
+        for arg in self.args:
+            for one in arg if isinstance(arg, tuple) else (arg,):
+                if isinstance(one, WeightExpr):
+                    yield one
+
+    def evaluate(self) -> torch.Tensor:
+        def value(arg: object) -> object:
+            if isinstance(arg, tuple):
+                return [value(a) for a in arg]
+            return arg.evaluate() if isinstance(arg, WeightExpr) else arg
+
+        result = self.op(*[value(a) for a in self.args], **dict(self.kwargs))
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        found: dict[Part, None] = {}
+        for base in self._bases():
+            if not base.shape:
+                found.update(dict.fromkeys(base.parts(0)))
+                continue
+            aligned = len(base.shape) - len(self.shape_after) + axis  # axes align on the right, as in broadcasting
+            if 0 <= aligned and base.shape[aligned] == self.shape_after[axis]:
+                found.update(dict.fromkeys(base.parts(aligned)))
+            else:
+                found.update(dict.fromkeys(base.parts(0)))
+        return tuple(found)
+
+    def describe(self) -> str:
+        def text(arg: object) -> str:
+            if isinstance(arg, tuple):
+                return "[" + ", ".join(text(a) for a in arg) + "]"
+            return arg.describe() if isinstance(arg, WeightExpr) else repr(arg)
+
+        named = [f"{k}={v!r}" for k, v in self.kwargs]
+        return f"{self.op.name().removeprefix('aten::')}({', '.join([text(a) for a in self.args] + named)})"
+
+
+class WeightStore:
+    """Weights by name. Names are unique and keep their insertion order; values are lazy."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, WeightExpr] = {}
+
+    def add(self, name: str, expr: WeightExpr) -> str:
+        """Adds ``expr`` and returns its name: ``name``, or ``name.2``, ... if another weight has it already."""
+        unique, n = name, 1
+        while unique in self._by_name:
+            if self._by_name[unique] == expr:
+                return unique
+            n += 1
+            unique = f"{name}.{n}"
+        self._by_name[unique] = expr
+        return unique
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forgets weights that nothing uses any more."""
+        self._by_name = {k: v for k, v in self._by_name.items() if k in names}
+
+    def copy(self) -> WeightStore:
+        other = WeightStore()
+        other._by_name = dict(self._by_name)
+        return other
+
+    def __getitem__(self, name: str) -> WeightExpr:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)

@@ -1,0 +1,157 @@
+"""What all parts agree on, free of torch: weight formats, cache groups, and what goes into and out of a step.
+
+Shape letters: T tokens in a step; B requests; R sampled rows; P blocks in a KV pool; K slots in a block;
+Nq query heads; Nkv key/value heads; D head size; V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nvfp4"]
+Activation = Literal["float", "int8-token", "int8-group", "fp8"]
+Rotation = Literal["none", "hadamard"]
+Sparsity = Literal["dense", "2:4"]
+CacheDtype = Literal["f32", "bf16", "int8", "fp8"]
+
+Int32Array = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+KV_BLOCK_SIZE = 32
+"""Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
+
+BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "fp8": 1, "i32": 4, "i64": 8, "u8": 1, "bool": 1}
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """Everything that a linear needs to know about its weight, apart from how a target packs it.
+
+    ``group_size`` 0 means one scale per output channel. ``activation`` is the format the input is brought to before
+    the product; ``rotation`` what the residual stream was rotated with.
+    """
+
+    storage: Storage = "f32"
+    group_size: int = 0
+    zero_point: bool = False
+    activation: Activation = "float"
+    rotation: Rotation = "none"
+    sparsity: Sparsity = "dense"
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.storage]
+        if self.group_size:
+            parts.append(f"g{self.group_size}")
+        if self.zero_point:
+            parts.append("zp")
+        if self.activation != "float":
+            parts.append(f"a:{self.activation}")
+        if self.rotation != "none":
+            parts.append(self.rotation)
+        if self.sparsity != "dense":
+            parts.append(self.sparsity)
+        return "-".join(parts)
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose KV cache has the same shape and lifetime, and so share one block table.
+
+    ``window`` is the sliding window in tokens (a query at p sees keys p-window+1 .. p), 0 for full attention.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int
+    key_head_size: int
+    value_head_size: int
+    window: int = 0
+    dtype: CacheDtype = "f32"
+    block_size: int = KV_BLOCK_SIZE
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers of the group."""
+        per_slot = self.kv_heads * (self.key_head_size + self.value_head_size) * BYTES_PER_ELEMENT[self.dtype]
+        return per_slot * self.block_size * len(self.layers)
+
+
+@dataclass
+class SamplingBatch:
+    """Sampling state of the R sampled rows; every array is [R].
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. The random number of a row is a
+    function of (``seed``, ``counter``) alone, where counter is the index of the new token in its request's output, so
+    that a request draws the same tokens in any company.
+    """
+
+    temperature: FloatArray
+    top_k: Int32Array
+    top_p: FloatArray
+    min_p: FloatArray
+    seed: npt.NDArray[np.uint64]
+    counter: npt.NDArray[np.uint64]
+    logprobs: int = 0  # how many top logprobs to return for each row; 0 none
+
+
+@dataclass
+class StepInput:
+    """One step over T packed tokens of B requests; the same for every target. All integer arrays are int32.
+
+    Request b owns tokens q_start[b]:q_start[b+1]; after the step its cache holds kv_len[b] tokens, so its first token
+    of this step is at position kv_len[b] - (q_start[b+1] - q_start[b]).
+    """
+
+    ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    q_start: Int32Array  # [B+1], q_start[0] = 0, q_start[B] = T
+    kv_len: Int32Array  # [B]
+    block_tables: dict[str, Int32Array]  # cache group -> [B, blocks], padded with -1
+    slots: dict[str, Int32Array]  # cache group -> [T], block * K + slot in block
+    rows: Int32Array  # [R], the tokens (indices into T) whose logits are wanted
+    sampling: SamplingBatch | None = None  # None: no tokens are sampled
+    return_logits: bool = False
+    # Reserved: adapter ids [B], tree ancestors [T, T'], input embeddings [T, H].
+
+
+@dataclass
+class StepOutput:
+    """What a step gives back: sampled tokens [R] and, where asked for, logprobs and logits."""
+
+    tokens: Int32Array | None  # [R]
+    logits: FloatArray | None = None  # [R, V]
+    token_logprobs: FloatArray | None = None  # [R], of the sampled token
+    top_ids: Int32Array | None = None  # [R, n]
+    top_logprobs: FloatArray | None = None  # [R, n]
+
+
+@dataclass(frozen=True)
+class ExecutorCaps:
+    """What an executor can do; the scheduler plans by it.
+
+    ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step.
+    """
+
+    ragged: bool = True
+    max_tokens: int = 8192
+    tree: bool = False
+    lora: bool = False
+    copy_on_write: bool = False
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the runtime must know of the model apart from its programs."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    parameters: int = 0
+    generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)

@@ -1,0 +1,72 @@
+"""Typed errors. Every error a user can cause names the file, field or flag, and says what to do."""
+
+from __future__ import annotations
+
+
+class EnginewrightError(Exception):
+    """Base of all errors that Enginewright raises on purpose.
+
+    Args:
+        message: what is wrong, naming the file, field or flag.
+        hint: what to do about it, as a sentence; printed below the message.
+
+    ``exit_code`` is what the ``optimize`` command exits with (documented in docs/cli.md).
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class SourceError(EnginewrightError):
+    """A model directory, GGUF file or checkpoint that is missing, incomplete or damaged."""
+
+    exit_code = 3
+
+
+class UnsupportedModelError(EnginewrightError):
+    """A model that can't be compiled: no decoder, an op we lack, attention that went round the interface."""
+
+    exit_code = 4
+
+
+class RecipeError(EnginewrightError):
+    """A recipe with an unknown key, a bad value, or a name that isn't there."""
+
+    exit_code = 5
+
+
+class PassError(EnginewrightError):
+    """A pass whose requirement didn't hold, that broke the program, or that had to match and didn't."""
+
+    exit_code = 6
+
+
+class BundleError(EnginewrightError):
+    """A bundle that is missing, truncated, altered, or of a newer format."""
+
+    exit_code = 7
+
+
+class RequestError(EnginewrightError, ValueError):
+    """A request with an empty or too long prompt, or a sampling value out of range."""
+
+    exit_code = 8
+
+
+class CapacityError(EnginewrightError):
+    """Not enough memory, KV blocks or disk for what was asked."""
+
+    exit_code = 9
+
+
+class MissingDependencyError(EnginewrightError, ImportError):
+    """An optional part is not installed; the hint names the extra."""
+
+    exit_code = 10

@@ -1,0 +1,204 @@
+"""The lowered program: what the cpu, cuda and tvm targets start from. Versioned JSON, free of torch.
+
+A lowered program is a list of steps over *operands*: strided views of buffers in one arena, of weights, of step inputs,
+or a layer of the KV cache. Sizes, strides and offsets are affine in the symbols
+
+    T  tokens in the step      B  requests in the step      R  sampled rows
+
+so that memory is planned once, at export, for every batch. docs/lowered-program.md lists the ops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from .contracts import CacheGroup
+from .errors import BundleError
+
+FORMAT_VERSION = 1
+SYMBOLS = ("T", "B", "R")
+
+
+class Affine:
+    """``constant + t*T + b*B + r*R`` with integer coefficients. Immutable and hashable."""
+
+    __slots__ = ("b", "constant", "r", "t")
+
+    def __init__(self, constant: int = 0, t: int = 0, b: int = 0, r: int = 0) -> None:
+        self.constant, self.t, self.b, self.r = int(constant), int(t), int(b), int(r)
+
+    @classmethod
+    def of(cls, value: Affine | int | Mapping[str, int]) -> Affine:
+        """From an int, a mapping such as ``{"T": 4, "1": 64}``, or an Affine. Raises ValueError."""
+        if isinstance(value, Affine):
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, Mapping)):
+            raise ValueError(f"not an affine expression: {value!r}")
+        if isinstance(value, int):
+            return cls(value)
+        if unknown := set(value) - {*SYMBOLS, "1"}:
+            raise ValueError(f"unknown symbols {sorted(unknown)} in an affine expression")
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in value.values()):
+            raise ValueError(f"coefficients must be integers: {value!r}")
+        return cls(value.get("1", 0), value.get("T", 0), value.get("B", 0), value.get("R", 0))
+
+    def coefficients(self) -> tuple[int, int, int, int]:
+        """(constant, T, B, R), the order that the C++ interpreter takes."""
+        return self.constant, self.t, self.b, self.r
+
+    def evaluate(self, tokens: int, requests: int, rows: int) -> int:
+        return self.constant + self.t * tokens + self.b * requests + self.r * rows
+
+    @property
+    def is_constant(self) -> bool:
+        return not (self.t or self.b or self.r)
+
+    def to_json(self) -> int | dict[str, int]:
+        if self.is_constant:
+            return self.constant
+        named = {"T": self.t, "B": self.b, "R": self.r, "1": self.constant}
+        return {k: v for k, v in named.items() if v}
+
+    def __add__(self, other: Affine | int) -> Affine:
+        o = Affine.of(other)
+        return Affine(self.constant + o.constant, self.t + o.t, self.b + o.b, self.r + o.r)
+
+    def __sub__(self, other: Affine | int) -> Affine:
+        return self + Affine.of(other) * -1
+
+    def __mul__(self, other: Affine | int) -> Affine:
+        """Product with a constant; raises ValueError if both sides depend on symbols."""
+        o = Affine.of(other)
+        if not o.is_constant:
+            if not self.is_constant:
+                raise ValueError(f"({self}) * ({o}) is not affine")
+            return o * self
+        c = o.constant
+        return Affine(self.constant * c, self.t * c, self.b * c, self.r * c)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            other = Affine(other)
+        return isinstance(other, Affine) and self.coefficients() == other.coefficients()
+
+    def __hash__(self) -> int:
+        return hash(self.coefficients())
+
+    def __repr__(self) -> str:
+        terms = [f"{v}*{k}" if v != 1 else k for k, v in (("T", self.t), ("B", self.b), ("R", self.r)) if v]
+        if self.constant or not terms:
+            terms.append(str(self.constant))
+        return " + ".join(terms)
+
+
+AffineField = Annotated[
+    Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
+]
+Dtype = Literal["f32", "bf16", "i32"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Operand(_Model):
+    """A strided view. ``strides`` and ``offset`` count elements.
+
+    kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of a step
+    input (ids, positions, rows, q_start, kv_len, slots:GROUP, block_table:GROUP); ``cache``: a layer's KV cache, whose
+    name is ``GROUP/LAYER`` and whose shape and strides are empty.
+    """
+
+    kind: Literal["buffer", "weight", "input", "cache"]
+    name: str
+    dtype: Dtype
+    shape: tuple[AffineField, ...]
+    strides: tuple[AffineField, ...]
+    offset: AffineField = Field(default_factory=Affine)
+
+
+class Buffer(_Model):
+    """A piece of the arena. ``size`` and ``offset`` are in bytes; offset is None until memory is planned."""
+
+    name: str
+    size: AffineField
+    offset: AffineField | None = None
+
+
+class WeightUse(_Model):
+    """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    layout: Literal["rows", "panel32"]
+
+
+class Step(_Model):
+    """One call of a kernel. ``where`` is the module path that it came from."""
+
+    op: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    attrs: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    where: str = ""
+
+
+class CacheGroupModel(_Model):
+    """``contracts.CacheGroup`` as JSON."""
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int = Field(gt=0)
+    key_head_size: int = Field(gt=0)
+    value_head_size: int = Field(gt=0)
+    window: int = Field(default=0, ge=0)
+    dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
+    block_size: int = Field(default=32, gt=0)
+
+    def to_group(self) -> CacheGroup:
+        return CacheGroup(**self.model_dump())
+
+
+class LoweredProgram(_Model):
+    """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
+
+    format_version: int = FORMAT_VERSION
+    cache_groups: tuple[CacheGroupModel, ...]
+    weights: tuple[WeightUse, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    outputs: dict[str, Operand]
+    arena_bytes: AffineField = Field(default_factory=Affine)
+
+    def to_json(self) -> str:
+        """Stable text: the same program gives the same bytes."""
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"format_version": self.format_version},
+                          sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
+        """Raises BundleError naming ``source`` and the field if the text is no lowered program of this version."""
+        try:
+            data = json.loads(text)
+        except ValueError as e:
+            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if not isinstance(version, int) or version < 1:
+            raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
+        if version > FORMAT_VERSION:
+            raise BundleError(f"{source}: program format {version} is newer than this Enginewright reads "
+                              f"({FORMAT_VERSION})", hint="Install a newer enginewright.")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as e:
+            first = e.errors()[0]
+            where = ".".join(str(p) for p in first["loc"])
+            raise BundleError(f"{source}: {where}: {first['msg']}", hint="Export the bundle again.") from e
