@@ -1,0 +1,229 @@
+// The CPU kernels: one argument struct a lowered op, and a table of functions for each instruction set.
+//
+// Build, all with -O3 -ffp-contract=off (only explicit fma is used, so that a result is the same at any place in a vector):
+//   avx512.cpp    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma   (x86-64 only)
+//   avx2.cpp      -mavx2 -mfma                                             (x86-64 only)
+//   portable.cpp, registry.cpp, parallel.cpp     no further flags
+//   reference.cpp                                no further flags; for the tests alone, not for the extension
+// parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled with AVX-512
+// flags could be picked by the linker for everybody.
+//
+// Shape letters as in plugins/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV pool, Nq query heads,
+// Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block has 32 slots. Sizes and strides count
+// elements. Unless an argument is a View, the innermost stride is 1. No alignment is needed.
+//
+// Every result is independent of threads and of the other rows of the call: docs/numerics.md has the order of every sum.
+// An output may be the very same view as an input of the same shape in elementwise, norms, rope and copy (a norm's `sum`
+// may be x or residual, `normed` too, if it isn't `sum`); partial overlaps are never allowed, nor any overlap elsewhere.
+// The kernels trust their arguments: ids, rows, slots and block tables are checked by who calls them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ew {
+
+class ThreadPool;
+
+constexpr int64_t kPanel = 32;     // columns of a weight panel (layout panel32)
+constexpr int64_t kBlock = 32;     // slots of a KV block, keys of an attention tile
+constexpr int64_t kSplit = 512;    // keys of an attention split
+constexpr int64_t kMaxRank = 4;
+
+// A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
+class Workspace {
+ public:
+  Workspace() = default;
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  // At least `bytes` bytes, uninitialised; earlier pointers are void. Throws std::bad_alloc.
+  void* reserve(int64_t bytes);
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// Rows of a tensor of rank <= 3: element (i, j, c) is data[i * stride0 + j * stride1 + c].
+// Rank 2: the second dimension has size 1 (the args' `inner`) and any stride.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  int64_t stride0 = 0, stride1 = 0;
+};
+
+// A tensor of rank 4 at any strides, 0 where it is broadcast; missing leading dimensions have size 1.
+// The args give the shape. data points to f32 or i32.
+struct View {
+  void* data = nullptr;
+  int64_t stride[kMaxRank] = {0, 0, 0, 0};
+};
+
+// A layer's KV cache:  k [P][Nkv][D][32], keys of a block side by side;  v [P][Nkv][32][Dv].
+struct KvCache {
+  float* k = nullptr;
+  float* v = nullptr;
+  int64_t kv_heads = 0, key_size = 0, value_size = 0;
+};
+
+enum class WeightLayout { rows, panel32 };
+enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
+enum class ReduceKind { sum, mean, max };
+enum class ElementwiseFn {
+  add, sub, mul, div, pow, maximum, minimum,                          // 2 operands; i32 too: add sub mul maximum minimum
+  neg, abs, exp, log, sqrt, rsqrt, tanh, sigmoid, silu, gelu, gelu_tanh, relu, sin, cos, erf,  // 1 operand
+  where,                                                              // 3: condition (f32, true if not 0), then, else
+  cast,                                                               // 1: i32 -> f32
+};
+
+// out[t, :] = weight[ids[t], :]
+struct EmbeddingArgs {
+  int64_t tokens = 0, hidden = 0;
+  const int32_t* ids = nullptr;  // [T], each in 0 .. V-1
+  const float* weight = nullptr; // [V, H] in `layout`
+  WeightLayout layout = WeightLayout::rows;
+  float* out = nullptr;          // [T, H]
+  int64_t out_stride = 0;
+};
+
+// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
+struct LinearArgs {
+  int64_t m = 0, n = 0, k = 0;
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  const float* weight = nullptr;  // panel32: [ceil(N/32)][K][32], rows past N are zero
+  const float* bias = nullptr;    // [N] or null
+  float* y = nullptr;             // [M, N]
+  int64_t y_stride = 0;
+};
+
+// rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum are unused.
+struct NormArgs {
+  int64_t outer = 0, inner = 1, size = 0;  // [outer, inner, size]
+  Rows<const float> x, residual;
+  const float* weight = nullptr;  // [size] or null
+  const float* bias = nullptr;    // [size] or null; layer norms alone
+  float eps = 0;
+  Rows<float> normed, sum;
+};
+
+// out[t, f] = cos(positions[t] * inv_freq[f]) * scale, out[t, F + f] = sin(...) * scale
+struct RopeTableArgs {
+  int64_t tokens = 0, freqs = 0;
+  const int32_t* positions = nullptr;  // [T]
+  const float* inv_freq = nullptr;     // [F]
+  float scale = 1;
+  float* out = nullptr;  // [T, 2F]
+  int64_t out_stride = 0;
+};
+
+// Rotates the first 2F of D by the table: pairs (i, i + F), interleaved (2i, 2i + 1); the rest passes through.
+struct RopeArgs {
+  int64_t tokens = 0, heads = 0, size = 0, freqs = 0;
+  Rows<const float> x;  // [T, N, D]
+  const float* table = nullptr;  // [T, 2F]
+  int64_t table_stride = 0;
+  bool interleaved = false;
+  Rows<float> out;  // [T, N, D]
+};
+
+// out[r, i] = activation(x[r, i]) * x[r, I + i]
+struct GatedActivationArgs {
+  int64_t outer = 0, inner = 1, size = 0;  // size = I
+  Rows<const float> x;                     // [outer, inner, 2I]
+  Activation kind = Activation::silu;
+  Rows<float> out;  // [outer, inner, I]
+};
+
+// Stores token t's keys and values in the cache at slots[t] = block * 32 + place; a negative slot is skipped.
+struct KvWriteArgs {
+  int64_t tokens = 0;
+  Rows<const float> k, v;          // [T, Nkv, D], [T, Nkv, Dv]
+  const int32_t* slots = nullptr;  // [T]
+  KvCache cache;
+};
+
+// Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes before).
+// A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
+struct PagedAttentionArgs {
+  int64_t requests = 0, query_heads = 0;
+  Rows<const float> q;  // [T, Nq, D]
+  KvCache cache;
+  const int32_t* block_table = nullptr;  // [B, blocks]; places past kv_len aren't read
+  int64_t block_table_stride = 0;
+  const int32_t* q_start = nullptr;  // [B + 1]
+  const int32_t* kv_len = nullptr;   // [B], with this step's tokens
+  const float* sinks = nullptr;      // [Nq] or null
+  float scale = 1;
+  int64_t window = 0;
+  float softcap = 0;
+  Rows<float> out;  // [T, Nq, Dv]
+  Workspace* workspace = nullptr;  // never null
+};
+
+// out[r, ...] = x[rows[r], ...]
+struct TakeRowsArgs {
+  int64_t count = 0, inner = 1, size = 0;  // out is [count, inner, size]
+  Rows<const float> x;
+  const int32_t* rows = nullptr;  // [count]
+  Rows<float> out;
+};
+
+// out = fn(in[0], in[1], in[2]), each broadcast by strides to `shape`.
+struct ElementwiseArgs {
+  ElementwiseFn fn = ElementwiseFn::add;
+  int64_t shape[kMaxRank] = {1, 1, 1, 1};
+  View in[3];
+  View out;
+  bool integer = false;       // all operands i32 (for cast the input alone is i32, and this stays false)
+  bool has_scalar = false;    // a function of 2 operands has one only: in[0]; the other is the number
+  bool scalar_first = false;  // fn(number, in[0])
+  double scalar = 0;          // rounded to f32, or to i32 if integer
+};
+
+// out = in, elements of 4 bytes
+struct CopyArgs {
+  int64_t shape[kMaxRank] = {1, 1, 1, 1};
+  View in, out;
+};
+
+// out[..., 0] = kind of in[..., 0 : C]; the stride of in's last dimension is 1
+struct ReduceArgs {
+  ReduceKind kind = ReduceKind::sum;
+  int64_t shape[kMaxRank] = {1, 1, 1, 1};  // of the input; shape[3] = C > 0
+  View in, out;
+};
+
+struct KernelTable {
+  const char* isa;  // avx512, avx2 or portable
+  void (*embedding)(const EmbeddingArgs&, ThreadPool&);
+  void (*linear)(const LinearArgs&, ThreadPool&);
+  void (*rms_norm)(const NormArgs&, ThreadPool&);
+  void (*layer_norm)(const NormArgs&, ThreadPool&);
+  void (*add_rms_norm)(const NormArgs&, ThreadPool&);
+  void (*add_layer_norm)(const NormArgs&, ThreadPool&);
+  void (*rope_table)(const RopeTableArgs&, ThreadPool&);
+  void (*rope)(const RopeArgs&, ThreadPool&);
+  void (*gated_activation)(const GatedActivationArgs&, ThreadPool&);
+  void (*kv_write)(const KvWriteArgs&, ThreadPool&);
+  void (*paged_attention)(const PagedAttentionArgs&, ThreadPool&);
+  void (*take_rows)(const TakeRowsArgs&, ThreadPool&);
+  void (*elementwise)(const ElementwiseArgs&, ThreadPool&);
+  void (*copy)(const CopyArgs&, ThreadPool&);
+  void (*reduce)(const ReduceArgs&, ThreadPool&);
+};
+
+// What this processor can run, best first; the last is "portable".
+std::vector<std::string> available_isas();
+
+// The table of an instruction set; null if this build or this processor doesn't have it.
+const KernelTable* kernels_for(const char* isa);
+
+// By the names of plugins/lowered_program.py. False, and no change, for an unknown name.
+bool parse_activation(const char* name, Activation* out);
+bool parse_reduce(const char* name, ReduceKind* out);
+bool parse_elementwise(const char* name, ElementwiseFn* out);
+
+}  // namespace ew
