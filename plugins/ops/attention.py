@@ -1,0 +1,165 @@
+"""``ew.attention`` and ``ew.paged_attention``: causal attention over packed requests, captured and lowered form.
+
+Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap) where
+``softcap`` is not 0; a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where ``window`` is 0; ``sinks``
+[Nq] is one more logit a head in the softmax's denominator that carries no value.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .library import accumulate_dtype, register
+
+
+def request_of_token(q_start: torch.Tensor, tokens: int) -> torch.Tensor:
+    """q_start [B+1] -> [T]: the request that each of ``tokens`` packed tokens belongs to."""
+    index = torch.arange(tokens, dtype=q_start.dtype, device=q_start.device)
+    return torch.searchsorted(q_start[1:].contiguous(), index, right=True)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start [B+1] -> [T, Nq, Dv]: each request over its own tokens.
+
+    ``layer`` only says whose cache a lowered form is to use.
+    """
+    _check_heads(q, k)
+    request = request_of_token(q_start, q.shape[0])  # [T]
+    index = torch.arange(q.shape[0], device=q.device)  # [T]; differences within a request are those of positions
+    visible = (request[:, None] == request[None, :]) & _causal(index[:, None], index[None, :], window)
+    return _attend(q, k, v, visible, scale, softcap, sinks)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
+
+    block_table [B, M] holds the requests' blocks in order, padded with -1; kv_len [B] counts the tokens in a request's
+    cache, those of this step included. What lies in slots past kv_len is never looked at, be it NaN.
+    """
+    _check_heads(q, k_cache[0])
+    requests, blocks = block_table.shape
+    length = blocks * k_cache.shape[1]  # most keys of a request
+    table = block_table.long().clamp(min=0)
+    k = k_cache[table].flatten(0, 2)  # [B*length, Nkv, D]
+    v = v_cache[table].flatten(0, 2)
+
+    starts, lengths = q_start.long(), kv_len.long()
+    request = request_of_token(starts, q.shape[0])  # [T]
+    index = torch.arange(q.shape[0], device=q.device)
+    position = (lengths - starts[1:])[request] + index  # [T]; kv_len - (end - start) + (t - start)
+
+    key_position = torch.arange(length, device=q.device).repeat(requests)  # [B*length]
+    key_request = torch.arange(requests, device=q.device).repeat_interleave(length)
+    present = key_position < lengths[key_request]  # [B*length]
+    v = torch.where(present[:, None, None], v, torch.zeros((), dtype=v.dtype, device=v.device))
+    visible = (
+        (request[:, None] == key_request[None, :])
+        & present[None, :]
+        & _causal(position[:, None], key_position[None, :], window)
+    )
+    return _attend(q, k, v, visible, scale, softcap, sinks)
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], visible [T, S] -> [T, Nq, Dv]."""
+    wide = accumulate_dtype(q)
+    tokens, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
+    grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads))  # [T, Nkv, g, D]
+    scores = torch.einsum("tngd,snd->ngts", grouped, k.to(wide)) * scale  # [Nkv, g, T, S]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(wide).view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, tokens, 1)
+        weights = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    out = torch.einsum("ngts,sne->tnge", weights, v.to(wide))  # [T, Nkv, g, Dv]
+    return out.flatten(1, 2).to(q.dtype).contiguous()
+
+
+def _check_heads(q: torch.Tensor, k: torch.Tensor) -> None:
+    torch._check(
+        q.shape[1] % k.shape[1] == 0,
+        lambda: f"attention: {q.shape[1]} query heads are no multiple of {k.shape[1]} key/value heads",
+    )
+    torch._check(q.shape[2] == k.shape[2], lambda: f"attention: head sizes of q {q.shape} and k {k.shape} differ")
+
+
+def _fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_start: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    _check_heads(q, k)
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+
+
+def _paged_fake(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    _check_heads(q, k_cache[0])
+    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+
+
+register(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor q_start, int layer, float scale, int window, float softcap, "
+    "Tensor? sinks) -> Tensor",
+    reference=attention,
+    fake=_fake,
+)
+register(
+    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor q_start, Tensor kv_len, "
+    "float scale, int window, float softcap, Tensor? sinks) -> Tensor",
+    reference=paged_attention,
+    fake=_paged_fake,
+)

@@ -1,0 +1,34 @@
+"""The ``ew`` namespace of torch.library, and how an op enters it: schema, fake and reference together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NAMESPACE = "ew"
+
+# Registrations live as long as their Library object, hence one for the process.
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+
+REFERENCES: dict[str, Callable[..., Any]] = {}
+"""Op name -> the plain torch function that defines it; also its decomposition for a target that lacks the op."""
+
+
+def register(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Defines the op ``ew::<schema>``.
+
+    ``reference`` is its implementation on every device: plain torch, pure, its results contiguous and never aliasing
+    an argument. ``fake`` gives the same results' shapes from arguments without data, and must not specialise T, B or R.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    REFERENCES[name] = reference
+
+
+def accumulate_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype in which sums over ``x`` are taken: its own, and float32 for the 16-bit ones."""
+    return torch.promote_types(x.dtype, torch.float32)
