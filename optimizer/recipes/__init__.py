@@ -1,0 +1,1 @@
+"""Recipes: what an export does to a model, as TOML."""

@@ -1,0 +1,224 @@
+"""What a recipe says: the schema, the built-in ones, and how one is loaded from TOML.
+
+A recipe holds everything that decides what an export makes of a model. Unknown keys are errors, and no environment
+variable changes a result.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from enginewright.plugins.contracts import Activation, CacheDtype, Rotation, Sparsity, Storage, WeightFormat
+from enginewright.plugins.errors import RecipeError
+
+Name = TypeVar("Name", bound=str)
+
+TARGETS = ("cpu",)
+"""Targets that can be emitted today."""
+
+WEIGHT_STORAGES: tuple[Storage, ...] = ("f32",)
+"""Weight storage types that can be emitted today."""
+
+CACHE_DTYPES: tuple[CacheDtype, ...] = ("f32",)
+"""KV-cache formats that can be emitted today."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WeightFormatSection(_Section):
+    """``contracts.WeightFormat`` as a TOML table."""
+
+    storage: Storage = "f32"
+    group_size: int = Field(default=0, ge=0)
+    zero_point: bool = False
+    activation: Activation = "float"
+    rotation: Rotation = "none"
+    sparsity: Sparsity = "dense"
+
+    @field_validator("storage")
+    @classmethod
+    def _storage_exists(cls, value: Storage) -> Storage:
+        return _supported(value, WEIGHT_STORAGES, "weights")
+
+    def to_format(self) -> WeightFormat:
+        """The same as the dataclass that passes and emitters take."""
+        return WeightFormat(**self.model_dump())
+
+
+class WeightOverride(_Section):
+    """A weight format for the modules whose path ``layers`` matches (shell pattern, e.g. ``*.mlp.down_proj``)."""
+
+    layers: str = Field(min_length=1)
+    format: WeightFormatSection
+
+
+class WeightsSection(_Section):
+    """The format of every linear's weight: the first override that matches, or the default."""
+
+    default: WeightFormatSection = WeightFormatSection()
+    overrides: tuple[WeightOverride, ...] = ()
+
+
+class CacheSection(_Section):
+    """How keys and values are stored."""
+
+    dtype: CacheDtype = "f32"
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_exists(cls, value: CacheDtype) -> CacheDtype:
+        return _supported(value, CACHE_DTYPES, "a KV cache")
+
+
+TargetName = Annotated[str, Field(min_length=1)]
+
+
+class Recipe(_Section):
+    """What an export does to a model.
+
+    ``passes`` turns optional passes on or off by name; a pass that is on and matches nothing is an error, one that is
+    not named does what it can.
+    """
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    targets: tuple[TargetName, ...] = Field(default=("cpu",), min_length=1)
+    weights: WeightsSection = WeightsSection()
+    kv_cache: CacheSection = CacheSection()
+    passes: dict[str, bool] = Field(default_factory=dict)
+
+    @field_validator("targets")
+    @classmethod
+    def _targets_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for target in value:
+            _supported(target, TARGETS, "a target")
+        return value
+
+
+def _supported(value: Name, known: Sequence[Name], what: str) -> Name:
+    """Refuses what the schema has a word for and no emitter can make yet."""
+    if value not in known:
+        recipes = ", ".join(_builtin_files())
+        raise ValueError(f"{value!r} can't be made for {what} yet, only {', '.join(known)} (recipes: {recipes})")
+    return value
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """The built-in recipe of that name, or the recipe in that TOML file.
+
+    Raises RecipeError naming the file, the line and the key.
+    """
+    builtin = _builtin_files()
+    if str(name_or_path) in builtin:
+        return _parse(builtin[str(name_or_path)].read_text(encoding="utf-8"), f"{name_or_path}.toml")
+    path = Path(name_or_path)
+    if path.suffix != ".toml" and not path.is_file():
+        raise RecipeError(
+            f"there is no recipe {str(name_or_path)!r}", hint=_suggest(str(name_or_path), builtin, "name")
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise RecipeError(
+            f"{path}: can't read the recipe: {e.strerror}", hint=_suggest(path.stem, builtin, "name")
+        ) from e
+    except UnicodeDecodeError as e:
+        raise RecipeError(f"{path}: not UTF-8 text", hint="A recipe is a TOML file.") from e
+    return _parse(text, str(path))
+
+
+def list_recipes() -> list[Recipe]:
+    """The built-in recipes, in the order of their names."""
+    return [load_recipe(name) for name in _builtin_files()]
+
+
+def recipe_text(name: str) -> str:
+    """The TOML of a built-in recipe, comments included. Raises RecipeError."""
+    builtin = _builtin_files()
+    if name not in builtin:
+        raise RecipeError(f"there is no recipe {name!r}", hint=_suggest(name, builtin, "name"))
+    return builtin[name].read_text(encoding="utf-8")
+
+
+def _builtin_files() -> dict[str, Traversable]:
+    files = (f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml"))
+    return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name)}
+
+
+def _suggest(word: str, known: Iterable[str], what: str) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known {what}s: {', '.join(known)}."
+
+
+def _parse(text: str, source: str) -> Recipe:
+    try:
+        return Recipe.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as e:
+        raise RecipeError(f"{source}: not TOML: {e}", hint="See docs/commands/recipes.md for an example.") from e
+    except ValidationError as e:
+        first = e.errors()[0]
+        line = _line_of(text, first["loc"])
+        where = f"{source}:{line}" if line else source
+        key = ".".join(str(part) for part in first["loc"])
+        raise RecipeError(f"{where}: {key}: {_reason(first)}", hint=_hint(first)) from e
+
+
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    if error["type"] == "missing":
+        return "this key is missing"
+    return error["msg"].removeprefix("Value error, ")
+
+
+def _hint(error: ErrorDetails) -> str | None:
+    if error["type"] != "extra_forbidden":
+        return None
+    model: type[BaseModel] = Recipe
+    for part in error["loc"][:-1]:
+        if isinstance(part, str):
+            model = _section_of(model.model_fields[part].annotation)
+    return _suggest(str(error["loc"][-1]), model.model_fields, "key")
+
+
+def _section_of(annotation: Any) -> type[BaseModel]:
+    """The section in ``Section`` or ``tuple[Section, ...]``."""
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+
+
+def _line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
+    """The line (from 1) of the deepest key of ``loc`` that has a line of its own; tomllib keeps no positions."""
+    wanted = tuple(part for part in loc if isinstance(part, str))
+    table: tuple[str, ...] = ()
+    entry = -1  # index of the current [[table]] among those of its name
+    best: tuple[int, int] | None = None  # (how deep, line)
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.\- ]+?)\s*\]", line):
+            name = tuple(header[2].replace(" ", "").split("."))
+            entry = (entry + 1 if name == table else 0) if header[1] == "[[" else -1
+            table, path = name, name
+        elif key := re.match(r"\s*([\w.\-]+)\s*=", line):
+            path = (*table, *key[1].split("."))
+        else:
+            continue
+        if entry >= 0 and entry not in loc:
+            continue
+        if path == wanted[: len(path)] and (best is None or len(path) > best[0]):
+            best = len(path), number
+    return best[1] if best else None

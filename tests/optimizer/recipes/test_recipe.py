@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import RecipeError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def failure(folder: Path, text: str) -> RecipeError:
+    path = write(folder, text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert str(path) in caught.value.message
+    return caught.value
+
+
+def test_the_built_in_recipe_is_float_throughout() -> None:
+    recipe = load_recipe("f32")
+    assert recipe.name == "f32"
+    assert recipe.targets == ("cpu",)
+    assert recipe.weights.default.to_format() == WeightFormat()
+    assert recipe.kv_cache.dtype == "f32"
+
+
+def test_every_built_in_recipe_loads_under_its_own_name() -> None:
+    recipes = list_recipes()
+    assert "f32" in [r.name for r in recipes]
+    for recipe in recipes:
+        assert load_recipe(recipe.name) == recipe
+        assert recipe.description
+        assert f'name = "{recipe.name}"' in recipe_text(recipe.name)
+
+
+def test_a_recipe_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        'name = "mine"\n[weights]\ndefault = { storage = "f32" }\n'
+        '[[weights.overrides]]\nlayers = "*.down_proj"\nformat = { storage = "f32" }\n[passes]\nfuse_qkv = false\n',
+    )
+    recipe = load_recipe(str(path))
+    assert recipe.weights.overrides[0].layers == "*.down_proj"
+    assert recipe.passes == {"fuse_qkv": False}
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe("f32").name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "hint"),
+    [
+        ('name = "x"\nwieghts = 3\n', 2, "wieghts", "Did you mean 'weights'?"),
+        ('name = "x"\n\n[kv_cache]\ndtyp = "f32"\n', 4, "kv_cache.dtyp", "Did you mean 'dtype'?"),
+        ('name = "x"\n[weights.default]\nstorge = "f32"\n', 3, "weights.default.storge", "Did you mean 'storage'?"),
+        ('name = "x"\n[weights]\ndefault = { zzz = 1 }\n', 3, "weights.default.zzz", "Known keys: storage"),
+        (
+            'name = "x"\n[[weights.overrides]]\nlayers = "a"\nformat = {}\n'
+            '[[weights.overrides]]\nlayer = "b"\nlayers = "b"\nformat = {}\n',
+            6,
+            "weights.overrides.1.layer",
+            "Did you mean 'layers'?",
+        ),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: int, key: str, hint: str) -> None:
+    error = failure(tmp_path, text)
+    assert f":{line}: {key}: unknown key" in error.message
+    assert error.hint is not None
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'name = "x"\n[weights]\ndefault = { storage = "int8" }\n',
+            ":3: weights.default.storage: 'int8' can't be made",
+        ),
+        ('name = "x"\n[kv_cache]\ndtype = "fp8"\n', ":3: kv_cache.dtype: 'fp8' can't be made"),
+        ('name = "x"\ntargets = ["cuda"]\n', ":2: targets: 'cuda' can't be made"),
+    ],
+)
+def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: str, expected: str) -> None:
+    error = failure(tmp_path, text)
+    assert expected in error.message
+    assert "recipes: f32" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("description = 'no name'\n", "name: this key is missing"),
+        ('name = "x"\n[weights]\ndefault = { group_size = -1 }\n', ":3: weights.default.group_size:"),
+        ('name = "x"\ntargets = []\n', ":2: targets:"),
+        ("name = \n", "not TOML"),
+    ],
+)
+def test_a_bad_value_names_its_key(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in failure(tmp_path, text).message
+
+
+def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no recipe 'f23'") as caught:
+        load_recipe("f23")
+    assert caught.value.hint == "Did you mean 'f32'?"
+    with pytest.raises(RecipeError, match=r"absent\.toml: can't read"):
+        load_recipe(tmp_path / "absent.toml")
+    with pytest.raises(RecipeError, match="no recipe"):
+        recipe_text("nothing")
+    binary = tmp_path / "b.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load_recipe(binary)
+
+
+def test_the_schema_alone_accepts_what_toml_would() -> None:
+    assert Recipe(name="x") == Recipe.model_validate({"name": "x", "targets": ["cpu"]})
