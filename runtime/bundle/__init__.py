@@ -1,0 +1,1 @@
+"""The bundle: its format (``manifest``, ``weights``, ``tokenizer_files``), how it is written and how it is read."""

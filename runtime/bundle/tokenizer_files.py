@@ -1,0 +1,79 @@
+"""The ``tokenizer/`` folder of a bundle: what is in it, for those who write it and those who read it.
+
+    tokenizer/tokenizer.json         of the `tokenizers` library, unchanged; missing if the source has no fast tokenizer
+                                     (then requests are token ids)
+    tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
+                                     source has several templates this is the one named "default".
+    tokenizer/special_tokens.json    always there: one JSON object of
+
+        "bos_token", "eos_token", "pad_token", "unk_token", ... : text of the token, or null
+        "add_bos", "add_eos"                                    : true where the *caller* must add the token, because
+                                                                  tokenizer.json's post-processor doesn't
+
+Every ``*_token`` entry is a variable of the chat template, as in transformers. Which ids end a text is no part of this
+folder: that is ``model.eos_token_ids`` of the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from enginewright.plugins.errors import BundleError
+
+TOKENIZER_PATH = "tokenizer/tokenizer.json"
+CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
+SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
+
+SpecialTokens = Mapping[str, str | bool | None]
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The contents of the folder. ``to_files`` gives what to write, ``from_files`` reads it back."""
+
+    tokenizer_json: str | None = None
+    chat_template: str | None = None
+    special_tokens: SpecialTokens = field(default_factory=dict)
+
+    def to_files(self) -> dict[str, bytes]:
+        """Path in the bundle -> contents; the same input gives the same bytes."""
+        special = json.dumps(_checked(self.special_tokens), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+        files = {SPECIAL_TOKENS_PATH: special.encode()}
+        if self.tokenizer_json is not None:
+            files[TOKENIZER_PATH] = self.tokenizer_json.encode()
+        if self.chat_template is not None:
+            files[CHAT_TEMPLATE_PATH] = self.chat_template.encode()
+        return files
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> TokenizerFiles:
+        """The reverse of ``to_files``. Raises BundleError naming the file that is missing or damaged."""
+        if SPECIAL_TOKENS_PATH not in files:
+            raise BundleError(f"{SPECIAL_TOKENS_PATH} is missing", hint="Export the bundle again.")
+        try:
+            special = json.loads(_text(files, SPECIAL_TOKENS_PATH) or "")
+        except ValueError as e:
+            raise BundleError(f"{SPECIAL_TOKENS_PATH}: not JSON: {e}", hint="Export the bundle again.") from e
+        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special))
+
+
+def _text(files: Mapping[str, bytes], path: str) -> str | None:
+    if path not in files:
+        return None
+    try:
+        return files[path].decode()
+    except UnicodeDecodeError as e:
+        raise BundleError(f"{path}: not UTF-8: {e}", hint="Export the bundle again.") from e
+
+
+def _checked(special: object) -> dict[str, str | bool | None]:
+    """``special`` if every entry has the type that its name says; raises BundleError naming the first that hasn't."""
+    if not isinstance(special, Mapping):
+        raise BundleError(f"{SPECIAL_TOKENS_PATH}: must be an object", hint="Export the bundle again.")
+    for name, value in special.items():
+        of_type = isinstance(value, bool) if name.startswith("add_") else value is None or isinstance(value, str)
+        if not of_type:
+            raise BundleError(f"{SPECIAL_TOKENS_PATH}: {name} is {value!r}", hint="Export the bundle again.")
+    return dict(special)

@@ -1,0 +1,1 @@
+"""What runs a step: ``base`` says what that means, and there is one file a target."""

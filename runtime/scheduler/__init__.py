@@ -1,0 +1,1 @@
+"""Which requests run in which step. Knows neither torch nor an executor."""
