@@ -1,8 +1,8 @@
 """``ew.attention`` and ``ew.paged_attention``: causal attention over packed requests, captured and lowered form.
 
-Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap) where
-``softcap`` is not 0; a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where ``window`` is 0; ``sinks``
-[Nq] is one more logit a head in the softmax's denominator that carries no value.
+Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap)
+where ``softcap`` is not 0; a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where ``window`` is 0;
+``sinks`` [Nq] is one more logit a head in the softmax's denominator that carries no value.
 """
 
 from __future__ import annotations

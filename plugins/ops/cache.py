@@ -1,7 +1,7 @@
 """``ew.kv_write``: puts a step's keys and values into the paged cache.
 
-The canonical cache is [P, K, Nkv, D] for keys and [P, K, Nkv, Dv] for values: P blocks of K slots. A target lays it out as
-it likes.
+The canonical cache is [P, K, Nkv, D] for keys and [P, K, Nkv, Dv] for values: P blocks of K slots. A target lays it
+out as it likes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 NAMESPACE = "ew"
 
 # Registrations live as long as their Library object, hence one for the process.
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """Op name -> the plain torch function that defines it; also its decomposition for a target that lacks the op."""

@@ -13,7 +13,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    torch._check(x.shape[-1] == weight.shape[1], lambda: f"ew.linear: x {x.shape} and weight {weight.shape} differ in K")
+    torch._check(
+        x.shape[-1] == weight.shape[1], lambda: f"ew.linear: x {x.shape} and weight {weight.shape} differ in K"
+    )
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

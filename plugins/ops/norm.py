@@ -17,9 +17,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
     return (normed if weight is None else normed * weight).contiguous()
 
 
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """x [.., C], weight [C], bias [C] -> [.., C]: (x - mean) / sqrt(variance + eps) * weight + bias."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
 
@@ -44,9 +42,7 @@ def _rms_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch
     return x.new_empty(x.shape)
 
 
-def _layer_fake(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def _layer_fake(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 

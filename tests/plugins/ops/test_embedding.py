@@ -1,0 +1,23 @@
+"""ew.embedding against definitions and other implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from enginewright.plugins.ops import embedding
+
+
+@pytest.mark.parametrize(("tokens", "vocab", "hidden"), [(3, 10, 8), (20, 300, 33)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_takes_rows_of_the_table(tokens, vocab, hidden, dtype):
+    torch.manual_seed(8)
+    ids, table = torch.randint(0, vocab, (tokens,), dtype=dtype), torch.randn(vocab, hidden)
+    assert torch.equal(embedding(ids, table), torch.stack([table[i] for i in ids.tolist()]))
+    opcheck(torch.ops.ew.embedding.default, (ids, table))
+
+
+def test_id_outside_the_table_is_refused():
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([4]), torch.randn(4, 2))

@@ -1,0 +1,28 @@
+"""ew.linear against definitions and other implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from enginewright.plugins.ops import linear
+
+
+@pytest.mark.parametrize(("shape", "n"), [((3, 8), 5), ((2, 7, 48), 33)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_is_its_definition(shape, n, with_bias):
+    torch.manual_seed(7)
+    x, weight = torch.randn(shape), torch.randn(n, shape[-1])
+    bias = torch.randn(n) if with_bias else None
+    want = (x[..., None, :].double() * weight.double()).sum(-1) + (0 if bias is None else bias)
+    # Sums of at most 48 products in f32.
+    torch.testing.assert_close(linear(x, weight, bias), want.float(), rtol=1e-5, atol=1e-5)
+    opcheck(torch.ops.ew.linear.default, (x, weight, bias))
+
+
+def test_mismatched_sizes_are_refused():
+    with pytest.raises(RuntimeError):
+        linear(torch.randn(3, 8), torch.randn(5, 7), None)
+    with pytest.raises(RuntimeError, match="differ in K"):
+        torch.ops.ew.linear(torch.randn(3, 8, device="meta"), torch.randn(5, 7, device="meta"), None)
