@@ -293,7 +293,9 @@ def module_path(node: Node, prefix: str) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     path: str = paths[-1] if paths else ""
-    return path.removeprefix(prefix).removeprefix(prefix.rstrip(".")) if path else ""
+    if path.startswith("_empty_nn_module_stack"):  # torch.export's mark for nodes outside of any module
+        return ""
+    return path.removeprefix(prefix).removeprefix(prefix.rstrip("."))
 
 
 def named_symbol(name: str) -> sympy.Symbol:
