@@ -1,0 +1,148 @@
+"""manifest.json: what a bundle holds. docs/bundle-format.md is written from this file.
+
+Nothing in it depends on the machine, the folder or the time of the export, so two exports of one input are byte-equal.
+A field added later has a default, so that older bundles still open; any other change raises ``FORMAT_VERSION``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.errors import BundleError
+
+FORMAT_VERSION = 1
+MANIFEST_PATH = "manifest.json"
+REPORT_FOLDER = "report/"
+"""Measurements and times: neither listed in ``files`` nor hashed."""
+
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*")
+
+
+def check_path(path: str) -> str:
+    """``path`` if it is relative, with forward slashes, no ``..`` and no hidden files; else raises ValueError."""
+    if not _PATH.fullmatch(path):
+        raise ValueError(f"{path!r} is not a path inside a bundle")
+    return path
+
+
+BundlePath = Annotated[str, AfterValidator(check_path)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """``contracts.ModelInfo`` as JSON. ``parameters`` counts weights; 0 is unknown."""
+
+    name: str
+    architecture: str
+    vocab_size: int = Field(gt=0)
+    context_length: int = Field(gt=0)
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    parameters: int = Field(default=0, ge=0)
+    generation_defaults: dict[str, float | int | bool] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> ModelSection:
+        return cls(
+            name=info.name,
+            architecture=info.architecture,
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            eos_token_ids=info.eos_token_ids,
+            bos_token_id=info.bos_token_id,
+            parameters=info.parameters,
+            generation_defaults=info.generation_defaults,
+        )
+
+    def to_info(self) -> ModelInfo:
+        return ModelInfo(**self.model_dump())
+
+
+class SourceSection(_Section):
+    """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path."""
+
+    kind: Literal["huggingface", "gguf", "module"]
+    name: str
+
+
+class TargetSection(_Section):
+    """A target in the bundle. ``needs`` names the device that ``optimize build`` must run on to make it ready."""
+
+    path: BundlePath
+    state: Literal["ready", "needs-build"] = "ready"
+    needs: str | None = None
+
+
+class PassSection(_Section):
+    """What a pass did: how many places it matched, and how many candidates its checks turned down."""
+
+    name: str
+    matched: int = Field(ge=0)
+    rejected: int = Field(default=0, ge=0)
+
+
+class FileSection(_Section):
+    """Size and SHA-256 (lower-case hex) of a file. This shows damage, not forgery."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(_Section):
+    """The whole manifest. ``files`` is filled in by the writer: every file but this one and those in report/."""
+
+    format_version: int = FORMAT_VERSION
+    model: ModelSection
+    source: SourceSection
+    targets: dict[str, TargetSection]
+    recipe: dict[str, JsonValue] = Field(default_factory=dict)
+    passes: tuple[PassSection, ...] = ()
+    toolchain: dict[str, str] = Field(default_factory=dict)
+    files: dict[BundlePath, FileSection] = Field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Stable, readable text: the same manifest gives the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:
+        """Raises BundleError naming ``source`` and the field if the text is no manifest that this version reads."""
+        try:
+            data = json.loads(text)
+        except ValueError as e:
+            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+        check_format_version(data, FORMAT_VERSION, source)
+        return parse(cls, data, source)
+
+
+def check_format_version(data: object, newest: int, source: str) -> None:
+    """Raises BundleError if ``data`` has no ``format_version`` from 1 to ``newest``; says what to do about it."""
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
+    if version > newest:
+        raise BundleError(
+            f"{source}: format_version is {version}, and this Enginewright reads up to {newest}",
+            hint="Install a newer enginewright, or export the model again with this one.",
+        )
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse(model: type[M], data: object, source: str) -> M:
+    """Validates ``data``; raises BundleError naming ``source`` and the first wrong field."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as e:
+        first = e.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{source}: {field}: {first['msg']}", hint="Export the bundle again.") from e

@@ -1,0 +1,202 @@
+"""Opens a bundle: checks its structure and maps its weights. Reads no weight, runs no code, never unpickles."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.lowered_program import LoweredProgram
+
+from .manifest import MANIFEST_PATH, Manifest, TargetSection
+from .tokenizer_files import CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH, TOKENIZER_PATH, TokenizerFiles
+from .weights import INDEX_PATH, NUMPY_DTYPES, TensorEntry, WeightsIndex
+
+PROGRAM_FILE = "program.json"
+"""The lowered program in the folder of a target that starts from one."""
+
+_HASH_CHUNK = 1 << 22
+
+
+class Bundle:
+    """An open bundle. ``Bundle.open`` checks it; the attributes are as they are on disk.
+
+    Attributes:
+        path: its folder.
+        manifest: manifest.json.
+        index: weights/index.json.
+        programs: target name -> its lowered program, for targets that have one and are ready.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, index: WeightsIndex, programs: dict[str, LoweredProgram]
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.index = index
+        self.programs = programs
+        self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Bundle:
+        """Opens the bundle in folder ``path``.
+
+        Checks the manifest and its version, that every listed file is there with its size and lies in the folder, that
+        every tensor lies in its blob, and that the programs are valid and find every weight in the layout they need.
+        Hashes are checked by ``verify_hashes`` only.
+
+        Raises:
+            BundleError: names the file and the field that is wrong.
+        """
+        root = Path(path)
+        if not root.is_dir():
+            raise BundleError(f"{root} is no folder", hint="Pass a folder that `optimize export` wrote.")
+        if not (root / MANIFEST_PATH).is_file():
+            raise BundleError(f"{root / MANIFEST_PATH} is missing", hint="Pass a folder that `optimize export` wrote.")
+        manifest = Manifest.from_json(_read(root / MANIFEST_PATH), source=str(root / MANIFEST_PATH))
+        bundle = cls(root, manifest, WeightsIndex(), {})
+        for name in manifest.files:
+            bundle._check_file(name)
+        bundle.index = bundle._read_index()
+        for name, target in manifest.targets.items():
+            program_path = f"{target.path}/{PROGRAM_FILE}"
+            if target.state == "ready" and program_path in manifest.files:
+                bundle.programs[name] = bundle._read_program(program_path)
+        return bundle
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.manifest.model.to_info()
+
+    def target(self, name: str) -> TargetSection:
+        """The ready target ``name``; raises BundleError if it isn't there or must be built first."""
+        target = self.manifest.targets.get(name)
+        if target is None:
+            there = ", ".join(sorted(self.manifest.targets)) or "none"
+            raise BundleError(
+                f"{self.path}: no target {name!r}; it has {there}", hint=f"Export again with --target {name}."
+            )
+        if target.state != "ready":
+            raise BundleError(
+                f"{self.path}: target {name!r} is not built; it needs {target.needs or 'its device'}",
+                hint=f"Run `optimize build {self.path}` there.",
+            )
+        return target
+
+    def program(self, name: str) -> LoweredProgram:
+        """The lowered program of target ``name``; raises BundleError if the target is not ready or has none."""
+        target = self.target(name)
+        if name not in self.programs:
+            raise BundleError(
+                f"{self.path / target.path / PROGRAM_FILE} is not listed in {MANIFEST_PATH}",
+                hint="Export the bundle again.",
+            )
+        return self.programs[name]
+
+    def read_bytes(self, name: str) -> bytes:
+        """The contents of a listed file; raises BundleError if it isn't listed."""
+        if name not in self.manifest.files:
+            raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
+        return _read(self.path / name)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """The contents of tokenizer/."""
+        names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
+        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in names if n in self.manifest.files})
+
+    def tensor(self, name: str) -> TensorEntry:
+        """Where a weight lies; raises BundleError if there is none of that name."""
+        if name not in self.index.tensors:
+            raise BundleError(f"{self.path / INDEX_PATH}: no tensor {name!r}", hint="Export the bundle again.")
+        return self.index.tensors[name]
+
+    def weight(self, name: str) -> npt.NDArray[np.generic]:
+        """A weight, mapped and read-only: [N, ..] in layout rows, [ceil(N/32), K, 32] in layout panel32."""
+        entry = self.tensor(name)
+        data = self._map(entry.blob)[entry.offset : entry.offset + entry.bytes]
+        return data.view(NUMPY_DTYPES[entry.dtype]).reshape(entry.stored_shape)
+
+    def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
+        """Hashes every listed file; raises BundleError naming the first that differs.
+
+        ``progress`` is called with the number of bytes hashed since the last call.
+        """
+        for name, expected in self.manifest.files.items():
+            digest = hashlib.sha256()
+            with open(self.path / name, "rb") as file:
+                while chunk := file.read(_HASH_CHUNK):
+                    digest.update(chunk)
+                    if progress is not None:
+                        progress(len(chunk))
+            if digest.hexdigest() != expected.sha256:
+                raise BundleError(
+                    f"{self.path / name}: SHA-256 is not the one in {MANIFEST_PATH}; the file was altered",
+                    hint="Copy the bundle again, or export it again.",
+                )
+
+    def _check_file(self, name: str) -> None:
+        path, expected = self.path / name, self.manifest.files[name].bytes
+        try:
+            size = path.stat().st_size
+        except OSError as e:
+            raise BundleError(f"{path}: {e.strerror}", hint="Copy the bundle again, or export it again.") from e
+        if not path.is_file() or not path.resolve().is_relative_to(self.path.resolve()):
+            raise BundleError(f"{path} is no file of this bundle", hint="Copy the bundle again, or export it again.")
+        if size != expected:
+            raise BundleError(
+                f"{path}: {size:,} bytes, files.{name}.bytes in {MANIFEST_PATH} is {expected:,}",
+                hint="The file was cut off or altered: copy the bundle again, or export it again.",
+            )
+
+    def _read_index(self) -> WeightsIndex:
+        if INDEX_PATH not in self.manifest.files:
+            return WeightsIndex()
+        index = WeightsIndex.from_json(self.read_bytes(INDEX_PATH), source=str(self.path / INDEX_PATH))
+        for i, blob in enumerate(index.blobs):
+            listed = self.manifest.files.get(blob.file)
+            if listed is None or listed.bytes != blob.bytes:
+                raise BundleError(
+                    f"{self.path / INDEX_PATH}: blobs.{i}: {blob.file} with {blob.bytes} bytes is not what "
+                    f"{MANIFEST_PATH} lists",
+                    hint="Export the bundle again.",
+                )
+        return index
+
+    def _read_program(self, name: str) -> LoweredProgram:
+        program = LoweredProgram.from_json(self.read_bytes(name), source=str(self.path / name))
+        for use in program.weights:
+            entry = self.index.tensors.get(use.name)
+            if entry is None:
+                raise BundleError(
+                    f"{self.path / name}: weight {use.name!r} is not in {INDEX_PATH}", hint="Export the bundle again."
+                )
+            for field in ("dtype", "shape", "layout"):
+                wanted, found = getattr(use, field), getattr(entry, field)
+                if wanted != found:
+                    raise BundleError(
+                        f"{self.path / name}: weight {use.name!r} needs {field} {wanted}, {INDEX_PATH} has {found}",
+                        hint="Export the bundle again.",
+                    )
+        return program
+
+    def _map(self, blob: int) -> npt.NDArray[np.uint8]:
+        if blob not in self._blobs:
+            path = self.path / self.index.blobs[blob].file
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._blobs[blob] = np.frombuffer(mapped, np.uint8)
+        return self._blobs[blob]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e

@@ -1,0 +1,357 @@
+"""Writes a bundle whole or not at all.
+
+Everything goes to a hidden folder beside the final name, which ``commit`` renames into place. An exception or Ctrl-C
+removes that folder; what a killed process left is removed by the next export to the same name. A folder is left alone
+while another process writes in it: the writer holds a lock (flock) on it, which the system drops with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.errors import BundleError, CapacityError
+
+from .manifest import MANIFEST_PATH, REPORT_FOLDER, FileSection, Manifest, check_path
+from .weights import (
+    ALIGNMENT,
+    INDEX_PATH,
+    NUMPY_DTYPES,
+    Blob,
+    Layout,
+    SourceRows,
+    TensorEntry,
+    WeightDtype,
+    WeightsIndex,
+    stored_bytes,
+)
+
+Data = npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]]
+
+BLOB_BYTES = 4 << 30
+"""A new blob is begun once one has this many bytes; a tensor is never split."""
+
+
+class BundleWriter:
+    """Context manager that writes the bundle ``final_path``.
+
+        with BundleWriter("smollm2.bundle") as writer:
+            writer.write_text("targets/cpu/program.json", program.to_json())
+            writer.weights().add("embed", table, parts=[SourceRows(source="model.embed", rows=(0, 49152))])
+            writer.commit(manifest)
+
+    Leaving the block without ``commit`` leaves nothing behind.
+
+    Args:
+        final_path: the bundle to write. It may be an empty folder.
+        overwrite: replace a bundle that is there. Something that is no bundle is never replaced.
+
+    Raises:
+        BundleError: ``final_path`` exists, or a file can't be written there.
+        CapacityError: the disk is full; names the file and the bytes needed.
+    """
+
+    def __init__(self, final_path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        self.final_path = Path(os.path.abspath(final_path))
+        self._overwrite = overwrite
+        self._files: dict[str, FileSection] = {}
+        self._weights: WeightsWriter | None = None
+        self._lock: int | None = None
+        self._folder = self._sibling("partial")
+
+    def __enter__(self) -> BundleWriter:
+        self._check_final_path()
+        with _writing(self.final_path, 0):
+            self.final_path.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
+            self._folder.mkdir()
+        self._lock = _lock(self._folder)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._weights is not None:
+            self._weights.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_text(self, path: str, text: str) -> None:
+        """Writes a UTF-8 file; see ``write_bytes``."""
+        self.write_bytes(path, text.encode())
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Writes the file ``path`` (relative, forward slashes). Raises ValueError for a path written before."""
+        if path in self._files or path == MANIFEST_PATH:
+            raise ValueError(f"{path} was written before")
+        file = _HashedFile(self._folder / check_path(path), self.final_path / path)
+        try:
+            file.write(data, needed=len(data))
+            file.sync()
+        finally:
+            file.close()
+        self._add(path, file)
+
+    def weights(self) -> WeightsWriter:
+        """The writer of the weights, always the same one."""
+        if self._weights is None:
+            self._weights = WeightsWriter(self)
+        return self._weights
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Completes the weights, writes the manifest (with ``files`` filled in) and renames the bundle into place."""
+        if self._weights is not None:
+            self._weights.finish()
+        complete = manifest.model_copy(update={"files": dict(sorted(self._files.items()))})
+        data = complete.to_json().encode()
+        Manifest.from_json(data)
+        file = _HashedFile(self._folder / MANIFEST_PATH, self.final_path / MANIFEST_PATH)
+        try:
+            file.write(data, needed=len(data))
+            file.sync()
+        finally:
+            file.close()
+        with _writing(self.final_path, 0):
+            for folder, _, _ in os.walk(self._folder):
+                _sync_folder(Path(folder))
+            self._rename()
+        return complete
+
+    def _rename(self) -> None:
+        """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""
+        replaced = self._sibling("replaced")
+        self._check_final_path()
+        if _is_bundle(self.final_path):
+            os.rename(self.final_path, replaced)
+        try:
+            os.rename(self._folder, self.final_path)
+        except BaseException:
+            if replaced.exists():
+                os.rename(replaced, self.final_path)
+            raise
+        _sync_folder(self.final_path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _check_final_path(self) -> None:
+        path = self.final_path
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return
+        if not _is_bundle(path):
+            raise BundleError(f"{path} exists and is no bundle", hint="Choose another path, or remove it yourself.")
+        if not self._overwrite:
+            raise BundleError(f"{path} exists", hint="Pass overwrite (--overwrite) to replace it, or another path.")
+
+    def _sibling(self, role: str) -> Path:
+        return self.final_path.with_name(f".{self.final_path.name}.{role}-{uuid.uuid4().hex[:12]}")
+
+    def _remove_stale(self) -> None:
+        """Removes what killed exports to this name left; puts a bundle back that was moved away and not replaced."""
+        for path in sorted(self.final_path.parent.glob(f".{_escaped(self.final_path.name)}.replaced-*")):
+            if os.path.lexists(self.final_path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.rename(path, self.final_path)
+                self._check_final_path()
+        for path in self.final_path.parent.glob(f".{_escaped(self.final_path.name)}.partial-*"):
+            if (lock := _lock(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+    def _add(self, path: str, file: _HashedFile) -> None:
+        if not path.startswith(REPORT_FOLDER):
+            self._files[path] = FileSection(bytes=file.bytes, sha256=file.digest())
+
+
+class WeightsWriter:
+    """Streams tensors into blobs. Holds no more of them than the chunk being written."""
+
+    def __init__(self, writer: BundleWriter) -> None:
+        self._writer = writer
+        self._file: _HashedFile | None = None
+        self._blobs: list[Blob] = []
+        self._tensors: dict[str, TensorEntry] = {}
+
+    def add(
+        self,
+        name: str,
+        data: Data,
+        layout: Layout = "rows",
+        parts: Sequence[SourceRows] = (),
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: WeightDtype = "f32",
+    ) -> TensorEntry:
+        """Appends a tensor.
+
+        Args:
+            name: its name in the index; programs use it by this name.
+            data: the stored elements in order: an array, or arrays whose elements follow each other. For layout
+                panel32 they are panels already (``weights.pack_panel32``, or panel by panel).
+            layout: see ``weights``.
+            parts: which rows of which source tensors it is made of.
+            shape: the logical shape; may be left out for one array in layout rows.
+            dtype: the elements' type; the arrays must have it.
+
+        Raises:
+            ValueError: a name that was added before; data of another type or size than ``shape`` and ``dtype`` say.
+        """
+        if name in self._tensors:
+            raise ValueError(f"tensor {name} was added before")
+        if shape is None:
+            if not isinstance(data, np.ndarray) or layout != "rows":
+                raise ValueError(f"tensor {name}: shape is needed for chunks and for layout {layout}")
+            shape = data.shape
+        size = stored_bytes(shape, layout, dtype)
+        file = self._open_blob()
+        file.write(bytes(-file.bytes % ALIGNMENT), needed=size)
+        offset = file.bytes
+        for chunk in [data] if isinstance(data, np.ndarray) else data:
+            if chunk.dtype != NUMPY_DTYPES[dtype]:
+                raise ValueError(f"tensor {name}: a chunk is {chunk.dtype}, not {dtype}")
+            file.write(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, needed=size)
+        if file.bytes - offset != size:
+            raise ValueError(f"tensor {name}: {file.bytes - offset} bytes given, {dtype} {shape} {layout} has {size}")
+        entry = TensorEntry(
+            blob=len(self._blobs),
+            offset=offset,
+            bytes=size,
+            dtype=dtype,
+            shape=shape,
+            layout=layout,
+            parts=tuple(parts),
+        )
+        self._tensors[name] = entry
+        if file.bytes >= BLOB_BYTES:
+            self._end_blob()
+        return entry
+
+    def finish(self) -> None:
+        """Completes the last blob and writes the index; called by ``BundleWriter.commit``."""
+        self._end_blob()
+        index = WeightsIndex(blobs=tuple(self._blobs), tensors=dict(sorted(self._tensors.items())))
+        self._writer.write_text(INDEX_PATH, index.to_json())
+
+    def close(self) -> None:
+        """Closes the open blob, if any. May be called again."""
+        if self._file is not None:
+            self._file.close()
+
+    def _blob_path(self) -> str:
+        return f"weights/weights-{len(self._blobs):05d}.bin"
+
+    def _open_blob(self) -> _HashedFile:
+        if self._file is None:
+            path = self._blob_path()
+            self._file = _HashedFile(self._writer._folder / path, self._writer.final_path / path)
+        return self._file
+
+    def _end_blob(self) -> None:
+        if self._file is None:
+            return
+        file, path = self._file, self._blob_path()
+        file.sync()
+        file.close()
+        self._file = None
+        self._blobs.append(Blob(file=path, bytes=file.bytes))
+        self._writer._add(path, file)
+
+
+class _HashedFile:
+    """A new file that is hashed as it is written. ``shown`` is the path that errors name."""
+
+    def __init__(self, path: Path, shown: Path) -> None:
+        self.bytes = 0
+        self._shown = shown
+        self._hash = hashlib.sha256()
+        with _writing(shown, 0):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115  closed by its owner
+
+    def write(self, data: bytes | memoryview, *, needed: int) -> None:
+        with _writing(self._shown, needed):
+            self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def sync(self) -> None:
+        with _writing(self._shown, self.bytes):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        # A full disk is reported by write or sync; closing tries to write the same bytes again and would hide it.
+        try:
+            self._file.close()
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _writing(path: Path, needed: int) -> Iterator[None]:
+    """Turns an OSError into a typed error that names ``path`` and the bytes that were to be written."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL:
+            raise CapacityError(
+                f"{path}: no space for {needed:,} more bytes ({os.strerror(e.errno or 0)})",
+                hint="Free space on that disk, or write the bundle to another one.",
+            ) from e
+        raise BundleError(
+            f"{path}: cannot be written: {e.strerror or e}", hint="Choose a folder that you may write to."
+        ) from e
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / MANIFEST_PATH).is_file()
+
+
+def _escaped(name: str) -> str:
+    """``name`` with the characters that glob would expand in brackets."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock on ``folder``, or None if another process holds it or the folder is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
