@@ -1,0 +1,198 @@
+"""``export``: a model in, a bundle out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.ir.program import Program
+from enginewright.passes.manager import PassManager
+from enginewright.plugins.errors import CapacityError, RecipeError
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
+from enginewright.runtime.bundle.writer import BundleWriter
+
+from .capture import CapturedModel, capture
+from .emit.base import Emitter
+from .emit.cpu import CpuEmitter
+from .pipeline import OPTIONAL, choose_passes
+from .progress import Progress, ProgressEvent, silent
+from .recipes.recipe import Recipe, load_recipe
+
+EMITTERS: dict[str, Emitter] = {"cpu": CpuEmitter()}
+"""One for each target that can be emitted; the names are those of recipes and bundles."""
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """What one run of a pass did."""
+
+    name: str
+    matched: int
+    rejected: list[dict[str, str]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system."""
+
+    path: str
+    recipe: str
+    targets: list[str]
+    parameters: int
+    seconds: float
+    peak_rss_bytes: int
+    bundle_bytes: int
+    stages: dict[str, float]
+    passes: list[PassSummary]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values for ``--json`` and report/report.json."""
+        return asdict(self)
+
+
+def export(
+    source: str | Path | PreTrainedModel,
+    output: str | Path,
+    *,
+    recipe: str | Path | Recipe = "f32",
+    targets: Sequence[str] | None = None,
+    overwrite: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Captures a decoder, rewrites it, and writes a bundle.
+
+    Args:
+        source: a Hugging Face directory, a GGUF file, or a transformers model.
+        output: the bundle to write: a folder that appears whole or not at all.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe.
+        targets: instead of the recipe's.
+        overwrite: replace an existing bundle.
+        tokenizer: for a model object, which brings none.
+        progress: called as the work goes on.
+
+    Raises:
+        SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
+            names the file, field or module. Nothing is left behind, also after Ctrl-C.
+    """
+    start = time.perf_counter()
+    tell = progress or silent
+    stages: dict[str, float] = {}
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    _check_passes(chosen)
+    wanted = _check_targets(tuple(targets) if targets is not None else chosen.targets)
+    passes, required = choose_passes(chosen.passes)
+
+    with BundleWriter(output, overwrite=overwrite) as writer:
+        tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
+        captured = capture(source, tokenizer=tokenizer)
+        program = captured.program
+        tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+        stages["capture"] = time.perf_counter() - start
+
+        records: list[PassRecord] = []
+
+        def after_pass(_: Program, record: PassRecord) -> None:
+            records.append(record)
+            tell(ProgressEvent("passes", len(records), len(passes), record.name))
+
+        PassManager(passes, PassContext(required), after_pass).run(program)
+        stages["passes"] = time.perf_counter() - start - sum(stages.values())
+
+        _check_disk(program, writer.final_path)
+        sections = {name: EMITTERS[name].emit(program, writer, tell) for name in wanted}
+        stages["emit"] = time.perf_counter() - start - sum(stages.values())
+
+        tell(ProgressEvent("write", 0, 1, str(output)))
+        for path, data in captured.tokenizer_files.to_files().items():
+            writer.write_bytes(path, data)
+        summaries = [
+            PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records
+        ]
+        manifest = writer_manifest(captured, chosen, records).model_copy(update={"targets": sections})
+        report = ExportReport(
+            path=str(output),
+            recipe=chosen.name,
+            targets=list(wanted),
+            parameters=captured.model_info.parameters,
+            seconds=round(time.perf_counter() - start, 3),
+            peak_rss_bytes=_peak_rss(),
+            bundle_bytes=0,
+            stages={k: round(v, 3) for k, v in stages.items()},
+            passes=summaries,
+        )
+        writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
+        complete = writer.commit(manifest)
+        tell(ProgressEvent("write", 1, 1, str(output)))
+    # The report in the bundle can't know the bundle's size and the time its writing takes; the caller's does.
+    return ExportReport(
+        **{
+            **vars(report),
+            "bundle_bytes": sum(f.bytes for f in complete.files.values()),
+            "seconds": round(time.perf_counter() - start, 3),
+            "peak_rss_bytes": _peak_rss(),
+        }
+    )
+
+
+def writer_manifest(captured: CapturedModel, recipe: Recipe, records: Sequence[PassRecord]) -> Manifest:
+    """The manifest before targets and files are known."""
+    return Manifest(
+        model=ModelSection.of(captured.model_info),
+        source=captured.source,
+        targets={},
+        recipe=recipe.model_dump(mode="json"),
+        passes=tuple(PassSection(name=r.name, matched=r.matched, rejected=len(r.rejected)) for r in records),
+        toolchain={name: version(name) for name in ("enginewright", "torch", "transformers")},
+    )
+
+
+def _check_passes(recipe: Recipe) -> None:
+    for name in recipe.passes:
+        if name not in OPTIONAL:
+            raise RecipeError(
+                f"recipe {recipe.name}: passes.{name}: there is no pass of that name to turn on or off",
+                hint=f"Passes that can be: {', '.join(sorted(OPTIONAL))}.",
+            )
+
+
+def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    for name in targets:
+        if name not in EMITTERS:
+            raise RecipeError(f"there is no target {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
+    if not targets:
+        raise RecipeError("no target is given", hint=f"Targets: {', '.join(EMITTERS)}.")
+    return targets
+
+
+def _check_disk(program: Program, output: Path) -> None:
+    """Fails now rather than after minutes of writing; the writer still reports a disk that fills up meanwhile."""
+    needed = 0
+    for name in program.weights:
+        elements = 1
+        for size in program.weights[name].shape:
+            elements *= size
+        needed += elements * 4
+    free = shutil.disk_usage(output.parent).free
+    if needed > free:
+        raise CapacityError(
+            f"{output}: the weights need {needed:,} bytes, and {free:,} are free on that disk",
+            hint="Free space there, or write the bundle to another disk.",
+        )
+
+
+def _peak_rss() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,63 @@
+"""The passes of an export, in order. This is the whole list: nothing registers itself, and there are no priorities."""
+
+from __future__ import annotations
+
+from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.base import Pass
+from enginewright.passes.cleanup.fold_constants import FoldConstants
+from enginewright.passes.cleanup.merge_common_subexpressions import MergeCommonSubexpressions
+from enginewright.passes.cleanup.remove_dead_code import RemoveDeadCode
+from enginewright.passes.cleanup.remove_noops import RemoveNoops
+from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
+from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
+from enginewright.passes.fusion.fuse_qkv import FuseQkv
+from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
+from enginewright.passes.normalize.drop_batch_dimension import DropBatchDimension
+from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
+from enginewright.passes.normalize.normalize_gated_activation import NormalizeGatedActivation
+from enginewright.passes.normalize.normalize_linear import NormalizeLinear
+from enginewright.passes.normalize.normalize_norm import NormalizeNorm
+from enginewright.passes.normalize.normalize_rope import NormalizeRope
+
+OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
+"""Passes that a recipe may turn off; every other is needed for the program to be lowered."""
+
+
+def default_pipeline() -> list[Pass]:
+    """Captured program in, lowered (paged) program out."""
+    return [
+        # 1. The graph as torch.export gives it, without what says nothing.
+        RemoveNoops(),
+        RemoveDeadCode(),
+        # 2. Every spelling becomes the one ew op that means it; [1, T, ...] becomes [T, ...].
+        DropBatchDimension(),
+        NormalizeLinear(),
+        NormalizeEmbedding(),
+        NormalizeNorm(),
+        NormalizeRope(),
+        NormalizeGatedActivation(),
+        # 3. What the rewrites left over.
+        FoldConstants(),
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's are moved too.
+        FuseQkv(),
+        FuseGateUp(),
+        SinkTakeRows(),
+        FuseAddNorm(),
+        # 5. The paged form: keys and values go to a cache, attention reads them there.
+        LowerAttention(),
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+    ]
+
+
+def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
+    """The pipeline less what a recipe turns off, and the names that it requires to match.
+
+    ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe.
+    """
+    off = {name for name, on in switches.items() if not on}
+    return [p for p in default_pipeline() if p.name not in off], frozenset(switches) - off

@@ -1,0 +1,23 @@
+"""What an export tells while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProgressEvent:
+    """``done`` of ``total`` of a stage (capture, passes, emit, write); ``detail`` names what was done last."""
+
+    stage: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+Progress = Callable[[ProgressEvent], None]
+
+
+def silent(event: ProgressEvent) -> None:
+    """Tells nothing."""
