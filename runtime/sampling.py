@@ -1,0 +1,108 @@
+"""How the next token is chosen: ``SamplingParams``, and the arrays of a step's sampled rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginewright.plugins.contracts import SamplingBatch
+from enginewright.plugins.errors import RequestError
+
+MOST_LOGPROBS = 100
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it ends. Greedy unless ``temperature`` is given: what the
+    model's makers recommend is in ``LLM.default_params()``, and never applied silently.
+
+    Attributes:
+        temperature: 0 takes the most probable token; else logits are divided by it.
+        top_k: only the k most probable tokens; 0 is off.
+        top_p: only the most probable tokens that together have this probability; 1 is off.
+        min_p: only tokens at least this times as probable as the most probable; 0 is off.
+        seed: of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: one prompt with the same
+            parameters gives the same tokens at every call. Pass different seeds to get different samples.
+        max_tokens: most new tokens; cut where the model's context ends.
+        stop: strings that end the text. The text is cut before the one that appears first.
+        stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
+        ignore_eos: the model's own end tokens do not end the text.
+        logprobs: how many most probable tokens to report with their logprobs for each new token; 0 reports none.
+
+    Raises:
+        RequestError: a value is out of range; names the field.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check("temperature", self.temperature, _is_number(self.temperature, 0), "a number >= 0")
+        _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0 (0 is off)")
+        _check("top_p", self.top_p, _is_number(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
+        _check("min_p", self.min_p, _is_number(self.min_p, 0, 1), "a number in [0, 1]")
+        _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0, 2**64), "None or in [0, 2**64)")
+        _check("max_tokens", self.max_tokens, _is_int(self.max_tokens, 1), "an integer >= 1")
+        _check("stop", self.stop, all(isinstance(s, str) and s for s in stop), "strings that are not empty")
+        ids = self.stop_token_ids
+        _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids")
+        _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False")
+        in_range = _is_int(self.logprobs, 0, MOST_LOGPROBS + 1)
+        _check("logprobs", self.logprobs, in_range, f"an integer from 0 to {MOST_LOGPROBS}")
+
+    @classmethod
+    def from_defaults(cls, defaults: Mapping[str, float | int | bool], **overrides: object) -> SamplingParams:
+        """From a bundle's generation defaults (``do_sample`` false means greedy) and what the caller says."""
+        fields: dict[str, object] = {}
+        if defaults.get("do_sample", "temperature" in defaults):
+            fields["temperature"] = 1.0
+            fields |= {k: v for k, v in defaults.items() if k in ("temperature", "top_k", "top_p", "min_p")}
+        return cls(**(fields | overrides))  # type: ignore[arg-type]  # __post_init__ checks every value
+
+
+def seed_of(prompt: Sequence[int]) -> int:
+    """The seed of a request that names none: the first 8 bytes, little-endian, of BLAKE2b of its token ids as i32."""
+    data = np.asarray(prompt, "<i4").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def sampling_batch(rows: Sequence[tuple[SamplingParams, int, int]]) -> SamplingBatch:
+    """The arrays [R] for rows of (parameters, seed, index of the new token in its request's output)."""
+    return SamplingBatch(
+        temperature=np.array([p.temperature for p, _, _ in rows], np.float32),
+        top_k=np.array([p.top_k for p, _, _ in rows], np.int32),
+        top_p=np.array([p.top_p for p, _, _ in rows], np.float32),
+        min_p=np.array([p.min_p for p, _, _ in rows], np.float32),
+        seed=np.array([seed for _, seed, _ in rows], np.uint64),
+        counter=np.array([counter for _, _, counter in rows], np.uint64),
+        logprobs=max((p.logprobs for p, _, _ in rows), default=0),
+    )
+
+
+def _is_number(value: object, low: float, high: float = math.inf) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+
+
+def _is_int(value: object, low: int, end: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < end
+
+
+def _check(field: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise RequestError(f"{field}: {value!r} is out of range", hint=f"It must be {expected}.")

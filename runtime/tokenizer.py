@@ -1,0 +1,125 @@
+"""Text to token ids and back, with the `tokenizers` library on the bundle's tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+
+from enginewright.plugins.errors import BundleError, RequestError
+
+from .bundle.tokenizer_files import TOKENIZER_PATH, TokenizerFiles
+from .chat_template import ChatTemplate, Message
+
+_REPLACEMENT = "\ufffd"
+_MOST_INCOMPLETE = 3
+"""A UTF-8 character has 4 bytes at most, so at most its first 3 wait for the rest; each may decode to one U+FFFD."""
+_CONTEXT = 8
+_LONGEST_WINDOW = 64
+
+
+class Tokenizer:
+    """The tokenizer of a bundle, and its chat template if it has one."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Raises BundleError naming the file that is missing or damaged."""
+        if files.tokenizer_json is None:
+            raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+        except Exception as e:  # noqa: BLE001  tokenizers raises the bare class
+            raise BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.") from e
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._before = self._added(files.special_tokens, "bos")
+        self._after = self._added(files.special_tokens, "eos")
+        self.chat_template: ChatTemplate | None = None
+        if files.chat_template is not None:
+            self.chat_template = ChatTemplate(files.chat_template, files.special_tokens)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens:
+            before = [] if ids[:1] == self._before else self._before
+            after = [] if ids[-1:] == self._after else self._after
+            return before + ids + after
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary are skipped."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def encode_chat(self, messages: Sequence[Message], **variables: object) -> list[int]:
+        """Token ids of a conversation up to the assistant's turn; see ``ChatTemplate.render``. Raises RequestError."""
+        if self.chat_template is None:
+            raise RequestError("chat: this model has no chat template", hint="Use generate with a prompt instead.")
+        return self.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """For the text that follows ``prompt``."""
+        return Detokenizer(self, prompt)
+
+    def _added(self, special: Mapping[str, str | bool | None], name: str) -> list[int]:
+        token = special.get(f"{name}_token")
+        if not special.get(f"add_{name}") or not isinstance(token, str):
+            return []
+        index = self._tokenizer.token_to_id(token)
+        if index is None:
+            raise BundleError(f"{TOKENIZER_PATH}: no token {token!r}", hint="Export the bundle again.")
+        return [index]
+
+
+class Detokenizer:
+    """Text of tokens as they come. The pieces together are the text that follows the prompt.
+
+    A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
+    are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
+    Special tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = self._context([t for t in prompt[-2 * _CONTEXT :] if t not in tokenizer.special_ids])
+        self._clean = len(self._window)  # tokens of the window after which no character was incomplete
+        self._given = len(tokenizer.decode(self._window))  # characters of the window's text that are out
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes; may be empty."""
+        if token in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        unsure = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_INCOMPLETE)
+        piece = text[self._given : len(text) - unsure]
+        self._given = max(self._given, len(text) - unsure)
+        if not unsure:
+            self._begin_window(self._clean, 0)
+            self._clean = len(self._window)
+        elif len(self._window) > _LONGEST_WINDOW:  # bytes that are no text
+            self._begin_window(len(self._window) - _CONTEXT, len(text) - self._given)
+            self._clean = 0
+        return piece
+
+    def flush(self) -> str:
+        """What was held back; call it at the end."""
+        text = self._tokenizer.decode(self._window)
+        piece, self._given = text[self._given :], max(self._given, len(text))
+        return piece
+
+    def _begin_window(self, start: int, held: int) -> None:
+        """Drops the tokens before ``start`` if the rest has text; ``held`` characters of it are not out yet."""
+        if text := self._tokenizer.decode(self._window[start:]):
+            del self._window[:start]
+            self._given = max(len(text) - held, 0)
+
+    def _context(self, prompt: list[int]) -> list[int]:
+        """The fewest last tokens of the prompt that have text of whole characters."""
+        for n in range(1, min(len(prompt), _CONTEXT) + 1):
+            text = self._tokenizer.decode(prompt[-n:])
+            if text and _REPLACEMENT not in text:
+                return prompt[-n:]
+        return []

@@ -1,0 +1,83 @@
+"""Enginewright: compiles a language model to a bundle, and serves bundles.
+
+Importing this package loads nothing; every name is loaded when it is first used (PEP 562). ``export`` needs
+``enginewright[export]``; everything else runs without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .optimizer.export import export
+    from .plugins.errors import (
+        BundleError,
+        CapacityError,
+        EnginewrightError,
+        MissingDependencyError,
+        PassError,
+        RecipeError,
+        RequestError,
+        SourceError,
+        UnsupportedModelError,
+    )
+    from .runtime.llm import LLM
+    from .runtime.outputs import RequestOutput, StreamPiece, TokenLogprobs
+    from .runtime.sampling import SamplingParams
+
+    __version__: str
+
+__all__ = [
+    "LLM",
+    "BundleError",
+    "CapacityError",
+    "EnginewrightError",
+    "MissingDependencyError",
+    "PassError",
+    "RecipeError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "SourceError",
+    "StreamPiece",
+    "TokenLogprobs",
+    "UnsupportedModelError",
+    "__version__",
+    "export",
+]
+
+_MODULES = {
+    "LLM": "runtime.llm",
+    "RequestOutput": "runtime.outputs",
+    "SamplingParams": "runtime.sampling",
+    "StreamPiece": "runtime.outputs",
+    "TokenLogprobs": "runtime.outputs",
+    "export": "optimizer.export",
+}
+_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version(__name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.errors')}")
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
+            raise
+        from .plugins.errors import MissingDependencyError
+
+        raise MissingDependencyError(
+            f"{__name__}.{name} needs {e.name}, which is not installed",
+            hint="Install it with: pip install 'enginewright[export]'",
+        ) from e
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
