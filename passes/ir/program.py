@@ -17,6 +17,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument, Node, Target, map_arg
 
+import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
 from enginewright.plugins.contracts import CacheGroup
 from enginewright.plugins.errors import PassError
 from enginewright.plugins.lowered_program import Affine

@@ -1,0 +1,1 @@
+"""Passes that bring attention to the form that a target runs."""

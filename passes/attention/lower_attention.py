@@ -1,0 +1,156 @@
+"""Captured attention becomes a write into the paged KV cache and attention over that cache.
+
+Layers whose caches have the same shape and lifetime form a cache group: their blocks are allotted together, through one
+block table and one array of slots.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.node import Node
+
+from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheGroup
+from enginewright.plugins.errors import PassError
+
+from ..base import Condition, Pass, PassContext, PassResult, contains, describe_node, free_of
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..match import bound_arguments
+
+ew = torch.ops.ew
+
+Key = tuple[int, int, int, int]  # window, key/value heads, key head size, value head size
+
+
+def _has_step_inputs(program: Program) -> list[str]:
+    return [f"there is no input {n}" for n in ("block_table", "slots", "q_start", "kv_len") if n not in program.inputs]
+
+
+def _reads_what_was_written(program: Program) -> list[str]:
+    """Each paged attention must see this step's keys and values: its caches are results of one kv_write."""
+    reasons = []
+    for node in program.nodes_of(ew.paged_attention.default):
+        arguments = bound_arguments(node)
+        writes = {_written_by(arguments["k_cache"], 0), _written_by(arguments["v_cache"], 1)}
+        if len(writes) != 1 or None in writes:
+            reasons.append(f"{describe_node(node)} reads caches that this step didn't write")
+    return reasons
+
+
+def _written_by(cache: Any, result: int) -> Node | None:
+    if not isinstance(cache, Node) or cache.target is not operator.getitem or cache.args[1] != result:
+        return None
+    write = cache.args[0]
+    return write if isinstance(write, Node) and write.target is ew.kv_write.default else None
+
+
+class LowerAttention(Pass):
+    """Every ``ew.attention`` becomes ``ew.kv_write`` and ``ew.paged_attention``; sets the program's cache groups.
+
+    New inputs: ``k_cache:LAYER`` [P, K, Nkv, D] and ``v_cache:LAYER`` [P, K, Nkv, Dv], and for each group
+    ``block_table:GROUP`` [B, M] and ``slots:GROUP`` [T], in place of ``block_table`` and ``slots``.
+    """
+
+    name = "lower_attention"
+    requires = (
+        contains(ew.attention.default, name="the program has attention in the captured form"),
+        Condition("step inputs for a paged cache", _has_step_inputs),
+    )
+    ensures = (
+        free_of(ew.attention.default, name="no attention in the captured form is left"),
+        Condition("paged attention reads what this step wrote", _reads_what_was_written),
+    )
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        nodes = program.nodes_of(ew.attention.default)
+        groups = _cache_groups(program, nodes)
+        table, slots = program.inputs["block_table"], program.inputs["slots"]
+        for group in groups:
+            program.add_input(f"block_table:{group.name}", program.value(table))
+            program.add_input(f"slots:{group.name}", program.value(slots))
+        group_of = {layer: group for group in groups for layer in group.layers}
+        blocks = _block_count(program)
+        for node in nodes:
+            layer = bound_arguments(node)["layer"]
+            with program.inserting_before(node):
+                new = _paged(program, node, group_of[layer], blocks)
+            program.replace(node, new)
+        program.cache_groups = groups
+        for unused in (table, slots):
+            if not unused.users:
+                program.graph.erase_node(unused)
+        return PassResult(matched=len(nodes))
+
+
+def _cache_groups(program: Program, nodes: list[Node]) -> tuple[CacheGroup, ...]:
+    """Groups in the order of their first layers; named after their window, with a number where that isn't unique."""
+    layers: dict[Key, list[int]] = {}
+    seen: set[int] = set()
+    for node in nodes:
+        arguments = bound_arguments(node)
+        layer, window = arguments["layer"], arguments["window"]
+        if layer in seen:
+            raise PassError(f"{describe_node(node)}: another attention has the layer number {layer} already")
+        seen.add(layer)
+        k, v = program.value(arguments["k"]), program.value(arguments["v"])
+        key = (window, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]))
+        layers.setdefault(key, []).append(layer)
+    groups: list[CacheGroup] = []
+    for (window, heads, key_size, value_size), members in layers.items():
+        base = f"window{window}" if window else "full"
+        alike = sum(1 for g in groups if g.window == window)
+        name = f"{base}-{alike + 1}" if alike else base
+        groups.append(CacheGroup(name, tuple(sorted(members)), heads, key_size, value_size, window))
+    return tuple(groups)
+
+
+def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt) -> Node:
+    arguments, where, inputs = bound_arguments(node), node.meta[WHERE], program.inputs
+    layer = arguments["layer"]
+    caches = []
+    for letter, size in (("k", group.key_head_size), ("v", group.value_head_size)):
+        dtype = program.value(arguments[letter]).dtype
+        with program.fake_mode:
+            value = torch.empty((blocks, group.block_size, group.kv_heads, size), dtype=dtype)
+        assert isinstance(value, FakeTensor)
+        caches.append(program.add_input(f"{letter}_cache:{layer}", value))
+    slots, table = inputs[f"slots:{group.name}"], inputs[f"block_table:{group.name}"]
+    write = program.call(ew.kv_write.default, *caches, arguments["k"], arguments["v"], slots, where=where)
+    written = [program.call(operator.getitem, write, i, where=where) for i in (0, 1)]
+    return program.call(
+        ew.paged_attention.default,
+        arguments["q"],
+        *written,
+        table,
+        arguments["q_start"],
+        inputs["kv_len"],
+        arguments["scale"],
+        arguments["window"],
+        arguments["softcap"],
+        arguments["sinks"],
+        where=where,
+    )
+
+
+def _block_count(program: Program) -> torch.SymInt:
+    """A new symbol P: blocks in the pool."""
+    shape_env = program.fake_mode.shape_env
+    assert shape_env is not None
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[None])
+    # The example's size is only a hint that no shape depends on.
+    pool = program.fake_mode.from_tensor(
+        torch.empty(KV_BLOCK_SIZE - 1, device="meta"), symbolic_context=context, source=ConstantSource("P")
+    )
+    size = pool.shape[0]
+    assert isinstance(size, torch.SymInt)
+    symbol = size.node.expr
+    assert isinstance(symbol, sympy.Symbol)
+    program.symbols[symbol] = "P"
+    return size
