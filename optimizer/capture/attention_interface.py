@@ -1,0 +1,172 @@
+"""The one attention function and the one mask function that every decoder of transformers is captured through.
+
+transformers lets a caller register both under a name. The mask function checks that the mask a model asks for is
+causal, or causal within a window, and hands the model a ``CausalMask`` in place of a tensor; the attention function
+finds it again, and becomes a single ``ew.attention`` in the traced graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
+from enginewright.plugins.errors import UnsupportedModelError
+
+NAME = "enginewright"
+"""The attention implementation to ask transformers for."""
+
+# What models pass along that doesn't change what attention means: it is said by position embeddings that are applied
+# already, by the mask, or is about caches and outputs that capture leaves off.
+_WITHOUT_MEANING = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
+)
+
+
+@dataclass(frozen=True)
+class CausalMask:
+    """Stands for a mask tensor between the mask function and the attention function. ``window`` 0 is full attention.
+
+    Slicing, which some models do to fit a mask to the keys, leaves it as it is.
+    """
+
+    window: int
+
+    def __getitem__(self, index: object) -> CausalMask:
+        return self
+
+
+@dataclass
+class AttentionCapture:
+    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to."""
+
+    q_start: torch.Tensor | None = None
+    layers: list[int] = field(default_factory=list)
+
+
+_CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capture")
+
+
+@contextmanager
+def capturing() -> Iterator[AttentionCapture]:
+    """While open, models can be run through the interface; yields the record of their last forward pass."""
+    capture = AttentionCapture()
+    token = _CAPTURE.set(capture)
+    try:
+        yield capture
+    finally:
+        _CAPTURE.reset(token)
+
+
+def begin_forward(q_start: torch.Tensor) -> None:
+    """To be called before a model is, inside ``capturing``: attention calls will refer to ``q_start`` [B+1]."""
+    capture = _CAPTURE.get()
+    capture.q_start = q_start
+    capture.layers.clear()
+
+
+def register() -> None:
+    """Makes the implementation ``NAME`` known to transformers. May be called again."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention_function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask_function)
+
+
+def attention_function(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: CausalMask | torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, Nq, T, D], key [1, Nkv, T, D], value [1, Nkv, T, Dv] -> ([1, T, Nq, Dv], None).
+
+    Raises UnsupportedModelError, naming the module and the argument, for anything that ``ew.attention`` doesn't mean.
+    """
+    capture, where = _CAPTURE.get(), type(module).__name__
+    if not isinstance(attention_mask, CausalMask):
+        kind = "no mask" if attention_mask is None else "a mask of its own"
+        raise UnsupportedModelError(
+            f"{where}: attention is called with {kind} (attention_mask), so it can't be known to be causal",
+            hint="Only decoders that take their masks from transformers' mask interface can be captured.",
+        )
+    if sliding_window and sliding_window != attention_mask.window:
+        raise UnsupportedModelError(
+            f"{where}: sliding_window is {sliding_window}, but its mask has the window {attention_mask.window}"
+        )
+    neutral = {"dropout": dropout == 0.0, "is_causal": others.pop("is_causal", None) in (None, True)}
+    neutral["module.is_causal"] = getattr(module, "is_causal", True) is not False
+    neutral |= {k: v is None or v is False for k, v in others.items() if k not in _WITHOUT_MEANING}
+    if strange := [name for name, fine in neutral.items() if not fine]:
+        raise UnsupportedModelError(
+            f"{where}: attention is called with {', '.join(strange)}, which ew.attention has no meaning for"
+        )
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int) or layer in capture.layers:
+        problem = "has no layer_idx" if not isinstance(layer, int) else f"calls attention twice for layer {layer}"
+        raise UnsupportedModelError(f"{where} {problem}, so its KV cache can't be told from others")
+    capture.layers.append(layer)
+
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, N, D]
+    scale = float(scaling) if scaling is not None else float(q.shape[-1]) ** -0.5
+    out = torch.ops.ew.attention(
+        q, k, v, capture.q_start, layer, scale, attention_mask.window, float(softcap or 0.0), s_aux
+    )
+    return out[None], None
+
+
+def mask_function(
+    *args: Any, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **others: Any
+) -> CausalMask:
+    """Checks the mask that a model asks for by evaluating it, and returns what stands for it.
+
+    Raises UnsupportedModelError if it is neither causal nor causal within a window.
+    """
+    longest = int(getattr(config, "max_position_embeddings", None) or 4096)
+    windows = [w for w in (local_size, getattr(config, "sliding_window", None)) if isinstance(w, int) and w > 0]
+    window = causal_window(mask_function, longest=longest, windows=windows)
+    if window is None:
+        name = getattr(mask_function, "__qualname__", repr(mask_function))
+        raise UnsupportedModelError(
+            f"the mask {name} of {type(config).__name__} is neither causal nor causal within a sliding window",
+            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
+        )
+    return CausalMask(window)
+
+
+def causal_window(mask: Callable[..., Any], *, longest: int, windows: list[int]) -> int | None:
+    """The window of a mask over positions (0 if causal without one), or None if it is another mask.
+
+    ``mask(batch, head, query, key)`` is evaluated on a grid of small positions, of those around ``windows`` and their
+    multiples, and of those around powers of two up to ``longest``: where chunks and blocks would show.
+    """
+    points = set(range(17))
+    for center in [w * n for w in windows for n in (1, 2, 3)] + [2**n for n in range(5, longest.bit_length() + 1)]:
+        points.update(range(center - 2, center + 3))
+    # The model is being traced: evaluate with real tensors, out of sight of the tracer.
+    with _disable_current_modes(), torch.no_grad():
+        grid = torch.tensor(sorted(points))
+        query, key = grid[:, None], grid[None, :]
+        zero = torch.zeros((), dtype=torch.long)
+        try:
+            seen = torch.as_tensor(mask(zero, zero, query, key), dtype=torch.bool).expand(len(grid), len(grid))
+        except (RuntimeError, IndexError, TypeError, ValueError, AssertionError):
+            return None  # it depends on the tokens, whose values are not known
+        for window in [0, *windows]:
+            causal = key <= query
+            if torch.equal(seen, causal & (key > query - window) if window else causal):
+                return window
+    return None

@@ -1,0 +1,93 @@
+"""Builds a decoder from its configuration without giving memory to its weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from enginewright.plugins.errors import UnsupportedModelError
+
+from . import attention_interface
+
+# Their frequencies depend on the longest position in the batch: one request would change another's numbers.
+_ROPE_OF_THE_BATCH = ("dynamic", "longrope")
+
+
+def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """A float32 decoder in eval mode whose attention goes through ``attention_interface``.
+
+    Parameters are allocated but never written, so they cost address space and no memory; buffers that the model
+    computes itself (such as rotary frequencies) have their values. ``config`` is left as it is.
+
+    Args:
+        config: of a decoder-only language model.
+        model_class: what to build; by default what transformers has for the configuration.
+
+    Raises:
+        UnsupportedModelError: no decoder-only language model, or one whose attention isn't on transformers' interface.
+    """
+    _check_decoder(config, model_class)
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    attention_interface.register()
+    options: dict[str, Any] = {"attn_implementation": attention_interface.NAME, "dtype": torch.float32}
+    try:
+        with no_init_weights():
+            if model_class is None:
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+            else:
+                model = model_class._from_config(config, **options)
+    except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError, ZeroDivisionError) as e:
+        raise UnsupportedModelError(
+            f"transformers can't build {architecture(config)} from its configuration: {e}",
+            hint="Its attention must be on transformers' attention interface, and its sizes must fit together.",
+        ) from e
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
+
+
+def architecture(config: PretrainedConfig) -> str:
+    """What a configuration calls its architecture: a class of transformers, or else the model type."""
+    named = getattr(config, "architectures", None)
+    return str(named[0]) if named else str(config.model_type)
+
+
+def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> None:
+    name = architecture(config)
+    hint = "Enginewright compiles decoder-only language models of text."
+    if getattr(config, "auto_map", None):
+        raise UnsupportedModelError(
+            f"{name}: the model comes with code of its own (auto_map in config.json), which is never run",
+            hint="Models that transformers itself implements can be compiled.",
+        )
+    other_kind = (
+        getattr(config, "is_encoder_decoder", False)
+        or any(hasattr(config, part) for part in ("vision_config", "audio_config"))
+        or (model_class is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING)
+        or (getattr(config, "architectures", None) and not name.endswith(("ForCausalLM", "LMHeadModel")))
+    )
+    if other_kind:
+        raise UnsupportedModelError(f"{name} is no decoder-only language model", hint=hint)
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind in _ROPE_OF_THE_BATCH:
+            raise UnsupportedModelError(
+                f"{name}: rope scaling {kind!r} (rope_parameters in the configuration) depends on the longest "
+                "position in the batch, so that one request would change another's numbers",
+                hint="Choose a model, or set rope_parameters to a scaling, with fixed frequencies.",
+            )
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The rope settings of a configuration; some have one for each kind of layer."""
+    found: list[dict[str, Any]] = []
+    for value in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
+        if isinstance(value, dict):
+            nested = [v for v in value.values() if isinstance(v, dict)]
+            found.extend(nested or [value])
+    return found

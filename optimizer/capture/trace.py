@@ -1,0 +1,190 @@
+"""Traces a decoder of transformers into a Program, with packed tokens and symbolic T, B, M and R."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.exc import TorchDynamoException, UserError
+
+from transformers import PreTrainedModel
+
+from enginewright.passes.ir.program import Program, from_exported
+from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.plugins.errors import UnsupportedModelError
+
+from .attention_interface import AttentionCapture, begin_forward, capturing
+from .build_model import architecture
+
+_PREFIX = "model_."
+
+# Sizes of the example step; all different and none 0 or 1, which torch.export would take for constants.
+_TOKENS, _REQUESTS, _BLOCKS, _ROWS = 13, 3, 5, 7
+
+_CHECKS = (
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+    torch.ops.aten.sym_constrain_range.default,
+)
+
+
+class _Step(torch.nn.Module):
+    """A model as a function of a step's inputs; those the captured form has no use for are there for later passes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model_ = model
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        q_start: torch.Tensor,
+        kv_len: torch.Tensor,
+        block_table: torch.Tensor,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        begin_forward(q_start)
+        # A mask of ones, for without one transformers tries to find the packing in the positions.
+        result = self.model_(
+            input_ids=ids[None],  # [1, T]
+            attention_mask=torch.ones_like(ids, dtype=torch.bool)[None],
+            position_ids=positions[None],
+            use_cache=False,
+        )
+        taken: torch.Tensor = torch.ops.ew.take_rows(result.logits[0], rows)  # [R, V]
+        return taken
+
+
+def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
+    """The program of ``model`` (from ``build_model``), with logits [R, V] of the rows asked for.
+
+    Args:
+        model: its parameters need no values.
+        weights: what to read each parameter and persistent buffer from, by its name in the model's state dict. What
+            the model computes itself is taken from ``model``.
+
+    Raises:
+        UnsupportedModelError: torch.export can't trace it, or a layer's attention went round the interface.
+    """
+    step, name = _Step(model), architecture(model.config)
+    try:
+        with torch.no_grad(), capturing() as attention:
+            exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
+            exported = exported.run_decompositions({})
+    except UnsupportedModelError:
+        raise
+    except (UserError, TorchDynamoException, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as e:
+        raise UnsupportedModelError(
+            f"{name} can't be traced with packed tokens and any number of them: {type(e).__name__}: {_first_line(e)}",
+            hint="Models whose operations depend on token values or lengths can't be compiled.",
+        ) from e
+    _check_every_layer_attends(model, attention)
+    program = from_exported(
+        exported,
+        {**_computed(exported), **weights},
+        module_prefix=_PREFIX,
+        symbols=_symbols(exported),
+    )
+    _remove_checks(program)
+    return program
+
+
+def _example() -> tuple[torch.Tensor, ...]:
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
+
+    positions = torch.arange(_TOKENS, dtype=torch.int32)
+    return (
+        integers(_TOKENS),
+        positions,
+        integers(_REQUESTS + 1),
+        integers(_REQUESTS),
+        integers(_REQUESTS, _BLOCKS),
+        integers(_TOKENS),
+        integers(_ROWS),
+    )
+
+
+def _dynamic_shapes() -> dict[str, Any]:
+    T, B, M, R = (torch.export.Dim(n, min=1, max=2**20) for n in ("T", "B", "M", "R"))
+    return {
+        "ids": {0: T},
+        "positions": {0: T},
+        "q_start": {0: B + 1},
+        "kv_len": {0: B},
+        "block_table": {0: B, 1: M},
+        "slots": {0: T},
+        "rows": {0: R},
+    }
+
+
+def _symbols(exported: torch.export.ExportedProgram) -> dict[sympy.Symbol, str]:
+    """Shape symbol -> its letter."""
+    sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
+    named = {
+        "T": sizes["ids"][0],
+        "B": sizes["kv_len"][0],
+        "M": sizes["block_table"][1],
+        "R": sizes["rows"][0],
+    }
+    symbols: dict[sympy.Symbol, str] = {}
+    for letter, size in named.items():
+        if isinstance(size, int) or not isinstance(size.node.expr, sympy.Symbol):
+            raise UnsupportedModelError(f"the model works for one size of {letter} only ({size})")
+        symbols[size.node.expr] = letter
+    return symbols
+
+
+def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
+    """Buffers and constants that no checkpoint has: their values are the model's own."""
+    signature = exported.graph_signature
+    names = [
+        *signature.inputs_to_lifted_tensor_constants.values(),
+        *signature.inputs_to_buffers.values(),
+    ]
+    found: dict[str, WeightExpr] = {}
+    for name in names:
+        value = exported.constants[name] if name in exported.constants else exported.state_dict[name]
+        assert isinstance(value, torch.Tensor)
+        short = name.removeprefix(_PREFIX)
+        found[short] = Source(f"computed:{short}", tuple(value.shape), value.dtype, lambda value=value: value)
+    return found
+
+
+def _check_every_layer_attends(model: PreTrainedModel, capture: AttentionCapture) -> None:
+    """Raises UnsupportedModelError unless each decoder layer called attention through the interface, once."""
+    layers = int(model.config.num_hidden_layers)
+    if sorted(capture.layers) == list(range(layers)):
+        return
+    missing = sorted(set(range(layers)) - set(capture.layers))
+    if not missing:
+        raise UnsupportedModelError(
+            f"{architecture(model.config)}: attention was called {len(capture.layers)} times in {layers} layers"
+        )
+    where = f"layer {missing[0]}"
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == layers:
+            inner = (n for n, m in module[missing[0]].named_modules() if getattr(m, "layer_idx", None) is not None)
+            where = ".".join(p for p in (path, str(missing[0]), next((n for n in inner if n), "")) if p)
+            break
+    raise UnsupportedModelError(
+        f"{architecture(model.config)}: {where} mixes tokens without calling transformers' attention interface",
+        hint="Only models all of whose layers attend through that interface can be compiled.",
+    )
+
+
+def _remove_checks(program: Program) -> None:
+    for node in reversed(list(program.graph.nodes)):
+        if node.op == "call_function" and node.target in _CHECKS:
+            program.graph.erase_node(node)
+    program.remove_dead_code()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
