@@ -1,0 +1,51 @@
+"""``optimize``: the commands, put together.
+
+Nothing heavy is imported here, nor at the top of a command's module: ``optimize --help`` has to answer at once. Each
+command imports what it calls when it is called.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from . import chat, export, generate, inspect, recipes
+
+app = typer.Typer(
+    name="optimize",
+    help="Compiles a language model into a bundle, and runs it.",
+    epilog=(
+        "Examples:\n\n"
+        "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
+        '  optimize generate smollm2.bundle "What is the capital of France?"\n\n'
+        "  optimize chat smollm2.bundle"
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _module in (export, generate, chat, inspect, recipes):
+    app.command(name=_module.NAME, epilog=_module.EPILOG)(_module.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"enginewright {metadata.version('enginewright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the ``optimize`` command. docs/cli.md lists the exit codes."""
+    app()

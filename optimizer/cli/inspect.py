@@ -1,0 +1,138 @@
+"""``optimize inspect``: what a bundle holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import human_bytes, print_json, reported
+from .options import AsJson, BundlePath
+
+if TYPE_CHECKING:
+    from enginewright.plugins.lowered_program import LoweredProgram, Operand
+    from enginewright.runtime.bundle.reader import Bundle
+
+NAME = "inspect"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize inspect smollm2.bundle\n\n"
+    "  optimize inspect smollm2.bundle --program | less\n\n"
+    "  optimize inspect smollm2.bundle --weights --json"
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one a line.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and turned down.")] = False,
+    target: Annotated[str, typer.Option("--target", "-t", help="Whose program --program shows.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Shows what a bundle holds; with no option, a summary."""
+    from enginewright.runtime.bundle.reader import Bundle
+
+    if program + weights + passes > 1:
+        raise typer.BadParameter("choose one of --program, --weights and --passes")
+    opened = Bundle.open(bundle)
+    if program:
+        lowered = opened.program(target)
+        if as_json:
+            print_json(lowered.model_dump(mode="json", exclude_defaults=True))
+        else:
+            _print_program(lowered)
+    elif weights:
+        if as_json:
+            print_json({name: entry.model_dump(mode="json") for name, entry in opened.index.tensors.items()})
+        else:
+            _print_weights(opened)
+    elif passes:
+        if as_json:
+            print_json([summary.model_dump(mode="json") for summary in opened.manifest.passes])
+        else:
+            _print_passes(opened)
+    elif as_json:
+        print_json(_summary(opened))
+    else:
+        _print_summary(opened)
+
+
+def _summary(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    sections = manifest.model_dump(mode="json", include={"format_version", "model", "source", "targets", "toolchain"})
+    recipe = manifest.recipe.get("name")
+    sizes = {"bundle_bytes": sum(f.bytes for f in manifest.files.values())}
+    sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.tensors.values())
+    groups = {name: [g.model_dump(mode="json") for g in p.cache_groups] for name, p in bundle.programs.items()}
+    return sections | {"recipe": recipe, "sizes": sizes, "cache_groups": groups, "passes": len(manifest.passes)}
+
+
+def _print_summary(bundle: Bundle) -> None:
+    model, summary = bundle.manifest.model, _summary(bundle)
+    _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
+    _row("source", f"{bundle.manifest.source.kind}: {bundle.manifest.source.name}")
+    _row("vocabulary", f"{model.vocab_size:,} tokens")
+    _row("context", f"{model.context_length:,} tokens")
+    _row("recipe", str(summary["recipe"]))
+    _row(
+        "size",
+        f"{human_bytes(summary['sizes']['bundle_bytes'])}, of which weights "
+        f"{human_bytes(summary['sizes']['weight_bytes'])} in {len(bundle.index.tensors)} tensors",
+    )
+    _row("passes", f"{summary['passes']} (see --passes)")
+    for name, target in bundle.manifest.targets.items():
+        _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
+    for name, program in bundle.programs.items():
+        counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
+        _row(name, f"{len(program.steps)} steps: {counts}")
+        _row("", f"arena of {program.arena_bytes} bytes for T tokens, B requests, R sampled rows")
+        for group in program.cache_groups:
+            window = f", window {group.window}" if group.window else ""
+            _row(
+                "",
+                f"KV cache {group.name!r}: {len(group.layers)} layers, {group.kv_heads} heads of "
+                f"{group.key_head_size}, {group.dtype}{window}, "
+                f"{human_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
+            )
+    for tool, version in bundle.manifest.toolchain.items():
+        _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
+
+
+def _row(label: str, text: str) -> None:
+    typer.echo(f"{label:<12}{text}")
+
+
+def _print_passes(bundle: Bundle) -> None:
+    width = max((len(summary.name) for summary in bundle.manifest.passes), default=4)
+    typer.echo(f"{'pass':<{width}}  matched  turned down")
+    for summary in bundle.manifest.passes:
+        typer.echo(f"{summary.name:<{width}}  {summary.matched:>7}  {summary.rejected:>11}")
+
+
+def _print_weights(bundle: Bundle) -> None:
+    width = max((len(name) for name in bundle.index.tensors), default=4)
+    for name, entry in bundle.index.tensors.items():
+        shape = "x".join(str(n) for n in entry.shape)
+        typer.echo(f"{name:<{width}}  {entry.dtype:<4}  {shape:<14} {entry.layout:<8} {human_bytes(entry.bytes):>11}")
+
+
+def _print_program(program: LoweredProgram) -> None:
+    for number, step in enumerate(program.steps):
+        outputs = ", ".join(_operand(o) for o in step.outputs)
+        inputs = ", ".join(_operand(o) for o in step.inputs)
+        attrs = "".join(f" {key}={value}" for key, value in step.attrs.items())
+        arrow = f"{outputs} = " if outputs else ""
+        typer.echo(f"{number:>4}  {arrow}{step.op}({inputs}){attrs}" + (f"  # {step.where}" if step.where else ""))
+    for name, operand in program.outputs.items():
+        typer.echo(f"      {name} -> {_operand(operand)}")
+
+
+def _operand(operand: Operand) -> str:
+    if operand.kind == "cache":
+        return f"cache {operand.name}"
+    shape = ", ".join(str(n) for n in operand.shape)
+    offset = f"+{operand.offset}" if operand.offset != 0 else ""
+    return f"{operand.name}{offset}[{shape}]"

@@ -1,0 +1,159 @@
+"""The shape of the project: who may import whom, how long a file may be, how quickly the package loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PARTS = ("optimizer", "passes", "plugins", "runtime")
+MOST_LINES = 400
+
+HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"}
+"""What the runtime must do without."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its dotted name below ``enginewright``."""
+    found = {}
+    for part in PARTS:
+        for path in sorted((REPOSITORY / part).rglob("*.py")):
+            names = list(path.relative_to(REPOSITORY).with_suffix("").parts)
+            found[".".join(names[:-1] if names[-1] == "__init__" else names)] = path
+    return found
+
+
+def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
+    """(what, line) of every import in the file, at the top or in a function; ours without ``enginewright.``.
+
+    Imports for type checkers alone count too: they tie the parts together all the same.
+    """
+    is_package = path.name == "__init__.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name.removeprefix("enginewright."), node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                parents = module.split(".")
+                base = parents[: len(parents) - node.level + is_package]
+                origin = ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                origin = (node.module or "").removeprefix("enginewright.")
+            for alias in node.names:
+                yield f"{origin}.{alias.name}", node.lineno
+
+
+def below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def offences(importer: str, forbidden: set[str]) -> list[str]:
+    """``file:line imports what`` for every import of ``forbidden`` in the modules below ``importer``."""
+    return [
+        f"{path.relative_to(REPOSITORY)}:{line} imports {what}"
+        for module, path in modules().items()
+        if below(module, importer)
+        for what, line in imports(module, path)
+        if any(below(what, f) for f in forbidden)
+    ]
+
+
+def test_there_are_modules_to_look_at() -> None:
+    found = modules()
+    assert len(found) > 40
+    assert {"plugins.contracts", "runtime.llm", "passes.base", "optimizer.pipeline"} <= set(found)
+    # Relative imports are followed to where they lead: the check would be blind without that.
+    reader = dict.fromkeys(what for what, _ in imports("runtime.bundle.reader", found["runtime.bundle.reader"]))
+    assert "runtime.bundle.manifest.Manifest" in reader
+
+
+@pytest.mark.parametrize("importer", ["passes", "plugins", "runtime"])
+def test_nobody_imports_the_optimizer(importer: str) -> None:
+    assert offences(importer, {"optimizer"}) == []
+
+
+def test_the_runtime_does_without_torch_and_the_compiler() -> None:
+    assert offences("runtime", HEAVY | {"optimizer", "passes", "plugins.ops"}) == []
+
+
+@pytest.mark.parametrize("bottom", ["plugins.contracts", "plugins.errors", "plugins.lowered_program", "runtime.bundle"])
+def test_the_bottom_stands_alone(bottom: str) -> None:
+    others = {"optimizer", "passes", "plugins.ops", "plugins.cpu"}
+    if not bottom.startswith("runtime"):
+        others |= {"runtime"}
+    assert offences(bottom, HEAVY | others) == []
+    outside = {"runtime.llm", "runtime.engine", "runtime.executors", "runtime.scheduler", "runtime.kv_cache"}
+    assert offences(bottom, outside) == []
+
+
+def test_passes_know_no_model_library_and_no_runtime() -> None:
+    assert offences("passes", {"transformers", "gguf", "runtime"}) == []
+
+
+def test_plugins_know_nobody_above_them() -> None:
+    assert offences("plugins", {"optimizer", "passes", "runtime", "transformers", "gguf"}) == []
+
+
+def test_scheduler_and_cache_know_no_executor() -> None:
+    for importer in ("runtime.scheduler", "runtime.kv_cache"):
+        assert offences(importer, {"runtime.executors", "plugins.cpu", "runtime.llm", "runtime.engine"}) == []
+
+
+def test_commands_hold_no_torch() -> None:
+    """``optimize --help`` answers at once: torch comes with the export alone."""
+    assert offences("optimizer.cli", HEAVY) == []
+    assert offences("optimizer.recipes", HEAVY) == []
+
+
+def test_files_stay_short() -> None:
+    patterns = ("*.py", "*.cpp", "*.h", "*.hpp")
+    folders = (*PARTS, "tests", "examples", "benchmarks")
+    files = [f for folder in folders for pattern in patterns for f in (REPOSITORY / folder).rglob(pattern)]
+    assert len(files) > 80
+    lengths = {str(f.relative_to(REPOSITORY)): len(f.read_text(encoding="utf-8").splitlines()) for f in files}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def test_the_four_parts_are_links() -> None:
+    package = REPOSITORY / "src" / "enginewright"
+    links = {entry.name: str(entry.readlink()) for entry in package.iterdir() if entry.is_symlink()}
+    assert links == {part: f"../../{part}" for part in PARTS}
+    for part in PARTS:
+        assert (package / part / "__init__.py").samefile(REPOSITORY / part / "__init__.py")
+
+
+def test_importing_is_quick_and_loads_no_torch() -> None:
+    probe = (
+        "import time; start = time.perf_counter(); import enginewright; took = time.perf_counter() - start\n"
+        "import json, sys; print(json.dumps([took, sorted(m for m in sys.modules if '.' not in m)]))"
+    )
+    times = []
+    for _ in range(5):
+        printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
+        took, loaded = json.loads(printed)
+        assert HEAVY.isdisjoint(loaded)
+        times.append(took)
+    assert min(times) < 0.3  # seconds; the best of five, as other work may share the cores
+
+
+def test_help_is_quick_and_loads_no_torch() -> None:
+    probe = (
+        "import time; start = time.perf_counter()\n"
+        "import sys; sys.argv = ['optimize', '--help']\n"
+        "from enginewright.optimizer.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'loaded too much'\n"
+        "print(time.perf_counter() - start)"
+    )
+    times = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
+        times.append(float(done.stdout.splitlines()[-1]))
+    assert min(times) < 0.5  # seconds, of which most is rich drawing the help
