@@ -38,9 +38,11 @@ doors do when someone does not wish to be heard; she counted to ten, and then, b
 @pytest.fixture(scope="module")
 def original(smollm2_gguf: Path) -> PreTrainedModel:
     """transformers' own reading of the GGUF: shares no code with ours but the block formats."""
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         str(smollm2_gguf.parent), gguf_file=smollm2_gguf.name, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
+    model.generation_config.eos_token_id = None  # go on past the end of a text, as ignore_eos does
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,7 @@ def wanted(original: PreTrainedModel, prompts: list[list[int]]) -> list[list[int
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
-                min_new_tokens=NEW_TOKENS,
                 max_new_tokens=NEW_TOKENS,
-                eos_token_id=-1,
                 pad_token_id=0,
             )
             result.append(out[0, len(prompt) :].tolist())
