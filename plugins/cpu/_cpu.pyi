@@ -1,0 +1,117 @@
+"""The C++ extension: interpreter, sampler and tools. ``executable.py`` is its one user inside the package.
+
+Faults of an argument raise ValueError, logits that can't be sampled RuntimeError, want of memory MemoryError.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+_Int32 = npt.NDArray[np.int32]
+_Float = npt.NDArray[np.float32]
+_Affine = tuple[int, int, int, int]
+"""(constant, T, B, R)"""
+_Operand = tuple[str, int, str, Sequence[_Affine], Sequence[_Affine], _Affine, str]
+"""(kind, index, dtype, shape, strides, offset, name)
+
+index: of a buffer, a weight or a cache what add_buffer, add_weight and find_cache returned; of an input 0 ids,
+1 positions, 2 q_start, 3 kv_len, 4 rows, and for cache group g 5 + 2g its slots, 6 + 2g its block table.
+"""
+_Sampling = tuple[_Float, _Int32, _Float, _Float, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""temperature, top_k, top_p, min_p, seed, counter; each [R]"""
+
+class _Samples(TypedDict):
+    tokens: _Int32  # [R]
+    token_logprobs: _Float | None  # [R]; the last three are None if no logprobs were asked for
+    top_ids: _Int32 | None  # [R, n]
+    top_logprobs: _Float | None  # [R, n]
+
+class Program:
+    """A lowered program, verified while it is built: add groups, weights and buffers before the steps."""
+
+    def __init__(self) -> None: ...
+    def add_cache_group(
+        self, name: str, layers: Sequence[int], kv_heads: int, key_size: int, value_size: int, block_size: int
+    ) -> int: ...
+    def add_weight(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        layout: str,
+        memory: npt.NDArray[np.uint8],
+        offset: int,
+        bytes: int,
+    ) -> int:
+        """``bytes`` bytes of ``memory`` from ``offset``, 64-byte aligned, are the weight; memory is kept alive."""
+    def add_buffer(self, name: str, size: _Affine, offset: _Affine) -> int: ...
+    def set_arena(self, bytes: _Affine) -> None: ...
+    def add_step(
+        self,
+        op: str,
+        inputs: list[_Operand],
+        outputs: list[_Operand],
+        attributes: Mapping[str, int | float | bool | str],
+        where: str,
+    ) -> None: ...
+    def set_logits(self, operand: _Operand) -> None: ...
+    def finish(self) -> None: ...
+    def find_cache(self, group: str, layer: int) -> int:
+        """-1 if there is none."""
+
+class Executor:
+    """The arena, KV caches and threads to run a program with. ``blocks`` has P for each cache group in order."""
+
+    def __init__(self, program: Program, blocks: Sequence[int], threads: int, isa: str) -> None: ...
+    def run(
+        self,
+        ids: _Int32,
+        positions: _Int32,
+        q_start: _Int32,
+        kv_len: _Int32,
+        rows: _Int32,
+        groups: Sequence[tuple[_Int32, _Int32]],
+        sampling: _Sampling | None = None,
+        logprobs: int = 0,
+        return_logits: bool = False,
+        profile: bool = False,
+        dump_step: int = -1,
+    ) -> dict[str, Any]:
+        """Runs one step with the GIL released. ``groups``: (slots [T], block table [B, M]) of each cache group.
+
+        The result has the keys of _Samples if sampling is given, ``logits`` [R, V] if asked for, ``seconds`` by step
+        with ``profile``, and ``dumped``, the outputs of step ``dump_step`` as they were when it had just run.
+        """
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def arena_bytes(self) -> int: ...
+
+def isas() -> list[str]:
+    """What this processor can run, best first."""
+
+def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _Float]:
+    """The memory of a layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]."""
+
+def sample(logits: _Float, sampling: _Sampling, logprobs: int = 0, threads: int = 1) -> _Samples:
+    """Samples rows of logits [R, V] as ``run`` does."""
+
+def sampling_distribution(
+    logits: _Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> _Float:
+    """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
+
+def pack_panel32(rows: _Float, threads: int = 1) -> _Float:
+    """[N, K] to [ceil(N/32), K, 32], rows past N being zero."""
+
+def unpack_panel32(panels: _Float, n: int) -> _Float:
+    """The inverse of ``pack_panel32``, [N, K]."""
+
+def measure_bandwidth(bytes: int, threads: int) -> float:
+    """GB/s (10^9) that ``threads`` threads read a working set of ``bytes`` with; best of a few passes."""

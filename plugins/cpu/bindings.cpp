@@ -1,0 +1,330 @@
+// The extension module `_cpu`: what executable.py needs of the interpreter. _cpu.pyi documents it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+
+#include "bandwidth.h"
+#include "executor.h"
+#include "panels.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using ew::Affine;
+using ew::Executor;
+using ew::Operand;
+using ew::Program;
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<const T> span(const Vector<T>& array) {
+  return {array.data(), array.size()};
+}
+
+// A new numpy array; `data` is set to its memory.
+template <class T>
+nb::object new_array(std::vector<size_t> shape, T** data) {
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  auto memory = std::make_unique<T[]>(count);
+  *data = memory.get();
+  nb::capsule owner(memory.get(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  memory.release();
+  return nb::cast(nb::ndarray<nb::numpy, T>(*data, shape.size(), shape.data(), owner));
+}
+
+Affine affine(nb::handle value) {
+  const auto t = nb::cast<nb::tuple>(value);
+  if (t.size() != 4) throw std::invalid_argument("an affine expression is (constant, T, B, R)");
+  return {nb::cast<int64_t>(t[0]), nb::cast<int64_t>(t[1]), nb::cast<int64_t>(t[2]), nb::cast<int64_t>(t[3])};
+}
+
+ew::Dtype dtype(const std::string& name) {
+  if (name == "f32") return ew::Dtype::f32;
+  if (name == "i32") return ew::Dtype::i32;
+  throw std::invalid_argument("dtype " + name + " is not one of f32, i32");
+}
+
+Operand operand(nb::handle value) {
+  const auto t = nb::cast<nb::tuple>(value);
+  if (t.size() != 7) {
+    throw std::invalid_argument("an operand is (kind, index, dtype, shape, strides, offset, name)");
+  }
+  Operand result;
+  const auto kind = nb::cast<std::string>(t[0]);
+  if (kind == "buffer") {
+    result.kind = ew::OperandKind::buffer;
+  } else if (kind == "weight") {
+    result.kind = ew::OperandKind::weight;
+  } else if (kind == "input") {
+    result.kind = ew::OperandKind::input;
+  } else if (kind == "cache") {
+    result.kind = ew::OperandKind::cache;
+  } else {
+    throw std::invalid_argument("operand kind " + kind + " is not one of buffer, weight, input, cache");
+  }
+  result.index = nb::cast<int>(t[1]);
+  result.dtype = dtype(nb::cast<std::string>(t[2]));
+  for (nb::handle size : t[3]) result.shape.push_back(affine(size));
+  for (nb::handle stride : t[4]) result.strides.push_back(affine(stride));
+  result.offset = affine(t[5]);
+  result.name = nb::cast<std::string>(t[6]);
+  return result;
+}
+
+std::vector<Operand> operands(const nb::list& list) {
+  std::vector<Operand> result;
+  for (nb::handle value : list) result.push_back(operand(value));
+  return result;
+}
+
+int add_weight(Program& program, const std::string& name, const std::string& type, std::vector<int64_t> shape,
+               const std::string& layout, const Vector<uint8_t>& memory, int64_t offset, int64_t bytes) {
+  ew::Weight weight{name, dtype(type), std::move(shape), ew::WeightLayout::rows, nullptr};
+  if (layout == "panel32") {
+    weight.layout = ew::WeightLayout::panel32;
+  } else if (layout != "rows") {
+    throw std::invalid_argument("weight " + name + ": layout " + layout + " is not one of rows, panel32");
+  }
+  const int64_t size = static_cast<int64_t>(memory.size());
+  if (offset < 0 || bytes < 0 || offset > size || bytes > size - offset) {
+    throw std::invalid_argument("weight " + name + ": it ends outside of its memory of " +
+                                std::to_string(size) + " bytes");
+  }
+  weight.data = memory.data() + offset;
+  return program.add_weight(std::move(weight), bytes);
+}
+
+struct SamplingArrays {
+  std::vector<ew::RowSampling> rows;
+  nb::object tokens, token_logprobs = nb::none(), top_ids = nb::none(), top_logprobs = nb::none();
+  ew::SampleResult result;
+
+  // sampling: (temperature, top_k, top_p, min_p, seed, counter), each [R].
+  SamplingArrays(const nb::tuple& sampling, size_t count, int top, int64_t vocab) {
+    if (sampling.size() != 6) throw std::invalid_argument("sampling has six arrays");
+    const auto temperature = nb::cast<Vector<float>>(sampling[0], false);
+    const auto top_k = nb::cast<Vector<int32_t>>(sampling[1], false);
+    const auto top_p = nb::cast<Vector<float>>(sampling[2], false);
+    const auto min_p = nb::cast<Vector<float>>(sampling[3], false);
+    const auto seed = nb::cast<Vector<uint64_t>>(sampling[4], false);
+    const auto counter = nb::cast<Vector<uint64_t>>(sampling[5], false);
+    for (const size_t size :
+         {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), counter.size()}) {
+      if (size != count)
+        throw std::invalid_argument("each array of sampling must have R = " + std::to_string(count) +
+                                    " entries");
+    }
+    if (top < 0 || top > vocab) {
+      throw std::invalid_argument("logprobs = " + std::to_string(top) + " is not in [0, " +
+                                  std::to_string(vocab) + "]");
+    }
+    for (size_t i = 0; i < count; ++i) {
+      rows.push_back({temperature.data()[i], top_k.data()[i], top_p.data()[i], min_p.data()[i],
+                      seed.data()[i], counter.data()[i]});
+    }
+    result.top = top;
+    tokens = new_array<int32_t>({count}, &result.tokens);
+    if (top == 0) return;
+    const size_t columns = static_cast<size_t>(top);
+    token_logprobs = new_array<float>({count}, &result.token_logprobs);
+    top_ids = new_array<int32_t>({count, columns}, &result.top_ids);
+    top_logprobs = new_array<float>({count, columns}, &result.top_logprobs);
+  }
+
+  void put(nb::dict& into) const {
+    into["tokens"] = tokens;
+    into["token_logprobs"] = token_logprobs;
+    into["top_ids"] = top_ids;
+    into["top_logprobs"] = top_logprobs;
+  }
+};
+
+nb::list dumped_arrays(const std::vector<ew::DumpedArray>& dumped) {
+  nb::list arrays;
+  for (const ew::DumpedArray& array : dumped) {
+    const std::vector<size_t> shape(array.shape.begin(), array.shape.end());
+    const auto copy = [&]<class T>(T* data) {
+      nb::object result = new_array<T>(shape, &data);
+      std::copy_n(array.bytes.data(), array.bytes.size(), reinterpret_cast<char*>(data));
+      arrays.append(result);
+    };
+    if (array.dtype == ew::Dtype::f32) {
+      copy(static_cast<float*>(nullptr));
+    } else {
+      copy(static_cast<int32_t*>(nullptr));
+    }
+  }
+  return arrays;
+}
+
+nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
+             const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
+             const std::vector<std::pair<Vector<int32_t>, Matrix<int32_t>>>& groups, nb::object sampling,
+             int logprobs, bool return_logits, bool profile, int dump_step) {
+  ew::StepArrays inputs{span(ids), span(positions), span(q_start), span(kv_len), span(rows), {}};
+  for (const auto& [slots, table] : groups) {
+    if (table.shape(0) != kv_len.size())
+      throw std::invalid_argument("a block table must have B = " + std::to_string(kv_len.size()) + " rows");
+    inputs.groups.push_back(
+        {span(slots), {table.data(), table.size()}, static_cast<int64_t>(table.shape(1))});
+  }
+  const size_t count = rows.size();
+  const size_t vocab = static_cast<size_t>(executor.program().vocab_size());
+  std::unique_ptr<SamplingArrays> samples;
+  if (!sampling.is_none()) {
+    samples = std::make_unique<SamplingArrays>(nb::cast<nb::tuple>(sampling), count, logprobs,
+                                               executor.program().vocab_size());
+  }
+  nb::dict output;
+  float* logits = nullptr;
+  if (return_logits) output["logits"] = new_array<float>({count, vocab}, &logits);
+  std::vector<double> seconds;
+  std::vector<ew::DumpedArray> dumped;
+  {
+    nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(executor.mutex());
+    executor.run(inputs, {dump_step, &dumped, profile ? &seconds : nullptr});
+    if (samples && count > 0) executor.sample(samples->rows.data(), samples->result);
+    for (size_t r = 0; logits && r < count; ++r) {
+      std::copy_n(executor.logits() + static_cast<int64_t>(r) * executor.logits_stride(), vocab,
+                  logits + r * vocab);
+    }
+  }
+  if (samples) samples->put(output);
+  if (profile) output["seconds"] = nb::cast(seconds);
+  if (dump_step >= 0) output["dumped"] = dumped_arrays(dumped);
+  return output;
+}
+
+// The memory of a layer's cache: k [P, Nkv, D, 32] and v [P, Nkv, 32, Dv], for tests and tools.
+nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
+  Executor& executor = nb::cast<Executor&>(self);
+  const int index = executor.program().find_cache(group, layer);
+  if (index < 0) throw std::invalid_argument("there is no cache " + group + "/" + std::to_string(layer));
+  const ew::KvCache& cache = executor.cache(index);
+  const size_t blocks = static_cast<size_t>(executor.blocks(executor.program().caches()[index].group));
+  const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
+  const size_t k_shape[] = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
+  const size_t v_shape[] = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
+  return nb::make_tuple(nb::ndarray<nb::numpy, float>(cache.k, 4, k_shape, self),
+                        nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape, self));
+}
+
+nb::dict sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs, int threads) {
+  const int64_t rows = static_cast<int64_t>(logits.shape(0)), vocab = static_cast<int64_t>(logits.shape(1));
+  const SamplingArrays samples(sampling, logits.shape(0), logprobs, vocab);
+  {
+    nb::gil_scoped_release release;
+    ew::ThreadPool pool(threads);
+    ew::Sampler().sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool);
+  }
+  nb::dict output;
+  samples.put(output);
+  return output;
+}
+
+nb::object sampling_distribution(const Vector<float>& logits, float temperature, int32_t top_k, float top_p,
+                                 float min_p) {
+  float* weights = nullptr;
+  nb::object result = new_array<float>({logits.size()}, &weights);
+  ew::Sampler().distribution(logits.data(), static_cast<int64_t>(logits.size()),
+                             {temperature, top_k, top_p, min_p, 0, 0}, weights);
+  return result;
+}
+
+nb::object pack_panel32(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& rows, int threads) {
+  const int64_t n = static_cast<int64_t>(rows.shape(0)), k = static_cast<int64_t>(rows.shape(1));
+  if (k > 1 && rows.stride(1) != 1) throw std::invalid_argument("the rows have no unit inner stride");
+  float* panels = nullptr;
+  const size_t panel = static_cast<size_t>(ew::kPanel);
+  nb::object result = new_array<float>({(rows.shape(0) + panel - 1) / panel, rows.shape(1), panel}, &panels);
+  nb::gil_scoped_release release;
+  ew::ThreadPool pool(threads);
+  ew::pack_panel32(rows.data(), rows.stride(0), n, k, panels, pool);
+  return result;
+}
+
+nb::object unpack_panel32(const nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>& panels,
+                          int64_t n) {
+  const size_t panel = static_cast<size_t>(ew::kPanel);
+  if (n < 0 || panels.shape(2) != panel || panels.shape(0) != (static_cast<size_t>(n) + panel - 1) / panel) {
+    throw std::invalid_argument("panels of shape [ceil(N/32), K, 32] are wanted");
+  }
+  float* rows = nullptr;
+  nb::object result = new_array<float>({static_cast<size_t>(n), panels.shape(1)}, &rows);
+  ew::unpack_panel32(panels.data(), n, static_cast<int64_t>(panels.shape(1)), rows);
+  return result;
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  m.def("isas", &ew::available_isas);
+  m.def("measure_bandwidth", &ew::measure_bandwidth, "bytes"_a, "threads"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("pack_panel32", &pack_panel32, "rows"_a.noconvert(), "threads"_a = 1);
+  m.def("unpack_panel32", &unpack_panel32, "panels"_a.noconvert(), "n"_a);
+  m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0, "threads"_a = 1);
+  m.def("sampling_distribution", &sampling_distribution, "logits"_a.noconvert(), "temperature"_a,
+        "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f);
+
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<>())
+      .def(
+          "add_cache_group",
+          [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
+             int64_t key_size, int64_t value_size, int64_t block_size) {
+            return program.add_cache_group({name, std::move(layers), kv_heads, key_size, value_size, -1},
+                                           block_size);
+          },
+          "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a)
+      .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
+           "offset"_a, "bytes"_a, nb::keep_alive<1, 6>())
+      .def(
+          "add_buffer",
+          [](Program& program, const std::string& name, nb::tuple size, nb::tuple offset) {
+            return program.add_buffer({name, affine(size), affine(offset)});
+          },
+          "name"_a, "size"_a, "offset"_a)
+      .def(
+          "set_arena", [](Program& program, nb::tuple bytes) { program.set_arena(affine(bytes)); }, "bytes"_a)
+      .def(
+          "add_step",
+          [](Program& program, const std::string& op, const nb::list& inputs, const nb::list& outputs,
+             const ew::AttributeMap& attributes, const std::string& where) {
+            program.add_step(op, operands(inputs), operands(outputs), attributes, where);
+          },
+          "op"_a, "inputs"_a, "outputs"_a, "attributes"_a, "where"_a)
+      .def(
+          "set_logits", [](Program& program, nb::tuple value) { program.set_logits(operand(value)); },
+          "operand"_a)
+      .def("finish", &Program::finish)
+      .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
+
+  nb::class_<Executor>(m, "Executor")
+      .def(nb::init<const Program&, std::vector<int64_t>, int, const std::string&>(), "program"_a, "blocks"_a,
+           "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+      .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
+           "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
+           "logprobs"_a = 0, "return_logits"_a = false, "profile"_a = false, "dump_step"_a = -1)
+      .def_prop_ro("isa", &Executor::isa)
+      .def_prop_ro("threads", &Executor::threads)
+      .def_prop_ro("cache_bytes", &Executor::cache_bytes)
+      .def_prop_ro("arena_bytes", &Executor::arena_bytes);
+  m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
+}

@@ -1,0 +1,224 @@
+"""A lowered program made ready to run on the CPU; free of torch.
+
+The class hands a ``LoweredProgram`` to the C++ interpreter, which verifies all that doesn't depend on sizes while it is
+built, and the rest on every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ..contracts import FloatArray, Int32Array, SamplingBatch, StepInput, StepOutput
+from ..errors import BundleError, CapacityError, EnginewrightError, RequestError
+from ..lowered_program import Affine, LoweredProgram, Operand
+from .extension import cpu_extension as _cpu
+from .threads import available_threads
+
+_INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
+_EXPORT_AGAIN = "Export the bundle again."
+
+
+class CpuProgram:
+    """A program with its weights, KV caches and threads.
+
+    Args:
+        lowered: the program, with memory planned (every buffer has an offset).
+        weights: the memory of every weight the program uses, by name: C-contiguous, 64-byte aligned, packed in the
+            layout that the program asks for; dtype and shape of the array don't matter, its bytes do. Kept alive; may
+            be a read-only map of a file.
+        blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
+        threads: 0 means the cores this process may use, by affinity and cgroup quota.
+        isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
+
+    Raises:
+        BundleError: the program or a weight doesn't hold together; names step, operand and module path.
+        CapacityError: the caches don't fit into the address space.
+        EnginewrightError: ``blocks``, ``threads`` or ``isa`` is out of range.
+
+    ``run`` may be called from several threads; the calls take turns.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredProgram,
+        weights: Mapping[str, npt.NDArray[np.generic]],
+        *,
+        blocks: Mapping[str, int],
+        threads: int = 0,
+        isa: str | None = None,
+    ) -> None:
+        self.lowered = lowered
+        self._groups = tuple(group.name for group in lowered.cache_groups)
+        if set(blocks) != set(self._groups):
+            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks)}")
+        try:
+            program = _build(lowered, weights)
+        except ValueError as e:
+            raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
+        try:
+            self._executor = _cpu.Executor(
+                program, [blocks[name] for name in self._groups], threads or available_threads(), isa or isas()[0]
+            )
+        except ValueError as e:
+            raise EnginewrightError(str(e)) from e
+        except MemoryError as e:
+            raise CapacityError("no memory for the KV caches", hint="Use fewer blocks.") from e
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all KV caches."""
+        return self._executor.cache_bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of intermediate values; grows with the largest step so far."""
+        return self._executor.arena_bytes
+
+    @property
+    def threads(self) -> int:
+        return self._executor.threads
+
+    @property
+    def isa(self) -> str:
+        return self._executor.isa
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
+
+        Raises EnginewrightError if a sampled row's logits are NaN or infinite, CapacityError if memory runs out.
+        """
+        return self._run(step)[0]
+
+    def profile(self, step: StepInput) -> tuple[StepOutput, npt.NDArray[np.float64]]:
+        """As ``run``, with the seconds that each step of the program took, [steps]."""
+        output, extra = self._run(step, profile=True)
+        return output, np.asarray(extra["seconds"])
+
+    def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
+        """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs."""
+        return list(self._run(step, dump_step=index)[1]["dumped"])  # type: ignore[call-overload]
+
+    def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
+        """Views of a layer's cache memory: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools."""
+        return _cpu.cache_arrays(self._executor, group, layer)
+
+    def _run(
+        self, step: StepInput, *, profile: bool = False, dump_step: int = -1
+    ) -> tuple[StepOutput, dict[str, object]]:
+        for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
+            if set(mapping) != set(self._groups):
+                raise RequestError(f"{name} must name the cache groups {list(self._groups)}, not {list(mapping)}")
+        groups = [
+            (_int32(f"slots:{name}", step.slots[name], 1), _int32(f"block_table:{name}", step.block_tables[name], 2))
+            for name in self._groups
+        ]
+        arrays = [_int32(name, getattr(step, name), 1) for name in _INPUTS]
+        sampling = step.sampling
+        try:
+            result = self._executor.run(
+                *arrays,
+                groups,
+                _sampling_arrays(sampling) if sampling is not None else None,
+                sampling.logprobs if sampling is not None else 0,
+                step.return_logits,
+                profile,
+                dump_step,
+            )
+        except ValueError as e:
+            raise RequestError(f"step: {e}") from e
+        except RuntimeError as e:
+            raise EnginewrightError(f"step: {e}", hint="The weights are damaged, or float32 overflows.") from e
+        except MemoryError as e:
+            raise CapacityError("no memory for a step of this size", hint="Run fewer tokens in a step.") from e
+        output = StepOutput(
+            tokens=result.get("tokens"),
+            logits=result.get("logits"),
+            token_logprobs=result.get("token_logprobs"),
+            top_ids=result.get("top_ids"),
+            top_logprobs=result.get("top_logprobs"),
+        )
+        return output, result
+
+
+def isas() -> list[str]:
+    """Instruction sets that this processor can run, best first, of avx512, avx2 and portable."""
+    return _cpu.isas()
+
+
+def _int32(name: str, value: npt.NDArray[np.generic], rank: int) -> Int32Array:
+    array = np.asarray(value)
+    if array.dtype != np.int32 or array.ndim != rank:
+        raise RequestError(f"step: {name} must be an int32 array of rank {rank}, not {array.dtype} of {array.ndim}")
+    return np.ascontiguousarray(array)
+
+
+def _sampling_arrays(
+    sampling: SamplingBatch,
+) -> tuple[FloatArray, Int32Array, FloatArray, FloatArray, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    return (
+        np.ascontiguousarray(sampling.temperature, np.float32),
+        np.ascontiguousarray(sampling.top_k, np.int32),
+        np.ascontiguousarray(sampling.top_p, np.float32),
+        np.ascontiguousarray(sampling.min_p, np.float32),
+        np.ascontiguousarray(sampling.seed, np.uint64),
+        np.ascontiguousarray(sampling.counter, np.uint64),
+    )
+
+
+def _memory(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"weight {name}: its memory is not contiguous")
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
+    """The C++ program. Raises ValueError naming what is wrong."""
+    program = _cpu.Program()
+    indices: dict[tuple[str, str], int] = {("input", name): i for i, name in enumerate(_INPUTS)}
+    for g, group in enumerate(lowered.cache_groups):
+        if group.dtype != "f32":
+            raise ValueError(f"cache group {group.name}: the cpu target has no {group.dtype} cache")
+        program.add_cache_group(
+            group.name, group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size
+        )
+        indices["input", f"slots:{group.name}"] = len(_INPUTS) + 2 * g
+        indices["input", f"block_table:{group.name}"] = len(_INPUTS) + 2 * g + 1
+        for layer in group.layers:
+            indices["cache", f"{group.name}/{layer}"] = program.find_cache(group.name, layer)
+    for use in lowered.weights:
+        if use.name not in weights:
+            raise ValueError(f"weight {use.name} is missing")
+        memory = _memory(use.name, weights[use.name])
+        index = program.add_weight(use.name, use.dtype, use.shape, use.layout, memory, 0, memory.size)
+        indices["weight", use.name] = index
+    for buffer in lowered.buffers:
+        if buffer.offset is None:
+            raise ValueError(f"buffer {buffer.name} has no offset: memory was not planned")
+        indices["buffer", buffer.name] = program.add_buffer(
+            buffer.name, Affine.of(buffer.size).coefficients(), Affine.of(buffer.offset).coefficients()
+        )
+    program.set_arena(Affine.of(lowered.arena_bytes).coefficients())
+
+    def operand(
+        o: Operand, subject: str
+    ) -> tuple[str, int, str, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]],
+               tuple[int, int, int, int], str]:
+        if (o.kind, o.name) not in indices:
+            raise ValueError(f"{subject}: there is no {o.kind} {o.name}")
+        shape = [size.coefficients() for size in o.shape]
+        strides = [stride.coefficients() for stride in o.strides]
+        return o.kind, indices[o.kind, o.name], o.dtype, shape, strides, o.offset.coefficients(), o.name
+
+    for i, step in enumerate(lowered.steps):
+        subject = f"step {i} {step.op} ({step.where})"
+        inputs = [operand(o, subject) for o in step.inputs]
+        outputs = [operand(o, subject) for o in step.outputs]
+        program.add_step(step.op, inputs, outputs, step.attrs, step.where)
+    if "logits" not in lowered.outputs:
+        raise ValueError("there is no output logits")
+    program.set_logits(operand(lowered.outputs["logits"], "output logits"))
+    program.finish()
+    return program

@@ -1,0 +1,305 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace ew {
+namespace {
+
+constexpr size_t kMaxShapes = 32;                 // sizes whose resolved steps are kept
+constexpr int64_t kMaxTokens = int64_t{1} << 20;  // of T, B and R, so that sizes cannot overflow
+constexpr int64_t kTableRounding = 64;            // block tables grow in steps of this many entries
+
+[[noreturn]] void fail(const std::string& problem) { throw std::invalid_argument(problem); }
+
+std::string entry(const std::string& name, int64_t index) { return name + "[" + std::to_string(index) + "]"; }
+
+// The values of an input must be in [0, limit).
+void check_range(const std::string& name, std::span<const int32_t> values, int64_t limit) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] < 0 || values[i] >= limit) {
+      fail(entry(name, static_cast<int64_t>(i)) + " = " + std::to_string(values[i]) + " is not in [0, " +
+           std::to_string(limit) + ")");
+    }
+  }
+}
+
+void check_length(const std::string& name, size_t length, int64_t wanted, const char* symbol) {
+  if (static_cast<int64_t>(length) != wanted) {
+    fail(name + " has " + std::to_string(length) + " entries, not " + symbol + " = " +
+         std::to_string(wanted));
+  }
+}
+
+}  // namespace
+
+Executor::Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)
+    : program_(program), kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads) {
+  if (!program.finished()) fail("the program is not finished");
+  if (!kernels_) fail("isa " + isa + " is not available on this processor");
+  if (threads < 1 || threads > 1024) fail("threads = " + std::to_string(threads) + " is not in [1, 1024]");
+  if (blocks_.size() != program.groups().size()) fail("blocks must have one entry a cache group");
+  for (size_t g = 0; g < blocks_.size(); ++g) {
+    if (blocks_[g] < 1 || blocks_[g] > INT32_MAX / kBlock) {
+      fail("blocks of cache group " + program.groups()[g].name + " = " + std::to_string(blocks_[g]) +
+           " is not in [1, " + std::to_string(INT32_MAX / kBlock) + "]");
+    }
+  }
+  for (const CacheLayer& layer : program.caches()) {
+    const CacheGroup& group = program.groups()[layer.group];
+    KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size};
+    for (const auto& [data, size] :
+         {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
+      cache_memory_.emplace_back(blocks_[layer.group] * kBlock * group.kv_heads * size * kElementBytes,
+                                 Pages::normal);
+      *data = static_cast<float*>(cache_memory_.back().data());
+      cache_bytes_ += cache_memory_.back().bytes();
+    }
+    memory_.caches.push_back(cache);
+  }
+  inputs_.resize(static_cast<size_t>(program.input_count()));
+  memory_.inputs.resize(inputs_.size(), nullptr);
+  memory_.table_strides.resize(program.groups().size(), 0);
+  memory_.workspace = &workspace_;
+}
+
+void Executor::check(const StepArrays& inputs) const {
+  const int64_t tokens = static_cast<int64_t>(inputs.ids.size());
+  const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
+  if (tokens < 1 || tokens > kMaxTokens)
+    fail("ids has " + std::to_string(tokens) + " entries, not 1 to 2^20");
+  if (requests < 1 || requests > kMaxTokens) {
+    fail("kv_len has " + std::to_string(requests) + " entries, not 1 to 2^20");
+  }
+  if (static_cast<int64_t>(inputs.rows.size()) > kMaxTokens) fail("rows has more than 2^20 entries");
+  check_length("positions", inputs.positions.size(), tokens, "T");
+  check_length("q_start", inputs.q_start.size(), requests + 1, "B + 1");
+  if (inputs.q_start[0] != 0) fail("q_start[0] is not 0");
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t own = int64_t{inputs.q_start[b + 1]} - inputs.q_start[b];
+    if (own < 0) fail(entry("q_start", b + 1) + " is less than the one before");
+    if (inputs.kv_len[b] < own) {
+      fail(entry("kv_len", b) + " = " + std::to_string(inputs.kv_len[b]) + " is less than the request's " +
+           std::to_string(own) + " tokens of this step");
+    }
+  }
+  if (inputs.q_start[requests] != tokens) {
+    fail("q_start ends with " + std::to_string(inputs.q_start[requests]) +
+         ", not T = " + std::to_string(tokens));
+  }
+  check_range("ids", inputs.ids, program_.input_limit(kIds));
+  check_range("positions", inputs.positions, program_.input_limit(kPositions));
+  check_range("rows", inputs.rows, tokens);
+  if (inputs.groups.size() != program_.groups().size())
+    fail("slots and block_tables must name every cache group");
+  for (size_t g = 0; g < inputs.groups.size(); ++g) check_group(inputs, g);
+}
+
+// The table must give a block of the pool for every key that is read, and the slot of a token must be the
+// place in it where attention will look for the token. Blocks that lie before the window of a request's first
+// token aren't read.
+void Executor::check_group(const StepArrays& inputs, size_t g) const {
+  const StepArrays::Group& group = inputs.groups[g];
+  const std::string slots = program_.input_name(slots_input(static_cast<int>(g)));
+  const std::string table = program_.input_name(table_input(static_cast<int>(g)));
+  const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
+  const int64_t blocks = blocks_[g];
+  const int64_t window = program_.groups()[g].attention_window;
+  check_length(slots, group.slots.size(), static_cast<int64_t>(inputs.ids.size()), "T");
+  check_length(table, group.table.size(), requests * group.width, "B * width");
+  check_range(slots, group.slots, blocks * kBlock);
+  for (int64_t b = 0; b < requests; ++b) {
+    const int32_t* row = group.table.data() + b * group.width;
+    const int64_t length = inputs.kv_len[b];
+    const int64_t begin = inputs.q_start[b], end = inputs.q_start[b + 1];
+    if (begin == end) continue;
+    if (length > group.width * kBlock) {
+      fail(table + " has " + std::to_string(group.width) + " blocks a request, too few for " +
+           entry("kv_len", b) + " = " + std::to_string(length));
+    }
+    const int64_t first = length - (end - begin);
+    const int64_t oldest = window > 0 ? std::max<int64_t>(0, first - window + 1) : 0;
+    for (int64_t i = oldest / kBlock; i <= (length - 1) / kBlock; ++i) {
+      if (row[i] < 0 || row[i] >= blocks) {
+        fail(table + "[" + std::to_string(b) + ", " + std::to_string(i) + "] = " + std::to_string(row[i]) +
+             " is not in [0, " + std::to_string(blocks) + ")");
+      }
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t position = first + t - begin;
+      const int64_t wanted = row[position / kBlock] * kBlock + position % kBlock;
+      if (group.slots[t] != wanted) {
+        fail(entry(slots, t) + " = " + std::to_string(group.slots[t]) + " is not where " + table +
+             " has it, " + std::to_string(wanted));
+      }
+    }
+  }
+}
+
+// Copies the inputs to where the resolved steps expect them; forgets resolved steps if something had to move.
+void Executor::copy_inputs(const StepArrays& inputs) {
+  bool moved = false;
+  const auto copy = [&](int index, std::span<const int32_t> values) {
+    inputs_[index].assign(values.begin(), values.end());
+    moved |= memory_.inputs[index] != inputs_[index].data();
+    memory_.inputs[index] = inputs_[index].data();
+  };
+  copy(kIds, inputs.ids);
+  copy(kPositions, inputs.positions);
+  copy(kQStart, inputs.q_start);
+  copy(kKvLen, inputs.kv_len);
+  copy(kRowsInput, inputs.rows);
+  for (size_t g = 0; g < inputs.groups.size(); ++g) {
+    const StepArrays::Group& group = inputs.groups[g];
+    copy(slots_input(static_cast<int>(g)), group.slots);
+    int64_t& stride = memory_.table_strides[g];
+    if (group.width > stride) {
+      stride = (group.width + kTableRounding - 1) / kTableRounding * kTableRounding;
+      moved = true;
+    }
+    const int index = table_input(static_cast<int>(g));
+    std::vector<int32_t>& table = inputs_[index];
+    table.resize(inputs.kv_len.size() * static_cast<size_t>(stride));
+    for (size_t b = 0; b < inputs.kv_len.size(); ++b) {
+      const auto row =
+          group.table.subspan(b * static_cast<size_t>(group.width), static_cast<size_t>(group.width));
+      std::copy(row.begin(), row.end(), table.begin() + static_cast<int64_t>(b) * stride);
+    }
+    moved |= memory_.inputs[index] != table.data();
+    memory_.inputs[index] = table.data();
+  }
+  if (moved) shapes_.clear();
+}
+
+// The resolved steps for sizes_, with an arena large enough for them.
+const std::vector<ResolvedStep>& Executor::prepare() {
+  const int64_t needed = program_.arena_bytes().at(sizes_);
+  if (needed > arena_.bytes()) {
+    shapes_.clear();
+    logits_ = nullptr;
+    arena_ = {};
+    arena_ = ZeroedMemory(needed + needed / 4, Pages::huge);
+    memory_.arena = static_cast<char*>(arena_.data());
+  }
+  memory_.arena_bytes = std::max<int64_t>(needed, 0);
+  const Place place = locate(program_, memory_, sizes_, program_.logits(), "output logits");
+  logits_ = reinterpret_cast<const float*>(place.data);
+  logits_stride_ = place.strides[0];
+  ++clock_;
+  for (Shape& shape : shapes_) {
+    if (shape.sizes == sizes_) {
+      shape.used = clock_;
+      return shape.steps;
+    }
+  }
+  Shape shape{sizes_, resolve(program_, memory_, sizes_), clock_};
+  if (shapes_.size() < kMaxShapes) return shapes_.emplace_back(std::move(shape)).steps;
+  const auto oldest = std::min_element(shapes_.begin(), shapes_.end(),
+                                       [](const Shape& a, const Shape& b) { return a.used < b.used; });
+  *oldest = std::move(shape);
+  return oldest->steps;
+}
+
+void Executor::execute(const ResolvedStep& step) {
+  const KernelTable& k = *kernels_;
+  switch (step.op) {
+    case Op::embedding: {
+      const auto& args = std::get<EmbeddingArgs>(step.arguments);
+      if (step.lookup_limit > 0) {
+        check_range(step_title(static_cast<size_t>(step.index), program_.steps()[step.index]) + ": ids",
+                    {args.ids, static_cast<size_t>(args.tokens)}, step.lookup_limit);
+      }
+      return k.embedding(args, pool_);
+    }
+    case Op::linear:
+      return k.linear(std::get<LinearArgs>(step.arguments), pool_);
+    case Op::rms_norm:
+      return k.rms_norm(std::get<NormArgs>(step.arguments), pool_);
+    case Op::layer_norm:
+      return k.layer_norm(std::get<NormArgs>(step.arguments), pool_);
+    case Op::add_rms_norm:
+      return k.add_rms_norm(std::get<NormArgs>(step.arguments), pool_);
+    case Op::add_layer_norm:
+      return k.add_layer_norm(std::get<NormArgs>(step.arguments), pool_);
+    case Op::rope_table:
+      return k.rope_table(std::get<RopeTableArgs>(step.arguments), pool_);
+    case Op::rope:
+      return k.rope(std::get<RopeArgs>(step.arguments), pool_);
+    case Op::gated_activation:
+      return k.gated_activation(std::get<GatedActivationArgs>(step.arguments), pool_);
+    case Op::kv_write:
+      return k.kv_write(std::get<KvWriteArgs>(step.arguments), pool_);
+    case Op::paged_attention:
+      return k.paged_attention(std::get<PagedAttentionArgs>(step.arguments), pool_);
+    case Op::take_rows:
+      return k.take_rows(std::get<TakeRowsArgs>(step.arguments), pool_);
+    case Op::elementwise:
+      return k.elementwise(std::get<ElementwiseArgs>(step.arguments), pool_);
+    case Op::copy:
+      return k.copy(std::get<CopyArgs>(step.arguments), pool_);
+    case Op::reduce:
+      return k.reduce(std::get<ReduceArgs>(step.arguments), pool_);
+  }
+}
+
+void Executor::dump(size_t index, std::vector<DumpedArray>& dumped) const {
+  const Step& step = program_.steps()[index];
+  for (const Operand& operand : step.outputs) {
+    const Place place = locate(program_, memory_, sizes_, operand, step_title(index, step));
+    DumpedArray array{place.shape, operand.dtype, {}};
+    std::vector<int64_t> shape(place.shape), strides(place.strides);
+    shape.insert(shape.begin(), kMaxRank - shape.size(), 1);
+    strides.insert(strides.begin(), kMaxRank - strides.size(), 0);
+    array.bytes.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3] * kElementBytes));
+    char* to = array.bytes.data();
+    if (array.bytes.empty()) {
+      dumped.push_back(std::move(array));
+      continue;
+    }
+    for (int64_t i = 0; i < shape[0]; ++i) {
+      for (int64_t j = 0; j < shape[1]; ++j) {
+        for (int64_t k = 0; k < shape[2]; ++k) {
+          for (int64_t l = 0; l < shape[3]; ++l, to += kElementBytes) {
+            const int64_t at = i * strides[0] + j * strides[1] + k * strides[2] + l * strides[3];
+            std::memcpy(to, place.data + at * kElementBytes, kElementBytes);
+          }
+        }
+      }
+    }
+    dumped.push_back(std::move(array));
+  }
+}
+
+void Executor::run(const StepArrays& inputs, const RunOptions& options) {
+  const int64_t count = static_cast<int64_t>(program_.steps().size());
+  if (options.dump_step < -1 || options.dump_step >= count) {
+    fail("dump_step = " + std::to_string(options.dump_step) + " is not in [0, " + std::to_string(count) +
+         ")");
+  }
+  check(inputs);
+  sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
+            static_cast<int64_t>(inputs.rows.size())};
+  copy_inputs(inputs);
+  const std::vector<ResolvedStep>& steps = prepare();
+  if (options.seconds) options.seconds->assign(static_cast<size_t>(count), 0.0);
+  for (const ResolvedStep& step : steps) {
+    if (options.seconds) {
+      const auto start = std::chrono::steady_clock::now();
+      execute(step);
+      (*options.seconds)[step.index] =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    } else {
+      execute(step);
+    }
+    if (step.index == options.dump_step && options.dumped)
+      dump(static_cast<size_t>(step.index), *options.dumped);
+  }
+}
+
+void Executor::sample(const RowSampling* parameters, const SampleResult& result) {
+  sampler_.sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters, result, pool_);
+}
+
+}  // namespace ew

@@ -1,0 +1,218 @@
+#include "program.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "step_verifier.h"
+
+namespace ew {
+namespace {
+
+// Coefficients and sizes are held so far below 2^63 that evaluating an expression cannot overflow.
+constexpr int64_t kMaxCoefficient = int64_t{1} << 40;
+
+[[noreturn]] void fail(const std::string& subject, const std::string& problem) {
+  throw std::invalid_argument(subject + ": " + problem);
+}
+
+bool sane(const Affine& a) {
+  const auto ok = [](int64_t v) { return -kMaxCoefficient <= v && v <= kMaxCoefficient; };
+  return ok(a.constant) && ok(a.t) && ok(a.b) && ok(a.r);
+}
+
+}  // namespace
+
+std::string Affine::text() const {
+  std::string result;
+  const auto term = [&result](int64_t coefficient, const char* symbol) {
+    if (coefficient == 0) return;
+    if (!result.empty()) result += " + ";
+    result += coefficient == 1 ? symbol : std::to_string(coefficient) + "*" + symbol;
+  };
+  term(t, "T");
+  term(b, "B");
+  term(r, "R");
+  if (constant != 0 || result.empty()) result += (result.empty() ? "" : " + ") + std::to_string(constant);
+  return result;
+}
+
+int64_t Weight::elements() const {
+  int64_t count = 1;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const bool panels = layout == WeightLayout::panel32 && i == 0;
+    const int64_t size = panels ? (shape[i] + kPanel - 1) / kPanel * kPanel : shape[i];
+    if (__builtin_mul_overflow(count, size, &count)) fail("weight " + name, "its size overflows");
+  }
+  return count;
+}
+
+std::string step_title(size_t index, const Step& step) {
+  std::string title = "step " + std::to_string(index) + " " + step.op_name;
+  if (!step.where.empty()) title += " (" + step.where + ")";
+  return title;
+}
+
+int Program::add_cache_group(CacheGroup group, int64_t block_size) {
+  const std::string subject = "cache group " + group.name;
+  if (!steps_.empty()) fail(subject, "cache groups come before the steps");
+  if (block_size != kBlock) {
+    fail(subject,
+         "blocks of " + std::to_string(block_size) + " slots; the kernels take " + std::to_string(kBlock));
+  }
+  if (group.kv_heads < 1 || group.key_size < 1 || group.value_size < 1) fail(subject, "a size below 1");
+  if (std::max({group.kv_heads, group.key_size, group.value_size}) > (1 << 20))
+    fail(subject, "a size above 2^20");
+  if (group.layers.empty()) fail(subject, "it has no layers");
+  for (const CacheGroup& other : groups_) {
+    if (other.name == group.name) fail(subject, "the name is taken");
+  }
+  const int index = static_cast<int>(groups_.size());
+  for (const int layer : group.layers) {
+    if (std::count(group.layers.begin(), group.layers.end(), layer) > 1) {
+      fail(subject, "layer " + std::to_string(layer) + " is listed twice");
+    }
+    caches_.push_back({index, layer});
+  }
+  group.attention_window = -1;
+  groups_.push_back(std::move(group));
+  return index;
+}
+
+int Program::add_weight(Weight weight, int64_t bytes) {
+  const std::string subject = "weight " + weight.name;
+  for (const int64_t size : weight.shape) {
+    if (size < 1) fail(subject, "a size below 1");
+  }
+  if (weight.layout == WeightLayout::panel32) {
+    if (weight.shape.size() != 2) fail(subject, "layout panel32 takes rank 2");
+    if (weight.dtype != Dtype::f32) fail(subject, "layout panel32 takes f32");
+  }
+  const int64_t elements = weight.elements();
+  if (elements > kMaxCoefficient || elements * kElementBytes != bytes) {
+    fail(subject, "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
+                      std::to_string(elements) + " elements of 4");
+  }
+  if (weight.data == nullptr || reinterpret_cast<uintptr_t>(weight.data) % 64 != 0) {
+    fail(subject, "its memory is not aligned to 64 bytes");
+  }
+  weights_.push_back(std::move(weight));
+  return static_cast<int>(weights_.size()) - 1;
+}
+
+int Program::add_buffer(Buffer buffer) {
+  if (!sane(buffer.size) || !sane(buffer.offset)) fail("buffer " + buffer.name, "a coefficient beyond 2^40");
+  buffers_.push_back(std::move(buffer));
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+void Program::set_arena(Affine bytes) {
+  if (!sane(bytes)) fail("arena_bytes", "a coefficient beyond 2^40");
+  arena_bytes_ = bytes;
+}
+
+void Program::verify_operand(const Operand& operand, const std::string& subject) const {
+  const std::string name = subject + ": operand " + operand.name;
+  const auto in_list = [&operand](size_t size) {
+    return operand.index >= 0 && static_cast<size_t>(operand.index) < size;
+  };
+  if (operand.kind == OperandKind::cache) {
+    if (!in_list(caches_.size())) fail(name, "there is no such cache");
+    return;
+  }
+  if (operand.rank() < 1 || operand.rank() > kMaxRank) fail(name, "its rank is not in 1 .. 4");
+  if (operand.strides.size() != operand.shape.size()) fail(name, "strides and shape differ in rank");
+  for (const auto& list : {operand.shape, operand.strides, {operand.offset}}) {
+    for (const Affine& a : list) {
+      if (!sane(a)) fail(name, "a coefficient beyond 2^40");
+    }
+  }
+  switch (operand.kind) {
+    case OperandKind::buffer:
+      if (!in_list(buffers_.size())) fail(name, "there is no such buffer");
+      break;
+    case OperandKind::weight: {
+      if (!in_list(weights_.size())) fail(name, "there is no such weight");
+      const Weight& weight = weights_[operand.index];
+      if (weight.dtype != operand.dtype) fail(name, "its dtype is not the weight's");
+      if (weight.layout == WeightLayout::rows) break;
+      // The memory order of a panel weight is its layout's, so a view of it has no meaning.
+      const bool whole = operand.rank() == 2 && operand.offset.is(0) &&
+                         operand.shape[0].is(weight.shape[0]) && operand.shape[1].is(weight.shape[1]);
+      if (!whole) fail(name, "a weight of layout panel32 can only be used whole");
+      break;
+    }
+    case OperandKind::input: {
+      if (!in_list(static_cast<size_t>(input_count()))) fail(name, "there is no such step input");
+      if (operand.dtype != Dtype::i32) fail(name, "step inputs are i32");
+      const int index = operand.index;
+      if (index >= kFirstGroup &&
+          (index - kFirstGroup) % 2 == 1) {  // a block table; its width is the caller's choice
+        if (operand.rank() != 2 || operand.shape[0] != kRequests) fail(name, "its shape is not [B, blocks]");
+        break;
+      }
+      const Affine size = index == kQStart      ? Affine{1, 0, 1, 0}
+                          : index == kKvLen     ? kRequests
+                          : index == kRowsInput ? kRows
+                                                : kTokens;
+      const bool whole =
+          operand.rank() == 1 && operand.shape[0] == size && operand.strides[0].is(1) && operand.offset.is(0);
+      if (!whole) fail(name, "it is not the whole step input, of shape [" + size.text() + "]");
+      break;
+    }
+    case OperandKind::cache:
+      break;
+  }
+}
+
+void Program::add_step(const std::string& op, std::vector<Operand> inputs, std::vector<Operand> outputs,
+                       const AttributeMap& attributes, const std::string& where) {
+  Step step;
+  step.op_name = op;
+  step.where = where;
+  step.inputs = std::move(inputs);
+  step.outputs = std::move(outputs);
+  const std::string title = step_title(steps_.size(), step);
+  for (const Operand& operand : step.inputs) verify_operand(operand, title);
+  for (const Operand& operand : step.outputs) {
+    verify_operand(operand, title);
+    if (operand.kind != OperandKind::buffer)
+      fail(title + ": operand " + operand.name, "an output must be a buffer");
+  }
+  StepVerifier(*this, step, title).verify(attributes);
+  steps_.push_back(std::move(step));
+}
+
+void Program::set_logits(Operand logits) {
+  verify_operand(logits, "output logits");
+  const bool ok = logits.kind == OperandKind::buffer && logits.dtype == Dtype::f32 && logits.rank() == 2 &&
+                  logits.shape[0] == kRows && logits.shape[1] == Affine{logits.shape[1].constant} &&
+                  logits.shape[1].constant > 0 && logits.strides[1].is(1);
+  if (!ok) fail("output logits", "it is not an f32 buffer of shape [R, V] with unit inner stride");
+  logits_ = std::move(logits);
+}
+
+void Program::finish() {
+  if (logits_.shape.empty()) throw std::invalid_argument("the program has no output named logits");
+  finished_ = true;
+}
+
+int Program::find_cache(const std::string& group, int layer) const {
+  for (size_t i = 0; i < caches_.size(); ++i) {
+    if (caches_[i].layer == layer && groups_[caches_[i].group].name == group) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::string Program::input_name(int index) const {
+  constexpr const char* kNames[] = {"ids", "positions", "q_start", "kv_len", "rows"};
+  if (index < kFirstGroup) return kNames[index];
+  const std::string kind = (index - kFirstGroup) % 2 == 0 ? "slots:" : "block_table:";
+  return kind + groups_[(index - kFirstGroup) / 2].name;
+}
+
+int64_t Program::input_limit(int index) const {
+  if (index == kIds) return id_limit_;
+  return index == kPositions ? position_limit_ : int64_t{1} << 31;
+}
+
+}  // namespace ew

@@ -1,0 +1,170 @@
+// A lowered program as the interpreter holds it. The fields mirror plugins/lowered_program.py; executable.py
+// fills one from the JSON. Everything that doesn't depend on the sizes of a step is verified while it is
+// built, so that a run has only sizes, and the values of the step's inputs, left to check.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace ew {
+
+// The symbols of a step: T tokens, B requests, R sampled rows.
+struct Sizes {
+  int64_t tokens = 0, requests = 0, rows = 0;
+  bool operator==(const Sizes&) const = default;
+};
+
+// constant + t*T + b*B + r*R
+struct Affine {
+  int64_t constant = 0, t = 0, b = 0, r = 0;
+  bool operator==(const Affine&) const = default;
+  bool is(int64_t value) const { return *this == Affine{value}; }
+  int64_t at(const Sizes& s) const { return constant + t * s.tokens + b * s.requests + r * s.rows; }
+  std::string text() const;
+};
+
+inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
+
+enum class OperandKind : uint8_t { buffer, weight, input, cache };
+enum class Dtype : uint8_t { f32, i32 };  // both have 4 bytes
+constexpr int64_t kElementBytes = 4;
+
+// Indices of operands of kind input. Cache group g has its slots at kFirstGroup + 2g and its block table
+// behind them.
+enum StepInputIndex : int { kIds, kPositions, kQStart, kKvLen, kRowsInput, kFirstGroup };
+inline int slots_input(int group) { return kFirstGroup + 2 * group; }
+inline int table_input(int group) { return kFirstGroup + 2 * group + 1; }
+
+// A strided view; strides and offset count elements. Of kind cache: `index` is the layer's place in
+// Program::caches, and there is no shape.
+struct Operand {
+  OperandKind kind = OperandKind::buffer;
+  int index = 0;
+  Dtype dtype = Dtype::f32;
+  std::vector<Affine> shape, strides;
+  Affine offset;
+  std::string name;  // for messages
+
+  int rank() const { return static_cast<int>(shape.size()); }
+};
+
+enum class Op : uint8_t {
+  embedding,
+  linear,
+  rms_norm,
+  layer_norm,
+  add_rms_norm,
+  add_layer_norm,
+  rope_table,
+  rope,
+  gated_activation,
+  kv_write,
+  paged_attention,
+  take_rows,
+  elementwise,
+  copy,
+  reduce,
+};
+
+using AttributeValue = std::variant<bool, int64_t, double, std::string>;
+using AttributeMap = std::map<std::string, AttributeValue>;
+
+// The attributes of all ops, those that a step's op has being set.
+struct Attributes {
+  float eps = 0, scale = 1, softcap = 0;
+  double scalar = 0;
+  int64_t window = 0;
+  bool has_weight = false, has_bias = false, has_sinks = false, has_scalar = false, scalar_first = false;
+  bool interleaved = false;
+  Activation activation = Activation::silu;
+  ReduceKind reduce = ReduceKind::sum;
+  ElementwiseFn fn = ElementwiseFn::add;
+};
+
+struct Step {
+  Op op = Op::copy;
+  std::vector<Operand> inputs, outputs;
+  Attributes attributes;
+  std::string op_name, where;
+};
+
+struct Weight {
+  std::string name;
+  Dtype dtype = Dtype::f32;
+  std::vector<int64_t> shape;
+  WeightLayout layout = WeightLayout::rows;
+  const void* data = nullptr;  // 64-byte aligned; owned by the caller, who keeps it alive
+
+  int64_t elements() const;  // as stored: panel32 rounds N up to whole panels
+};
+
+struct Buffer {
+  std::string name;
+  Affine size, offset;  // bytes
+};
+
+struct CacheGroup {
+  std::string name;
+  std::vector<int> layers;
+  int64_t kv_heads = 0, key_size = 0, value_size = 0;
+  int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
+};
+
+struct CacheLayer {
+  int group = 0;
+  int layer = 0;
+};
+
+// All add_ functions throw std::invalid_argument that names the thing and what is wrong with it. Add groups,
+// weights and buffers before the steps that use them.
+class Program {
+ public:
+  int add_cache_group(CacheGroup group, int64_t block_size);
+  int add_weight(Weight weight, int64_t bytes);
+  int add_buffer(Buffer buffer);
+  void set_arena(Affine bytes);
+  void add_step(const std::string& op, std::vector<Operand> inputs, std::vector<Operand> outputs,
+                const AttributeMap& attributes, const std::string& where);
+  void set_logits(Operand logits);  // [R, V]
+  void finish();                    // throws if there are no logits
+
+  int find_cache(const std::string& group, int layer) const;  // -1 if there is none
+
+  const std::vector<CacheGroup>& groups() const { return groups_; }
+  const std::vector<CacheLayer>& caches() const { return caches_; }
+  const std::vector<Weight>& weights() const { return weights_; }
+  const std::vector<Buffer>& buffers() const { return buffers_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  const Operand& logits() const { return logits_; }
+  const Affine& arena_bytes() const { return arena_bytes_; }
+  int64_t vocab_size() const { return logits_.shape.empty() ? 0 : logits_.shape[1].constant; }
+  bool finished() const { return finished_; }
+  int input_count() const { return kFirstGroup + 2 * static_cast<int>(groups_.size()); }
+  std::string input_name(int index) const;
+  // Values of this input must be below the limit, because embeddings look them up; INT32_MAX + 1 if none
+  // does.
+  int64_t input_limit(int index) const;
+
+ private:
+  friend class StepVerifier;
+  void verify_operand(const Operand& operand, const std::string& subject) const;
+
+  std::vector<CacheGroup> groups_;
+  std::vector<CacheLayer> caches_;
+  std::vector<Weight> weights_;
+  std::vector<Buffer> buffers_;
+  std::vector<Step> steps_;
+  Affine arena_bytes_;
+  Operand logits_;
+  int64_t id_limit_ = int64_t{1} << 31, position_limit_ = int64_t{1} << 31;
+  bool finished_ = false;
+};
+
+std::string step_title(size_t index, const Step& step);  // "step 3 linear (model.layers.0.mlp)"
+
+}  // namespace ew
