@@ -135,10 +135,10 @@ class Program:
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             raise PassError(f"{node.name}: {node.target} does not accept its arguments: {e}") from e
 
-    def weight(self, name: str, expr: WeightExpr | None = None) -> Node:
+    def weight(self, name: str, expr: WeightExpr | None = None, *, where: tuple[str, ...] | None = None) -> Node:
         """A ``get_attr`` node for the weight ``name`` (added under that name first if ``expr`` is given).
 
-        One node a weight: an existing one is returned. New ones stand right after the placeholders.
+        ``where``: module paths that a new node stands for; by default the one that its name begins with. One node a weight: an existing one is returned. New ones stand right after the placeholders.
         """
         if expr is not None:
             name = self.weights.add(name, expr)
@@ -151,7 +151,7 @@ class Program:
         stored = self.weights[name]
         with self.fake_mode:
             node.meta["val"] = torch.empty(stored.shape, dtype=stored.dtype)
-        node.meta[WHERE] = (name.rpartition(".")[0],)
+        node.meta[WHERE] = (name.rpartition(".")[0],) if where is None else where
         return node
 
     def add_input(self, name: str, value: FakeTensor) -> Node:

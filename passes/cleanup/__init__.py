@@ -1,0 +1,1 @@
+"""What rewriting leaves behind: no-ops, constants, repeated and unused calls."""

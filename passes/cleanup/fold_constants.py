@@ -1,0 +1,139 @@
+"""Turns calls on weights and numbers alone into weight expressions, which are evaluated when a target is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx.node import Node
+
+from ..base import Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr
+from ..views import RESHAPES, slice_bounds
+
+aten = torch.ops.aten
+
+
+class FoldConstants(Pass):
+    """Calls of ATen ops on weights and numbers, such as Gemma's ``1 + weight``, become weights.
+
+    Nothing is evaluated: an expression over the same sources takes the call's place. Calls without any weight stay, for
+    there would be no source to name, and so do those whose result is larger than what they read (a mask expanded, say).
+    """
+
+    name = "fold_constants"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        for node in program.graph.nodes:
+            if not _is_constant(node):
+                continue
+            if reason := _why_not(program, node):
+                result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+                continue
+            expr = _expression(program, node)
+            first = next(n for n in node.all_input_nodes)
+            weight = program.weight(f"{first.target}_{_short(node)}", expr, where=node.meta[WHERE])
+            program.replace(node, weight)
+            result.matched += 1
+        return result
+
+
+def transposed(expr: WeightExpr) -> WeightExpr:
+    """``expr`` with its two axes exchanged; a transpose of a transpose is the weight itself."""
+    return expr.base if isinstance(expr, Transpose) else Transpose(expr)
+
+
+def _is_constant(node: Node) -> bool:
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "aten"
+        and bool(node.all_input_nodes)
+        and all(n.op == "get_attr" for n in node.all_input_nodes)
+        and bool(node.users)
+    )
+
+
+def _why_not(program: Program, node: Node) -> str | None:
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return "has several results, or none that is a tensor"
+    if any(not s.is_Integer for s in program.shape(node)):
+        return "its size is symbolic"
+    if program.value(node).numel() > sum(program.value(n).numel() for n in node.all_input_nodes):
+        return "its result is larger than the weights it is made from"
+    return None
+
+
+def _short(node: Node) -> str:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target._schema.name).removeprefix("aten::").strip("_")
+
+
+def _expression(program: Program, node: Node) -> WeightExpr:
+    if node.target in _SPECIAL and (found := _SPECIAL[node.target](program, node)) is not None:  # type: ignore[index]
+        return found
+    assert isinstance(node.target, torch._ops.OpOverload)
+    val = program.value(node)
+    kwargs = tuple(sorted(node.kwargs.items()))
+    return Apply(node.target, tuple(_argument(program, a) for a in node.args), kwargs, tuple(val.shape), val.dtype)
+
+
+def _argument(program: Program, value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return tuple(_argument(program, v) for v in value)
+    return program.weight_of(value) or value
+
+
+def _base(program: Program, node: Node) -> WeightExpr:
+    expr = program.weight_of(node.args[0])
+    assert expr is not None
+    return expr
+
+
+def _transpose(program: Program, node: Node) -> WeightExpr | None:
+    base = _base(program, node)
+    rank = len(base.shape)
+    exchanged = node.target is aten.t.default or (
+        {d % rank for d in node.args[1:3]} == {0, 1}  # type: ignore[operator]
+        if node.target is aten.transpose.int
+        else [d % rank for d in node.args[1]] == [1, 0]  # type: ignore[operator,union-attr]
+    )
+    return transposed(base) if rank == 2 and exchanged else None
+
+
+def _slice(program: Program, node: Node) -> WeightExpr | None:
+    bounds = slice_bounds(program, node)
+    if bounds is None or bounds[4] != 1 or bounds[2] == bounds[3]:
+        return None
+    return Slice(_base(program, node), *bounds[1:4])
+
+
+def _concat(program: Program, node: Node) -> WeightExpr | None:
+    parts = [program.weight_of(n) for n in node.args[0]]  # type: ignore[union-attr]
+    exprs = tuple(p for p in parts if p is not None)
+    if len(exprs) != len(parts) or len({e.dtype for e in exprs}) != 1:
+        return None
+    return Concat(exprs, (node.args[1] if len(node.args) > 1 else 0) % len(exprs[0].shape))  # type: ignore[operator]
+
+
+def _cast(program: Program, node: Node) -> WeightExpr | None:
+    return Cast(_base(program, node), program.value(node).dtype)
+
+
+def _same(program: Program, node: Node) -> WeightExpr | None:
+    base = _base(program, node)
+    return base if tuple(program.value(node).shape) == base.shape else None
+
+
+_SPECIAL: dict[object, Callable[[Program, Node], WeightExpr | None]] = {
+    aten.t.default: _transpose,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _transpose,
+    aten.slice.Tensor: _slice,
+    aten.cat.default: _concat,
+    aten._to_copy.default: _cast,
+    **{op: _same for op in (*RESHAPES, aten.clone.default, aten.alias.default)},
+}

@@ -1,0 +1,60 @@
+"""Computes once what is computed several times."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch.fx.node import Node
+
+from ..base import Condition, Pass, PassContext, PassResult
+from ..ir.program import Program
+from ..ir.provenance import WHERE, where_of
+from ..match import bound_arguments
+
+
+def _key(node: Node) -> Hashable:
+    """Equal for calls that give equal results: the op and its arguments, defaults filled in."""
+    return node.target, tuple((k, _freeze(v)) for k, v in bound_arguments(node).items())
+
+
+def _freeze(value: Any) -> Hashable:
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    # 1, 1.0 and True are equal in Python and not the same to an op.
+    return (type(value).__name__, value)
+
+
+def _repeated(program: Program) -> list[str]:
+    seen: set[Hashable] = set()
+    found = []
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            key = _key(node)
+            if key in seen:
+                found.append(f"{node.name} repeats an earlier call of {node.target}")
+            seen.add(key)
+    return found
+
+
+class MergeCommonSubexpressions(Pass):
+    """Of calls of one op with the same arguments the first remains, with the provenance of all.
+
+    Every op in a program is pure, so equal arguments mean equal results.
+    """
+
+    name = "merge_common_subexpressions"
+    ensures = (Condition("no call is repeated", _repeated),)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        first: dict[Hashable, Node] = {}
+        for node in list(program.graph.nodes):
+            if node.op != "call_function":
+                continue
+            same = first.setdefault(_key(node), node)
+            if same is not node:
+                same.meta[WHERE] = where_of([same, node])
+                program.replace(node, same)
+                result.matched += 1
+        return result

@@ -1,0 +1,242 @@
+"""Removes calls that give back what they were given."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Bind, Call, Match, Pattern, RewritePass, Rule, bound_arguments, fits
+from ..views import RESHAPES, last_or, slice_bounds, view_as
+
+aten = torch.ops.aten
+
+_VIEWS = (
+    *RESHAPES,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int)
+
+
+@dataclass(frozen=True)
+class When(Pattern):
+    """A call that fits ``pattern`` and of which ``holds`` is true; others are no candidates."""
+
+    pattern: Pattern
+    holds: Callable[[Program, Node], bool]
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        for found in fits(program, self.pattern, value, match):
+            if self.holds(program, value):
+                yield found
+
+
+def _same_shape(program: Program, node: Node) -> bool:
+    source = node.args[0]
+    return isinstance(source, Node) and program.shape(source) == program.shape(node)
+
+
+def _shows_the_same(program: Program, node: Node) -> bool:
+    if node.target is aten.permute.default:
+        order = node.args[1]
+        assert isinstance(order, (list, tuple))
+        return [d % len(order) for d in order] == list(range(len(order)))  # type: ignore[operator]
+    if node.target is aten.transpose.int:
+        rank = program.value(node).dim()
+        return node.args[1] % rank == node.args[2] % rank  # type: ignore[operator]
+    return _same_shape(program, node)
+
+
+def _cancels(program: Program, node: Node) -> bool:
+    """Whether a transpose exchanges the dimensions that its argument has exchanged."""
+    inner, rank = node.args[0], program.value(node).dim()
+    assert isinstance(inner, Node)
+    return {d % rank for d in node.args[1:3]} == {d % rank for d in inner.args[1:3]}  # type: ignore[operator]
+
+
+def _is_piece(program: Program, node: Node) -> bool:
+    """Whether a getitem takes one of the results of a split."""
+    split = node.args[0]
+    assert isinstance(split, Node)
+    return split.target in _SPLITS and not any(isinstance(a, Node) for a in split.args[1:])
+
+
+def _adjoin(program: Program, node: Node) -> bool:
+    """Whether a cat puts slices of one value back together in the dimension and order that they were cut in."""
+    return _joined_bounds(program, node) is not None
+
+
+def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
+    """(base, dim, start, stop) of the slice that a cat of adjoining slices is."""
+    parts = node.args[0]
+    assert isinstance(parts, (list, tuple))
+    dim = (node.args[1] if len(node.args) > 1 else 0) % program.value(node).dim()  # type: ignore[operator]
+    found = [slice_bounds(program, p) for p in parts]
+    bounds = [b for b in found if b is not None]
+    if len(bounds) != len(found) or any(b[0] is not bounds[0][0] or b[1] != dim or b[4] != 1 for b in bounds):
+        return None
+    if any(a[3] != b[2] for a, b in pairwise(bounds)):
+        return None
+    return bounds[0][0], dim, bounds[0][2], bounds[-1][3]
+
+
+class _GivesX(Rule):
+    """A rule whose pattern is a way to write x."""
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return match.node("x")
+
+
+class DropCast(_GivesX):
+    name = "drop_cast"
+    pattern = Call((aten._to_copy.default, aten.type_as.default), Bind("x"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        old, new = program.value(match.node("x")).dtype, program.value(match.root).dtype
+        return None if old == new else f"changes {old} into {new}"
+
+
+class DropCopy(_GivesX):
+    """A copy of a value that is never written to."""
+
+    name = "drop_copy"
+    pattern = Call((aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), Bind("x"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        strides = [tuple(program.expression(s) for s in program.value(n).stride()) for n in (match.node("x"), match.root)]
+        if strides[0] == strides[1] or not any(u.target in RESHAPES for u in match.root.users):
+            return None
+        return "a view needs the order in memory that the copy has"
+
+
+class DropDropout(_GivesX):
+    name = "drop_dropout"
+    pattern = Call(aten.dropout.default, Bind("x"), train=False)
+
+
+class DropNeutral(_GivesX):
+    """x * 1, x / 1, x + 0, x - 0."""
+
+    name = "drop_neutral"
+    pattern = (
+        Call((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar), Bind("x"), 1)
+        | Call((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar), Bind("x"), 0)
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        old, new = program.value(match.node("x")).dtype, program.value(match.root).dtype
+        return None if old == new else f"changes {old} into {new}"
+
+
+class DropView(_GivesX):
+    """A view that shows the same."""
+
+    name = "drop_view"
+    pattern = When(Call(_VIEWS, Bind("x")), _shows_the_same)
+
+
+class JoinViews(Rule):
+    """A view of a view is a view of the first value."""
+
+    name = "join_views"
+    pattern = Call(RESHAPES, Call(RESHAPES, Bind("x")))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if sum(not s.is_Integer for s in program.shape(match.root)) > 1:
+            return "several sizes are symbolic"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        joined = view_as(program, match.node("x"), program.shape(match.root), match.where)
+        assert joined is not None  # check has seen to it
+        return joined
+
+
+class CancelTransposes(_GivesX):
+    """A transpose of the same transpose."""
+
+    name = "cancel_transposes"
+
+    pattern = When(Call(aten.transpose.int, Call(aten.transpose.int, Bind("x"))), _cancels)
+
+
+class CancelUnsqueeze(_GivesX):
+    """Dimension 0 of size 1 put in and taken out again."""
+
+    name = "cancel_unsqueeze"
+    pattern = Call((aten.select.int, aten.squeeze.dim), Call(aten.unsqueeze.default, Bind("x"), 0), 0)
+
+
+class SplitToSlices(Rule):
+    """One of the results of a split or chunk is a slice, one of an unbind a select."""
+
+    name = "split_to_slices"
+    pattern = When(Call(operator.getitem, Call(_SPLITS)), _is_piece)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        split, index = match.root.args[0], match.root.args[1]
+        assert isinstance(split, Node) and isinstance(index, int)
+        given = bound_arguments(split)
+        x, pieces = given["self"], split.meta["val"]
+        index, dim = index % len(pieces), given["dim"] % program.value(x).dim()
+        if split.target is aten.unbind.int:
+            return program.call(aten.select.int, x, dim, index, where=match.where)
+        sizes = [int(program.expression(p.shape[dim])) for p in pieces]
+        start = sum(sizes[:index])
+        dim = last_or(dim, program.value(x).dim())
+        return program.call(aten.slice.Tensor, x, dim, start, start + sizes[index], where=match.where)
+
+    def check(self, program: Program, match: Match) -> str | None:
+        split = match.root.args[0]
+        assert isinstance(split, Node)
+        x, dim = bound_arguments(split)["self"], bound_arguments(split)["dim"]
+        return None if program.shape(x)[dim].is_Integer else "splits a dimension of symbolic size"
+
+
+class JoinSlices(Rule):
+    """A cat of adjoining slices is a slice, or what they were cut from."""
+
+    name = "join_slices"
+    pattern = When(Call(aten.cat.default), _adjoin)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        bounds = _joined_bounds(program, match.root)
+        assert bounds is not None
+        base, dim, start, stop = bounds
+        if program.shape(base) == program.shape(match.root):
+            return base
+        return program.call(
+            aten.slice.Tensor, base, last_or(dim, program.value(base).dim()), start, stop, where=match.where
+        )
+
+
+class RemoveNoops(RewritePass):
+    """Copies, casts to the same dtype, dropout, neutral numbers, views that show the same or cancel each other go.
+
+    Splits become slices, and slices that are put together again become one.
+    """
+
+    name = "remove_noops"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        DropCast(),
+        DropCopy(),
+        DropDropout(),
+        DropNeutral(),
+        DropView(),
+        JoinViews(),
+        CancelTransposes(),
+        CancelUnsqueeze(),
+        SplitToSlices(),
+        JoinSlices(),
+    )

@@ -1,0 +1,163 @@
+"""Values seen as a base whose dimensions were exchanged and between whose dimensions some of size 1 were put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..views import view_as
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A value of rank ``len(dims)``: its dimension i is dimension ``dims[i]`` of ``base``, or one of size 1 if None.
+
+    Every dimension of ``base`` appears once. [1, N, T, D] with a base [T, N, D] has dims (None, 1, 0, 2).
+    """
+
+    base: Node
+    dims: tuple[int | None, ...]
+
+    @property
+    def real(self) -> list[int]:
+        """The value's dimensions that the base has, in the value's order."""
+        return [i for i, d in enumerate(self.dims) if d is not None]
+
+    @property
+    def order(self) -> list[int]:
+        """The same, in the base's order."""
+        return sorted(self.real, key=lambda i: self._base(i))
+
+    def _base(self, dim: int) -> int:
+        found = self.dims[dim]
+        assert found is not None
+        return found
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    def last_is_last(self) -> bool:
+        """Whether the value's last dimension is the base's last one."""
+        return bool(self.dims) and self.dims[-1] is not None and self.dims[-1] == len(self.real) - 1
+
+
+def as_it_is(program: Program, node: Node) -> Laid:
+    """A value that is its own base."""
+    return Laid(node, tuple(range(program.value(node).dim())))
+
+
+def arrange(program: Program, value: Laid, target: Sequence[int], rank: int, *, broadcast: bool) -> Node:
+    """The value with exactly the dimensions ``target``, in that order.
+
+    Args:
+        target: dimensions of a result of rank ``rank``, to which the value's are aligned on the right. All of the
+            value's real dimensions are among them.
+        broadcast: leave out leading dimensions of size 1, which broadcasting puts back.
+    """
+    offset = rank - value.rank
+    places = [value.dims[t - offset] if t >= offset else None for t in target]
+    node, where = value.base, value.base.meta.get(WHERE) or ("",)
+    node = permute(program, node, [p for p in places if p is not None], where)
+    for i in range(len(places)) if not broadcast else range(_leading_nones(places), len(places)):
+        if places[i] is None:
+            node = program.call(aten.unsqueeze.default, node, i - (_leading_nones(places) if broadcast else 0), where=where)
+    return node
+
+
+def _leading_nones(places: Sequence[int | None]) -> int:
+    return next((i for i, p in enumerate(places) if p is not None), len(places))
+
+
+def materialize(program: Program, value: Laid) -> Node:
+    """The value itself, as a node."""
+    return arrange(program, value, range(value.rank), value.rank, broadcast=False)
+
+
+def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str, ...]) -> Node:
+    """``node`` with its dimensions in ``order``; as a transpose where two change places."""
+    moved = [i for i, d in enumerate(order) if i != d]
+    if not moved:
+        return node
+    if len(moved) == 2:
+        return program.call(aten.transpose.int, node, moved[0], moved[1], where=where)
+    return program.call(aten.permute.default, node, list(order), where=where)
+
+
+def reshape(program: Program, value: Laid, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Laid | None:
+    """The value seen with another shape; None if that takes two symbolic sizes.
+
+    A leading 1 becomes a dimension that the base doesn't have. Where dimensions are joined that are apart in the base,
+    the base is put in the value's order first.
+    """
+    leading = 1 if len(shape) > 1 and shape[0] == 1 else 0
+    if (found := _regroup(program, value, shape, leading, where)) is not None:
+        return found
+    natural = materialize(program, Laid(value.base, tuple(d for d in value.dims if d is not None)))
+    return _regroup(program, as_it_is(program, natural), shape, leading, where)
+
+
+def _regroup(
+    program: Program, value: Laid, shape: Sequence[sympy.Expr], leading: int, where: tuple[str, ...]
+) -> Laid | None:
+    base_shape = program.shape(value.base)
+    old = [d for d in value.dims if d is not None]  # base dimensions in the value's order
+    groups = group_sizes([base_shape[d] for d in old], list(shape[leading:]))
+    if groups is None:
+        return None
+    made: dict[int, list[int]] = {}  # base dimension -> result dimensions that start there
+    for ins, outs in groups:
+        bases, outs = [old[i] for i in ins], [o + leading for o in outs]
+        if [base_shape[b] for b in bases] == [shape[o] for o in outs]:
+            made.update({b: [o] for b, o in zip(bases, outs, strict=True)})
+        elif bases == list(range(bases[0], bases[0] + len(bases))):
+            made[bases[0]] = outs
+        else:
+            return None
+    order = [o for b in sorted(made) for o in made[b]]
+    base = view_as(program, value.base, [shape[o] for o in order], where)
+    if base is None:
+        return None
+    dims: list[int | None] = [None] * leading + [order.index(o) for o in range(leading, len(shape))]
+    return Laid(base, tuple(dims))
+
+
+def group_sizes(
+    old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]
+) -> list[tuple[list[int], list[int]]] | None:
+    """Splits two shapes with equal products into the shortest runs with equal products: (old indices, new indices).
+
+    None where the sizes don't come out even.
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        if i == len(old) or j == len(new):
+            return None
+        ins, outs, left, right = [i], [j], old[i], new[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if sympy.denom(sympy.cancel(left / right)) == 1 and j < len(new):
+                outs.append(j)
+                right, j = right * new[j], j + 1
+            elif i < len(old):
+                ins.append(i)
+                left, i = left * old[i], i + 1
+            else:
+                return None
+        while i < len(old) and old[i] == 1:
+            ins.append(i)
+            i += 1
+        while j < len(new) and new[j] == 1:
+            outs.append(j)
+            j += 1
+        groups.append((ins, outs))
+    return groups

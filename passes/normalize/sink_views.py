@@ -1,0 +1,304 @@
+"""Moves views that only put in, take out or exchange dimensions down to where something needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node, Target, map_arg
+
+from ..base import Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program, tensor_arguments
+from ..ir.provenance import WHERE, join_where
+from ..views import RESHAPES, last_or, slice_bounds
+from .layout import Laid, arrange, as_it_is, materialize, reshape
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+Handler = Callable[["_Sinking", Node], "Laid | None"]
+
+
+class SinkViews(Pass):
+    """Values lose the batch dimension of 1 and take the order [T, N, D] wherever that is only a matter of views.
+
+    A captured graph computes on [1, T, H] and on [1, N, T, D]. This pass goes through it in order and knows of each
+    value a *base* (a node) and how the value's dimensions lie in it (``Laid``). unsqueeze, squeeze, select of a
+    dimension of 1, transpose and permute only change the latter; an op that treats dimensions alike is called on the
+    bases; for an op that isn't known here the value is made again from its base, which is always right.
+
+    ``matched`` counts the views that went.
+    """
+
+    name = "sink_views"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        return _Sinking(program).run()
+
+
+class _Sinking:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.laid: dict[Node, Laid] = {}
+        self.result = PassResult()
+
+    def run(self) -> PassResult:
+        for node in list(self.program.graph.nodes):
+            if node.op == "call_function":
+                self.visit(node)
+        output = self.program.output
+        output.args = map_arg(output.args, self.remade)
+        return self.result
+
+    def visit(self, node: Node) -> None:
+        with self.program.inserting_before(node):
+            handler = _handler(node)
+            found = handler(self, node) if handler is not None else None
+            if found is not None:
+                self.laid[node] = found
+                if node.target in _VIEWS and found.base is self.of(node.args[0]).base:
+                    self.result.matched += 1
+                return
+            if handler is not None:
+                where = join_where(node.meta[WHERE])
+                self.result.rejected.append(Rejection(node.name, where, f"{node.target}: no rule for these dimensions"))
+            with_views = tensor_arguments(node)
+            # Kept in place, not copied: its results may be several values with getitem nodes behind.
+            node.args = map_arg(node.args, lambda n: self.remade(n) if n in with_views else n)
+            node.kwargs = map_arg(node.kwargs, lambda n: self.remade(n) if n in with_views else n)
+
+    def of(self, node: Any) -> Laid:
+        """How a value lies in its base; itself where nothing is known."""
+        return self.laid[node] if node in self.laid else as_it_is(self.program, node)
+
+    def remade(self, node: Node) -> Node:
+        """The value itself, from its base."""
+        return materialize(self.program, self.laid[node]) if node in self.laid else node
+
+    def emit(self, node: Node, *args: Any, target: Target | None = None, **kwargs: Any) -> Node:
+        """The call that ``node`` becomes: ``node`` itself where nothing changes."""
+        target = target or node.target
+        if target is node.target and args == tuple(node.args) and kwargs == node.kwargs:
+            return node
+        return self.program.call(target, *args, where=node.meta[WHERE], **kwargs)  # type: ignore[arg-type]
+
+
+def _handler(node: Node) -> Handler | None:
+    if node.target in _HANDLERS:
+        return _HANDLERS[node.target]
+    if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags:
+        return _pointwise
+    return None
+
+
+def _dim(value: int, rank: int) -> int:
+    return value % rank if rank else 0
+
+
+def _removed(dims: Sequence[int | None], at: int) -> tuple[int | None, ...]:
+    """``dims`` without the entry ``at``, after its base dimension has gone."""
+    gone = dims[at]
+    assert gone is not None
+    return tuple(d if d is None or d < gone else d - 1 for i, d in enumerate(dims) if i != at)
+
+
+# ---- views
+
+
+def _unsqueeze(s: _Sinking, node: Node) -> Laid | None:
+    x, dim = s.of(node.args[0]), node.args[1]
+    at = _dim(dim, x.rank + 1)  # type: ignore[arg-type]
+    return Laid(x.base, (*x.dims[:at], None, *x.dims[at:]))
+
+
+def _squeeze(s: _Sinking, node: Node) -> Laid | None:
+    x, dims = s.of(node.args[0]), node.args[1]
+    at = {_dim(d, x.rank) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}  # type: ignore[type-var]
+    if any(x.dims[i] is not None for i in at):
+        return None
+    return Laid(x.base, tuple(d for i, d in enumerate(x.dims) if i not in at))
+
+
+def _select(s: _Sinking, node: Node) -> Laid | None:
+    x, dim, index = s.of(node.args[0]), node.args[1], node.args[2]
+    at = _dim(dim, x.rank)  # type: ignore[arg-type]
+    where = x.dims[at]
+    if where is None:
+        return Laid(x.base, (*x.dims[:at], *x.dims[at + 1 :]))
+    return Laid(s.emit(node, x.base, where, index), _removed(x.dims, at))
+
+
+def _transpose(s: _Sinking, node: Node) -> Laid | None:
+    x = s.of(node.args[0])
+    a, b = (_dim(d, x.rank) for d in node.args[1:3])  # type: ignore[arg-type]
+    dims = list(x.dims)
+    dims[a], dims[b] = dims[b], dims[a]
+    return Laid(x.base, tuple(dims))
+
+
+def _permute(s: _Sinking, node: Node) -> Laid | None:
+    x, order = s.of(node.args[0]), node.args[1]
+    return Laid(x.base, tuple(x.dims[_dim(d, x.rank)] for d in order))  # type: ignore[union-attr,arg-type]
+
+
+def _t(s: _Sinking, node: Node) -> Laid | None:
+    x = s.of(node.args[0])
+    return Laid(x.base, x.dims[::-1])
+
+
+def _reshape(s: _Sinking, node: Node) -> Laid | None:
+    return reshape(s.program, s.of(node.args[0]), s.program.shape(node), node.meta[WHERE])
+
+
+def _expand(s: _Sinking, node: Node) -> Laid | None:
+    """Only where it changes nothing."""
+    x = s.of(node.args[0])
+    same = s.program.shape(node) == s.program.shape(node.args[0])  # type: ignore[arg-type]
+    return x if same else None
+
+
+# ---- ops that treat dimensions alike
+
+
+def _pointwise(s: _Sinking, node: Node) -> Laid | None:
+    given = tensor_arguments(node)
+    if not given or any(isinstance(a, (list, tuple)) for a in node.args):
+        return None
+    rank = s.program.value(node).dim()
+    values = {n: s.of(n) for n in given}
+    target = _common_order(s.program, list(values.values()), rank)
+    arranged = {n: arrange(s.program, v, target, rank, broadcast=True) for n, v in values.items()}
+    base = s.emit(node, *map_arg(node.args, arranged.__getitem__), **map_arg(node.kwargs, arranged.__getitem__))
+    return Laid(base, tuple(target.index(i) if i in target else None for i in range(rank)))
+
+
+def _common_order(program: Program, values: Sequence[Laid], rank: int) -> list[int]:
+    """The dimensions of a result of ``rank`` that some base has: as in the base that has all, else in their order."""
+    orders = [[i + rank - v.rank for i in v.order] for v in values]
+    every = {i for order in orders for i in order}
+    return next((order for order in orders if set(order) == every), sorted(every))
+
+
+def _reduce(s: _Sinking, node: Node) -> Laid | None:
+    x, dims = s.of(node.args[0]), node.args[1]
+    keep = len(node.args) > 2 and bool(node.args[2])
+    if not isinstance(dims, (list, tuple)) or len(dims) != 1:
+        return None
+    at = _dim(dims[0], x.rank)  # type: ignore[arg-type]
+    where = x.dims[at]
+    if where is None:
+        return None
+    base = s.emit(node, x.base, [last_or(where, len(x.real))], *node.args[2:], **node.kwargs)
+    return Laid(base, x.dims if keep else _removed(x.dims, at))
+
+
+def _slice(s: _Sinking, node: Node) -> Laid | None:
+    bounds = slice_bounds(s.program, node)
+    if bounds is None:
+        return None
+    source, dim, start, stop, step = bounds
+    x = s.of(source)
+    where = x.dims[dim]
+    if where is None:
+        return x if (start, stop) == (0, 1) else None
+    extra = (step,) if step != 1 else ()
+    return Laid(s.emit(node, x.base, last_or(where, len(x.real)), start, stop, *extra), x.dims)
+
+
+def _cat(s: _Sinking, node: Node) -> Laid | None:
+    parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
+    rank = parts[0].rank
+    at = _dim(node.args[1] if len(node.args) > 1 else 0, rank)  # type: ignore[arg-type]
+    if any(p.rank != rank or p.dims[at] is None for p in parts):
+        return None
+    target = _common_order(s.program, parts, rank)
+    arranged = [arrange(s.program, p, target, rank, broadcast=False) for p in parts]
+    base = s.emit(node, arranged, last_or(target.index(at), len(target)))
+    return Laid(base, tuple(target.index(i) if i in target else None for i in range(rank)))
+
+
+def _stack(s: _Sinking, node: Node) -> Laid | None:
+    """Along a new last dimension only."""
+    parts = [s.of(n) for n in node.args[0]]  # type: ignore[union-attr]
+    rank = parts[0].rank
+    if _dim(node.args[1] if len(node.args) > 1 else 0, rank + 1) != rank:  # type: ignore[arg-type]
+        return None
+    target = _common_order(s.program, parts, rank)
+    arranged = [arrange(s.program, p, target, rank, broadcast=False) for p in parts]
+    dims = tuple(target.index(i) if i in target else None for i in range(rank))
+    return Laid(s.emit(node, arranged, -1), (*dims, len(target)))
+
+
+def _repeat_interleave(s: _Sinking, node: Node) -> Laid | None:
+    x = s.of(node.args[0])
+    if len(node.args) < 3 or node.kwargs:
+        return None
+    where = x.dims[_dim(node.args[2], x.rank)]  # type: ignore[arg-type]
+    if where is None:
+        return None
+    return Laid(s.emit(node, x.base, node.args[1], last_or(where, len(x.real))), x.dims)
+
+
+def _over_last(s: _Sinking, node: Node) -> Laid | None:
+    """Ops of the first argument's last dimension: linear, norms, gated activations."""
+    x = s.of(node.args[0])
+    if not x.last_is_last():
+        return None
+    others = [map_arg(a, s.remade) for a in node.args[1:]]
+    return Laid(s.emit(node, x.base, *others, **node.kwargs), x.dims)
+
+
+def _layer_norm(s: _Sinking, node: Node) -> Laid | None:
+    return _over_last(s, node) if len(node.args[1]) == 1 else None  # type: ignore[arg-type]
+
+
+def _matmul(s: _Sinking, node: Node) -> Laid | None:
+    """x [.., K] with a matrix [K, N]."""
+    other = node.args[1]
+    if not isinstance(other, Node) or other in s.laid or s.program.value(other).dim() != 2:
+        return None
+    return _over_last(s, node)
+
+
+def _softmax(s: _Sinking, node: Node) -> Laid | None:
+    rank = s.program.value(node).dim()
+    return _over_last(s, node) if _dim(node.args[1], rank) == rank - 1 else None  # type: ignore[arg-type]
+
+
+def _embedding(s: _Sinking, node: Node) -> Laid | None:
+    ids = s.of(node.args[1])
+    base = s.emit(node, node.args[0], ids.base, *node.args[2:], **node.kwargs)
+    return Laid(base, (*ids.dims, len(ids.real)))
+
+
+_VIEWS: dict[Target, Handler] = {
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
+    aten.select.int: _select,
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.t.default: _t,
+    aten.expand.default: _expand,
+    **{op: _reshape for op in RESHAPES},
+}
+
+_HANDLERS: dict[Target, Handler] = {
+    **_VIEWS,
+    **{op: _pointwise for op in (aten._to_copy.default, aten.clone.default, aten.alias.default)},
+    **{op: _reduce for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default)},
+    aten.slice.Tensor: _slice,
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.repeat_interleave.self_int: _repeat_interleave,
+    aten.linear.default: _over_last,
+    aten.matmul.default: _matmul,
+    aten.layer_norm.default: _layer_norm,
+    aten.rms_norm.default: _layer_norm,
+    aten.softmax.int: _softmax,
+    ew.linear.default: _over_last,
+    ew.rms_norm.default: _over_last,
+    ew.layer_norm.default: _over_last,
+    ew.gated_activation.default: _over_last,
+    aten.embedding.default: _embedding,
+}
