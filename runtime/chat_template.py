@@ -43,7 +43,7 @@ class ChatTemplate:
             ) from e
         self._variables = {k: v for k, v in special_tokens.items() if isinstance(v, str)}
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: object) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation.
 
         Args:

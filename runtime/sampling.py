@@ -49,7 +49,8 @@ class SamplingParams:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        given: str | tuple[str, ...] = self.stop  # one string is taken too
+        stop = (given,) if isinstance(given, str) else tuple(given)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check("temperature", self.temperature, _is_number(self.temperature, 0), "a number >= 0")

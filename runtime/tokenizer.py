@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tokenizers
 
@@ -27,7 +28,7 @@ class Tokenizer:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
-        except Exception as e:  # noqa: BLE001  tokenizers raises the bare class
+        except Exception as e:  # tokenizers raises the bare class
             raise BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.") from e
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -53,7 +54,7 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode_chat(self, messages: Sequence[Message], **variables: object) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation up to the assistant's turn; see ``ChatTemplate.render``. Raises RequestError."""
         if self.chat_template is None:
             raise RequestError("chat: this model has no chat template", hint="Use generate with a prompt instead.")
@@ -93,13 +94,16 @@ class Detokenizer:
             return ""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
-        unsure = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_INCOMPLETE)
+        unsure = len(text) - len(text.rstrip(_REPLACEMENT))
+        no_text = len(self._window) > _LONGEST_WINDOW  # bytes that no character needs so many of
+        if no_text:
+            unsure = min(unsure, _MOST_INCOMPLETE)
         piece = text[self._given : len(text) - unsure]
         self._given = max(self._given, len(text) - unsure)
         if not unsure:
             self._begin_window(self._clean, 0)
             self._clean = len(self._window)
-        elif len(self._window) > _LONGEST_WINDOW:  # bytes that are no text
+        elif no_text:
             self._begin_window(len(self._window) - _CONTEXT, len(text) - self._given)
             self._clean = 0
         return piece

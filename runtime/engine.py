@@ -1,0 +1,37 @@
+"""The engine: one step after the other. Not safe for several threads; see ``engine_loop``."""
+
+from __future__ import annotations
+
+from .executors.base import Executor
+from .request import Request
+from .scheduler.continuous import ContinuousScheduler, SchedulerConfig
+
+
+class Engine:
+    """Requests in, tokens out."""
+
+    def __init__(self, executor: Executor, config: SchedulerConfig) -> None:
+        self.executor = executor
+        self.scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
+
+    def step(self) -> list[Request]:
+        """Runs one step; returns the requests that got tokens or logits, finished ones among them."""
+        batch = self.scheduler.schedule()
+        pending = self.executor.submit(batch.step)
+        self.scheduler.prepare_next(batch)
+        return self.scheduler.commit(batch, pending.result())
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. Raises CapacityError if it could never fit."""
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """Ends a request and releases its blocks; nothing happens if it has ended."""
+        self.scheduler.abort(request)
+
+    def abort_all(self) -> None:
+        """Ends every request."""
+        self.scheduler.abort_all()
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()

@@ -1,0 +1,105 @@
+"""How many KV blocks each cache group gets from a memory budget, and what they hold."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.errors import CapacityError, RequestError
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_SHARE_OF_FREE = 4
+"""The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """Pool sizes: every group holds the same ``tokens``, because a request needs its tokens in all of them."""
+
+    groups: tuple[CacheGroup, ...]
+    tokens: int
+
+    @classmethod
+    def of(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
+        """The plan that these pools follow."""
+        return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in groups), default=0))
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Cache group -> blocks."""
+        return {g.name: self.tokens // g.block_size for g in self.groups}
+
+    @property
+    def bytes(self) -> int:
+        return sum(g.bytes_per_block * self.blocks[g.name] for g in self.groups)
+
+    def __str__(self) -> str:
+        """For people, for example "KV cache: 1.2 GiB, 3072 blocks of 32 tokens = 98304 tokens"."""
+        pools = [f"{self.blocks[g.name]} blocks of {g.block_size} tokens" for g in self.groups]
+        if len(pools) > 1:
+            pools = [f"{p} ({g.name})" for p, g in zip(pools, self.groups, strict=True)]
+        return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools) or 'no blocks'} = {self.tokens} tokens"
+
+
+def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int) -> PoolPlan:
+    """Pools that fit in ``budget`` bytes, of no more than ``most_tokens`` (rounded up to whole blocks).
+
+    Raises CapacityError if the budget holds no block of each group.
+    """
+    unit = math.lcm(*(g.block_size for g in groups))
+    unit_bytes = sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
+    units = -(-most_tokens // unit)
+    if unit_bytes:
+        units = min(units, budget // unit_bytes)
+    if units < 1:
+        raise CapacityError(
+            f"memory: a KV budget of {format_bytes(budget)} holds no block: "
+            f"{unit} tokens need {format_bytes(unit_bytes)}",
+            hint=f"Pass memory of {unit_bytes} bytes or more.",
+        )
+    return PoolPlan(tuple(groups), units * unit)
+
+
+def bytes_for(groups: Sequence[CacheGroup], tokens: int) -> int:
+    """The smallest budget with which ``plan_pools`` holds ``tokens``."""
+    unit = math.lcm(*(g.block_size for g in groups))
+    return -(-tokens // unit) * sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
+
+
+def parse_size(value: int | str) -> int:
+    """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError naming ``memory``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise RequestError(f"memory: {value!r} is no size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def format_bytes(size: int) -> str:
+    """For people: "512 B", "1.2 GiB"."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(size.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{size / 1024**power:.{1 if power else 0}f} {units[power]}"
+
+
+def default_budget() -> int:
+    """Bytes for the KV cache where the caller says nothing: a quarter of the memory that is free here."""
+    return free_memory() // _SHARE_OF_FREE
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be used: what the system has, or the container allows, whichever is less."""
+    try:
+        available = int(re.search(r"^MemAvailable:\s+(\d+)", meminfo.read_text(), re.M)[1]) * 1024  # type: ignore[index]
+    except (OSError, TypeError):  # no Linux, or one without this line
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        return max(0, min(available, limit - int((cgroup / "memory.current").read_text())))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        return available

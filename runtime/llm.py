@@ -1,0 +1,337 @@
+"""``LLM``: a bundle, ready to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+import os
+import queue
+from collections.abc import AsyncGenerator, Generator, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from enginewright.plugins.contracts import ExecutorCaps, FloatArray, ModelInfo
+from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
+
+from .bundle.reader import Bundle
+from .chat_template import Message
+from .engine import Engine
+from .engine_loop import EngineLoop
+from .executors.base import Executor
+from .kv_cache.cache_groups import PoolPlan, default_budget, parse_size, plan_pools
+from .output_text import OutputText
+from .outputs import RequestOutput, StreamPiece
+from .request import Request
+from .sampling import SamplingParams
+from .scheduler.continuous import SchedulerConfig
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Event = StreamPiece | EnginewrightError
+
+
+class LLM:
+    """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
+
+    A request's tokens do not depend on its company, on chunks, or on threads.
+
+    Args:
+        path: the bundle.
+        target: which of its targets to run.
+        threads: of the kernels; 0 takes as many as there are cores.
+        isa: instruction set of the cpu target ("avx512", "avx2", "portable"); None takes the best there is.
+        memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
+            than ``max_requests`` requests of full context need.
+        max_requests: most requests that run at a time; more wait.
+        prefill_chunk: most prompt tokens of a step, over all requests.
+        verify: check the hashes of all files first (reads the whole bundle).
+
+    Raises:
+        BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
+        CapacityError: ``memory`` holds no KV block.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        target: str = "cpu",
+        threads: int = 0,
+        isa: str | None = None,
+        memory: int | str | None = None,
+        max_requests: int = 64,
+        prefill_chunk: int = 512,
+        verify: bool = False,
+    ) -> None:
+        config = _scheduler_config(max_requests, prefill_chunk)
+        bundle = Bundle.open(path)
+        if verify:
+            bundle.verify_hashes()
+        if target != "cpu":
+            bundle.target(target)
+            raise BundleError(f"{path}: this Enginewright can't run target {target!r}", hint="Use target 'cpu'.")
+        from .executors.cpu import CpuExecutor  # needs the extension module, which other targets don't
+
+        groups = [g.to_group() for g in bundle.program(target).cache_groups]
+        budget = default_budget() if memory is None else parse_size(memory)
+        plan = plan_pools(groups, budget, max_requests * bundle.model.context_length)
+        executor = CpuExecutor(bundle, plan.blocks, threads=threads, isa=isa)
+        files = bundle.tokenizer_files()
+        self._start(executor, bundle.model, Tokenizer(files) if files.tokenizer_json else None, config)
+
+    @classmethod
+    def from_executor(
+        cls,
+        executor: Executor,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_requests: int = 64,
+        prefill_chunk: int = 512,
+    ) -> LLM:
+        """Serves an executor that you made yourself; it is closed with the LLM."""
+        llm = cls.__new__(cls)
+        llm._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk))
+        return llm
+
+    def _start(
+        self, executor: Executor, model: ModelInfo, tokenizer: Tokenizer | None, config: SchedulerConfig
+    ) -> None:
+        self.model = model
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._engine = Engine(executor, config)
+        self._loop = EngineLoop(self._engine)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises BundleError if the bundle has none; then prompts are token ids."""
+        if self._tokenizer is None:
+            raise BundleError("the bundle has no tokenizer/tokenizer.json", hint="Pass token ids instead of text.")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes one prompt or several, together.
+
+        Args:
+            prompts: text or token ids; or a list of either.
+            params: for all, or one for each; None is ``SamplingParams()``: greedy.
+
+        Returns:
+            One output a prompt, in their order; a list for a single prompt too.
+
+        Raises:
+            RequestError: a prompt is empty, too long, or has a token that isn't there; no request has run then.
+            CapacityError: a request that the KV cache can't hold, with the memory that would.
+        """
+        return self._run_all([self._encode(p) for p in _listed(prompts)], params)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several. ``variables`` go to the chat template (tools, enable_thinking, ...).
+
+        Raises what ``generate`` raises, and RequestError where the template refuses the messages.
+        """
+        several = bool(messages) and not hasattr(messages[0], "keys")
+        chats = cast("Sequence[Sequence[Message]]", messages if several else [messages])
+        return self._run_all([self.tokenizer.encode_chat(chat, **variables) for chat in chats], params)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
+        """Completes one prompt piece by piece. Closing the generator aborts the request.
+
+        A wrong prompt raises at once, and not at the first piece.
+        """
+        return self._stream(self._request(self._encode(prompt), params or SamplingParams()))
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **variables: Any
+    ) -> Generator[StreamPiece, None, None]:
+        """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
+        ids = self.tokenizer.encode_chat(messages, **variables)
+        return self._stream(self._request(ids, params or SamplingParams()))
+
+    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
+        """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
+        return self._astream(self._request(self._encode(prompt), params or SamplingParams()))
+
+    def astream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **variables: Any
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """``stream_chat`` for coroutines; see ``astream``."""
+        ids = self.tokenizer.encode_chat(messages, **variables)
+        return self._astream(self._request(ids, params or SamplingParams()))
+
+    def logits(self, ids: Sequence[int]) -> FloatArray:
+        """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
+        prompt = self._checked_ids(ids, self.model.context_length)
+        logits = np.empty((len(prompt), self.model.vocab_size), np.float32)
+        request = Request(prompt, SamplingParams(), max_tokens=0, logits=logits)
+        with contextlib.closing(self._stream(request)) as pieces:
+            for _ in pieces:
+                pass
+        return logits
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """What the model's makers recommend (temperature, top_k, ...), with your own values on top."""
+        return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
+
+    def info(self) -> dict[str, Any]:
+        """What is loaded: the model, how it runs, and what the KV cache holds."""
+        scheduler = self._engine.scheduler
+        plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
+        return {
+            "model": self.model.name,
+            "architecture": self.model.architecture,
+            "parameters": self.model.parameters,
+            "vocab_size": self.model.vocab_size,
+            "context_length": self.model.context_length,
+            "executor": self._executor.describe(),
+            "kv_cache": str(plan),
+            "kv_cache_bytes": plan.bytes,
+            "kv_cache_tokens": plan.tokens,
+            "kv_blocks_free": {name: pool.free for name, pool in scheduler.pools.items()},
+            "preemptions": scheduler.preemptions,
+        }
+
+    def close(self) -> None:
+        """Ends every request and frees the memory. May be called again."""
+        self._loop.close()
+        self._executor.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        return self.tokenizer.encode(prompt) if prompt else []
+
+    def _checked_ids(self, ids: Sequence[int], most: int) -> list[int]:
+        try:
+            prompt = [operator.index(i) for i in ids]
+        except TypeError as e:
+            raise RequestError(f"prompt: {e}", hint="Pass text or a list of token ids.") from e
+        if not prompt:
+            raise RequestError("prompt: it is empty", hint="Pass at least one token.")
+        if len(prompt) > most:
+            raise RequestError(
+                f"prompt: it has {len(prompt)} tokens; the context of {self.model.context_length} tokens has room for "
+                f"{most}",
+                hint="Shorten the prompt.",
+            )
+        wrong = next((i for i in prompt if not 0 <= i < self.model.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"prompt: token {wrong} is outside the vocabulary of {self.model.vocab_size}",
+                hint="Use the tokenizer of this bundle.",
+            )
+        return prompt
+
+    def _request(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        context = self.model.context_length
+        prompt = self._checked_ids(ids, context - 1)
+        text = None
+        if self._tokenizer is not None:
+            text = OutputText(self._tokenizer.detokenizer(prompt), params.stop)
+        elif params.stop:
+            raise RequestError("stop: strings need a tokenizer, and the bundle has none", hint="Use stop_token_ids.")
+        request = Request(
+            prompt,
+            params,
+            end_token_ids=self.model.eos_token_ids,
+            max_tokens=min(params.max_tokens, context - len(prompt)),
+            text=text,
+        )
+        self._engine.scheduler.check(request)
+        return request
+
+    def _run_all(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(
+                f"params: {len(params)} of them for {len(prompts)} prompts", hint="Pass one, or one for each prompt."
+            )
+        requests = [self._request(ids, p) for ids, p in zip(prompts, params, strict=True)]
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        try:
+            for request in requests:
+                self._loop.submit(request, events.put)
+            unfinished = len(requests)
+            while unfinished:
+                unfinished -= _piece(events.get()).finish_reason is not None
+        finally:  # nothing to do unless interrupted
+            for request in requests:
+                self._loop.abort(request)
+        return [request.to_output() for request in requests]
+
+    def _stream(self, request: Request) -> Generator[StreamPiece, None, None]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        try:
+            self._loop.submit(request, events.put)
+            finished = False
+            while not finished:
+                piece = _piece(events.get())
+                finished = piece.finish_reason is not None
+                yield piece
+        finally:
+            self._loop.abort(request)
+
+    async def _astream(self, request: Request) -> AsyncGenerator[StreamPiece, None]:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def put(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        try:
+            self._loop.submit(request, put)
+            finished = False
+            while not finished:
+                piece = _piece(await events.get())
+                finished = piece.finish_reason is not None
+                yield piece
+        finally:
+            self._loop.abort(request)
+
+
+def _piece(event: Event) -> StreamPiece:
+    if isinstance(event, EnginewrightError):
+        raise event
+    return event
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, str) or (len(prompts) and hasattr(prompts[0], "__index__")):
+        return [cast("Prompt", prompts)]
+    return cast("Sequence[Prompt]", prompts)
+
+
+def _scheduler_config(max_requests: int, prefill_chunk: int) -> SchedulerConfig:
+    most = ExecutorCaps().max_tokens
+    for name, value in (("max_requests", max_requests), ("prefill_chunk", prefill_chunk)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from 1 to {most}.")
+    return SchedulerConfig(max_requests=max_requests, prefill_tokens=prefill_chunk)

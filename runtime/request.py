@@ -1,0 +1,120 @@
+"""A request: its tokens, where its cache is, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginewright.plugins.contracts import FloatArray
+
+from .output_text import OutputText
+from .outputs import FinishReason, RequestOutput, StreamPiece, TokenLogprobs
+from .sampling import SamplingParams, seed_of
+
+
+class Request:
+    """One prompt and what becomes of it. The scheduler and the engine loop are its only writers.
+
+    Args:
+        prompt: token ids, at least one.
+        params: how to choose new tokens.
+        end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
+        max_tokens: most new tokens; 0 for a request that only scores its prompt (see ``logits``).
+        text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
+        logits: [S, V], to be filled with the logits of every prompt token; None for an ordinary request.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        end_token_ids: Sequence[int] = (),
+        max_tokens: int | None = None,
+        text: OutputText | None = None,
+        logits: FloatArray | None = None,
+    ) -> None:
+        self.params = params
+        self.seed = seed_of(prompt) if params.seed is None else params.seed
+        self.max_tokens = params.max_tokens if max_tokens is None else max_tokens
+        self.logits = logits
+        self.tokens = list(prompt)  # prompt, then output
+        self.prompt_length = len(self.tokens)
+        self.computed = 0  # tokens whose keys and values are in the cache
+        self.tables: dict[str, list[int]] = {}  # cache group -> blocks, in the order of the tokens
+        self.finish_reason: FinishReason | None = None
+        self._end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._end_token_ids |= frozenset(end_token_ids)
+        self._text = text
+        self._whole_text: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._taken = 0  # new tokens that were given out
+
+    @property
+    def scores(self) -> bool:
+        """Whether it wants the logits of its prompt, and no new tokens."""
+        return self.logits is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def most_cached(self) -> int:
+        """Most tokens that it can ever have in the cache: the last new token never gets there."""
+        return self.prompt_length if self.scores else self.prompt_length + self.max_tokens - 1
+
+    def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Takes a new token, and finishes if it is the last."""
+        self.tokens.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
+            self.finish("stop")
+        elif self.output_length >= self.max_tokens:
+            self.finish("length")
+
+    def accept_logits(self, logits: FloatArray) -> None:
+        """Takes the logits [n, V] of the next n prompt tokens; ``computed`` has not been advanced yet."""
+        assert self.logits is not None
+        self.logits[self.computed : self.computed + len(logits)] = logits
+        if self.computed + len(logits) == self.prompt_length:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""
+        if self._text is not None and self._text.finish() and reason == "length":
+            reason = "stop"
+        self.finish_reason = reason
+
+    def take_piece(self) -> StreamPiece:
+        """What came since the last call."""
+        text = "" if self._text is None else self._text.take()
+        self._whole_text.append(text)
+        first, self._taken = self._taken, self.output_length
+        return StreamPiece(
+            token_ids=tuple(self.tokens[self.prompt_length + first :]),
+            text=text,
+            finish_reason=self.finish_reason,
+            logprobs=tuple(self._logprobs[first:]) if self.params.logprobs else None,
+        )
+
+    def to_output(self) -> RequestOutput:
+        """The whole result; call it after the last ``take_piece``."""
+        assert self.finish_reason is not None
+        return RequestOutput(
+            prompt_token_ids=tuple(self.tokens[: self.prompt_length]),
+            token_ids=tuple(self.tokens[self.prompt_length :]),
+            text="".join(self._whole_text),
+            finish_reason=self.finish_reason,
+            logprobs=tuple(self._logprobs) if self.params.logprobs else None,
+        )

@@ -1,0 +1,105 @@
+"""What a scheduler decides: a batch, and the step input that says the same to an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from enginewright.plugins.contracts import CacheGroup, Int32Array, StepInput, StepOutput
+
+from ..request import Request
+from ..sampling import sampling_batch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens start..start+count-1 of a request, in one step."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step gives the request a new token: its chunk ends with its last known token."""
+        return not self.request.scores and self.start + self.count == len(self.request.tokens)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of logits the request wants: those of the last ``rows`` tokens of the chunk."""
+        return self.count if self.request.scores else int(self.samples)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The chunks of a step, in the order of their tokens."""
+
+    chunks: tuple[Chunk, ...]
+    step: StepInput
+
+
+class Scheduler(Protocol):
+    """Decides, each step anew, which tokens of which requests run. Not safe for several threads."""
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises CapacityError if it could never fit."""
+
+    def abort(self, request: Request) -> None:
+        """Ends a request and releases its blocks; nothing happens if it has ended."""
+
+    def abort_all(self) -> None:
+        """Ends every request."""
+
+    def has_work(self) -> bool:
+        """Whether a request waits or runs."""
+
+    def schedule(self) -> Batch:
+        """The next step. Changes no request but for its blocks, so a step that fails can be scheduled again."""
+
+    def prepare_next(self, batch: Batch) -> None:
+        """What can be done for the step after ``batch`` while the executor computes."""
+
+    def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
+        """Takes the results of ``batch``; returns the requests that got tokens, finished ones among them."""
+
+
+def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> StepInput:
+    """The arrays of a step; see ``contracts.StepInput``."""
+    counts = np.array([c.count for c in chunks], np.int32)  # [B]
+    q_start = np.zeros(len(chunks) + 1, np.int32)  # [B+1]
+    np.cumsum(counts, out=q_start[1:])
+    positions = [np.arange(c.start, c.start + c.count, dtype=np.int32) for c in chunks]
+    rows = [np.arange(end - c.rows, end, dtype=np.int32) for c, end in zip(chunks, q_start[1:], strict=True)]
+    sampled = [(c.request.params, c.request.seed, c.request.output_length) for c in chunks for _ in range(c.rows)]
+    return StepInput(
+        ids=np.concatenate([np.array(c.request.tokens[c.start : c.start + c.count], np.int32) for c in chunks]),
+        positions=np.concatenate(positions),
+        q_start=q_start,
+        kv_len=np.array([c.start + c.count for c in chunks], np.int32),
+        block_tables={name: _block_table(chunks, name) for name in groups},
+        slots={name: _slots(chunks, positions, group) for name, group in groups.items()},
+        rows=np.concatenate(rows),
+        sampling=sampling_batch(sampled) if sampled else None,
+        return_logits=any(c.request.scores for c in chunks),
+    )
+
+
+def _block_table(chunks: Sequence[Chunk], group: str) -> Int32Array:
+    tables = [c.request.tables[group] for c in chunks]
+    padded = np.full((len(chunks), max(map(len, tables))), -1, np.int32)  # [B, blocks]
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
+
+
+def _slots(chunks: Sequence[Chunk], positions: Sequence[Int32Array], group: CacheGroup) -> Int32Array:
+    """Where each token's key and value go: block * K + place in the block.  [T]"""
+    size = group.block_size
+    blocks = [
+        np.array(c.request.tables[group.name], np.int32)[p // size] for c, p in zip(chunks, positions, strict=True)
+    ]
+    where: Int32Array = np.concatenate(blocks) * size + np.concatenate(positions) % size
+    return where

@@ -1,0 +1,252 @@
+"""Continuous batching: every step takes all decodes, then chunks of prefill up to a token budget.
+
+First come, first served. Blocks are taken as tokens come; when they run out, the newest running request gives its
+blocks up and starts over later from its prompt and the tokens it has (Orca, OSDI 2022; vLLM, SOSP 2023).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepOutput
+from enginewright.plugins.errors import CapacityError
+
+from ..kv_cache.block_pool import BlockPool
+from ..kv_cache.cache_groups import bytes_for, format_bytes
+from ..outputs import TokenLogprobs
+from ..request import Request
+from .base import Batch, Chunk, step_input
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Attributes:
+        max_requests: most requests that run at a time.
+        prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
+        prefill_chunk: most prefill tokens of one request in a step; None is no limit of its own.
+    """
+
+    max_requests: int = 64
+    prefill_tokens: int = 512
+    prefill_chunk: int | None = None
+
+
+class ContinuousScheduler:
+    """See ``scheduler.base.Scheduler``.
+
+    Every waiting request is newer than every running one: the queue is served from its front only, and who is
+    preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        caps: ExecutorCaps,
+        groups: Sequence[CacheGroup],
+        blocks: Mapping[str, int],
+    ) -> None:
+        self.config = config
+        self.caps = caps
+        self.groups = {g.name: g for g in groups}
+        self.pools = {g.name: BlockPool(blocks[g.name]) for g in groups}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self.preemptions = 0
+        self._most_running = min(config.max_requests, caps.max_tokens)
+        self._decoded_last = False
+
+    def check(self, request: Request) -> None:
+        """Raises CapacityError if the request could not even run alone. Safe from any thread."""
+        for group in self.groups.values():
+            held = self.pools[group.name].blocks * group.block_size
+            if request.most_cached > held:
+                need = bytes_for(tuple(self.groups.values()), request.most_cached)
+                raise CapacityError(
+                    f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
+                    hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), "
+                    "or lower max_tokens.",
+                )
+
+    def add(self, request: Request) -> None:
+        self.check(request)
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        if request.finished:
+            return
+        request.finish("abort")
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._release(request)
+
+    def abort_all(self) -> None:
+        for request in [*self.running, *self.waiting]:
+            self.abort(request)
+
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def schedule(self) -> Batch:
+        preemptions = self.preemptions
+        decodes = self._decodes()
+        room = min(self.config.prefill_tokens, self.caps.max_tokens - len(decodes))
+        prefills: list[Chunk] = []
+        if self.caps.ragged or not decodes or self._decoded_last:
+            prefills = self._prefills(decodes, room)
+            if preemptions == self.preemptions:
+                prefills += self._admitted(room - sum(c.count for c in prefills))
+        if not self.caps.ragged and prefills:  # one phase a step: they take turns
+            decodes = []
+        self._decoded_last = bool(decodes)
+        assert decodes or prefills, "the oldest request can always advance"
+        chunks = decodes + prefills
+        return Batch(tuple(chunks), step_input(chunks, self.groups))
+
+    def prepare_next(self, batch: Batch) -> None:
+        """Takes the block that each request's next token will need, as long as some are free."""
+        for chunk in batch.chunks:
+            cached = chunk.start + chunk.count + 1
+            if chunk.samples and cached <= chunk.request.most_cached:
+                self._grow(chunk.request, cached)
+
+    def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
+        advanced, row = [], 0
+        for chunk in batch.chunks:
+            request, first = chunk.request, row
+            row += chunk.rows
+            if request.finished:
+                continue  # aborted while the step ran
+            if request.scores:
+                assert output.logits is not None
+                request.accept_logits(output.logits[first:row])
+            request.computed = chunk.start + chunk.count
+            if chunk.samples:
+                assert output.tokens is not None
+                request.accept(int(output.tokens[first]), _logprobs(request, output, first))
+            if chunk.rows:
+                advanced.append(request)
+            self._retire(request)
+        return advanced
+
+    def _retire(self, request: Request) -> None:
+        if request.finished:
+            self.running.remove(request)
+            self._release(request)
+
+    def _decodes(self) -> list[Chunk]:
+        """One token of every running request that lacks just one; preempts the newest where blocks run out."""
+        chunks = []
+        for request in self._oldest_first():
+            if request.remaining == 1 and self._make_room(request):
+                chunks.append(Chunk(request, request.computed, 1))
+        return chunks
+
+    def _make_room(self, request: Request) -> bool:
+        """Takes a block for the next token if it needs one; False if ``request`` itself had to be preempted."""
+        while not self._grow(request, request.computed + 1):
+            if self._preempt_newest() is request:
+                return False
+        return True
+
+    def _prefills(self, decodes: Sequence[Chunk], room: int) -> list[Chunk]:
+        """Chunks of running requests that lack more than one token, ``room`` tokens together at most."""
+        decoding = {id(c.request) for c in decodes}
+        chunks = []
+        for request in self._oldest_first():
+            if id(request) in decoding or room < 1:
+                continue
+            count = self._chunk_size(request, room)
+            while not self._grow(request, request.computed + count):
+                newest = self.running[-1]
+                if newest is request or id(newest) in decoding:
+                    count = self._fitting(request, count)
+                else:
+                    self._preempt_newest()
+            if count:
+                chunks.append(Chunk(request, request.computed, count))
+                room -= count
+        return chunks
+
+    def _admitted(self, room: int) -> list[Chunk]:
+        """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
+        chunks = []
+        promised = dict.fromkeys(self.pools, 0)  # blocks that running prefills will still take
+        for request in self.running:
+            for name, needed in self._needed(request, len(request.tokens)).items():
+                promised[name] += max(needed, 0)
+        while room > 0 and self.waiting and len(self.running) < self._most_running:
+            request = self.waiting[0]
+            for name, needed in self._needed(request, len(request.tokens)).items():
+                promised[name] += needed
+            if any(promised[name] > pool.free for name, pool in self.pools.items()):
+                break
+            self.running.append(self.waiting.popleft())
+            count = self._chunk_size(request, room)
+            chunks.append(Chunk(request, 0, count))
+            room -= count
+        for chunk in chunks:
+            self._grow(chunk.request, chunk.count)
+        return chunks
+
+    def _oldest_first(self) -> Iterator[Request]:
+        """The running requests; those that are preempted meanwhile are at the end, and don't come any more."""
+        i = 0
+        while i < len(self.running):
+            yield self.running[i]
+            i += 1
+
+    def _chunk_size(self, request: Request, room: int) -> int:
+        return min(request.remaining, room, self.config.prefill_chunk or room)
+
+    def _needed(self, request: Request, tokens: int) -> dict[str, int]:
+        """Cache group -> blocks that ``request`` lacks to hold ``tokens``."""
+        return {
+            name: -(-tokens // group.block_size) - len(request.tables.get(name, ()))
+            for name, group in self.groups.items()
+        }
+
+    def _grow(self, request: Request, tokens: int) -> bool:
+        """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
+        needed = self._needed(request, tokens)
+        if any(count > self.pools[name].free for name, count in needed.items()):
+            return False
+        for name, count in needed.items():
+            request.tables.setdefault(name, []).extend(self.pools[name].allocate() for _ in range(count))
+        return True
+
+    def _fitting(self, request: Request, count: int) -> int:
+        """How many of the next ``count`` tokens fit into the blocks that it has and the free ones."""
+        for name, group in self.groups.items():
+            blocks = len(request.tables.get(name, ())) + self.pools[name].free
+            count = min(count, blocks * group.block_size - request.computed)
+        return count
+
+    def _preempt_newest(self) -> Request:
+        request = self.running.pop()
+        self._release(request)
+        request.computed = 0
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+        return request
+
+    def _release(self, request: Request) -> None:
+        for name, table in request.tables.items():
+            for block in table:
+                self.pools[name].release(block)
+        request.tables = {}
+
+
+def _logprobs(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
+    n = request.params.logprobs
+    if not n:
+        return None
+    assert output.tokens is not None and output.token_logprobs is not None
+    assert output.top_ids is not None and output.top_logprobs is not None
+    top = zip(output.top_ids[row, :n].tolist(), output.top_logprobs[row, :n].tolist(), strict=True)
+    return TokenLogprobs(int(output.tokens[row]), float(output.token_logprobs[row]), tuple(top))
