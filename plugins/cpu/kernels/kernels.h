@@ -1,21 +1,24 @@
 // The CPU kernels: one argument struct a lowered op, and a table of functions for each instruction set.
 //
-// Build, all with -O3 -ffp-contract=off (only explicit fma is used, so that a result is the same at any place in a vector):
+// Build, all with -O3 -ffp-contract=off (only explicit fma is used, so that a result is the same at any place
+// in a vector):
 //   avx512.cpp    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma   (x86-64 only)
 //   avx2.cpp      -mavx2 -mfma                                             (x86-64 only)
 //   portable.cpp, registry.cpp, parallel.cpp     no further flags
 //   reference.cpp                                no further flags; for the tests alone, not for the extension
-// parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled with AVX-512
-// flags could be picked by the linker for everybody.
+// parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
+// with AVX-512 flags could be picked by the linker for everybody.
 //
-// Shape letters as in plugins/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV pool, Nq query heads,
-// Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block has 32 slots. Sizes and strides count
-// elements. Unless an argument is a View, the innermost stride is 1. No alignment is needed.
+// Shape letters as in plugins/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV pool, Nq
+// query heads, Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block has 32
+// slots. Sizes and strides count elements. Unless an argument is a View, the innermost stride is 1. No
+// alignment is needed.
 //
-// Every result is independent of threads and of the other rows of the call: docs/numerics.md has the order of every sum.
-// An output may be the very same view as an input of the same shape in elementwise, norms, rope and copy (a norm's `sum`
-// may be x or residual, `normed` too, if it isn't `sum`); partial overlaps are never allowed, nor any overlap elsewhere.
-// The kernels trust their arguments: ids, rows, slots and block tables are checked by who calls them.
+// Every result is independent of threads and of the other rows of the call: docs/numerics.md has the order of
+// every sum. An output may be the very same view as an input of the same shape in elementwise, norms, rope
+// and copy (a norm's `sum` may be x or residual, `normed` too, if it isn't `sum`); partial overlaps are never
+// allowed, nor any overlap elsewhere. The kernels trust their arguments: ids, rows, slots and block tables
+// are checked by who calls them.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +29,9 @@ namespace ew {
 
 class ThreadPool;
 
-constexpr int64_t kPanel = 32;     // columns of a weight panel (layout panel32)
-constexpr int64_t kBlock = 32;     // slots of a KV block, keys of an attention tile
-constexpr int64_t kSplit = 512;    // keys of an attention split
+constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
+constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
+constexpr int64_t kSplit = 512;  // keys of an attention split
 constexpr int64_t kMaxRank = 4;
 
 // A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
@@ -72,19 +75,39 @@ enum class WeightLayout { rows, panel32 };
 enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
 enum class ReduceKind { sum, mean, max };
 enum class ElementwiseFn {
-  add, sub, mul, div, pow, maximum, minimum,                          // 2 operands; i32 too: add sub mul maximum minimum
-  neg, abs, exp, log, sqrt, rsqrt, tanh, sigmoid, silu, gelu, gelu_tanh, relu, sin, cos, erf,  // 1 operand
-  where,                                                              // 3: condition (f32, true if not 0), then, else
-  cast,                                                               // 1: i32 -> f32
+  add,
+  sub,
+  mul,
+  div,
+  pow,
+  maximum,
+  minimum,  // 2 operands; i32 too: add sub mul maximum minimum
+  neg,
+  abs,
+  exp,
+  log,
+  sqrt,
+  rsqrt,
+  tanh,
+  sigmoid,
+  silu,
+  gelu,
+  gelu_tanh,
+  relu,
+  sin,
+  cos,
+  erf,    // 1 operand
+  where,  // 3: condition (f32, true if not 0), then, else
+  cast,   // 1: i32 -> f32
 };
 
 // out[t, :] = weight[ids[t], :]
 struct EmbeddingArgs {
   int64_t tokens = 0, hidden = 0;
-  const int32_t* ids = nullptr;  // [T], each in 0 .. V-1
-  const float* weight = nullptr; // [V, H] in `layout`
+  const int32_t* ids = nullptr;   // [T], each in 0 .. V-1
+  const float* weight = nullptr;  // [V, H] in `layout`
   WeightLayout layout = WeightLayout::rows;
-  float* out = nullptr;          // [T, H]
+  float* out = nullptr;  // [T, H]
   int64_t out_stride = 0;
 };
 
@@ -99,7 +122,8 @@ struct LinearArgs {
   int64_t y_stride = 0;
 };
 
-// rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum are unused.
+// rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum
+// are unused.
 struct NormArgs {
   int64_t outer = 0, inner = 1, size = 0;  // [outer, inner, size]
   Rows<const float> x, residual;
@@ -119,10 +143,11 @@ struct RopeTableArgs {
   int64_t out_stride = 0;
 };
 
-// Rotates the first 2F of D by the table: pairs (i, i + F), interleaved (2i, 2i + 1); the rest passes through.
+// Rotates the first 2F of D by the table: pairs (i, i + F), interleaved (2i, 2i + 1); the rest passes
+// through.
 struct RopeArgs {
   int64_t tokens = 0, heads = 0, size = 0, freqs = 0;
-  Rows<const float> x;  // [T, N, D]
+  Rows<const float> x;           // [T, N, D]
   const float* table = nullptr;  // [T, 2F]
   int64_t table_stride = 0;
   bool interleaved = false;
@@ -145,8 +170,8 @@ struct KvWriteArgs {
   KvCache cache;
 };
 
-// Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes before).
-// A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
+// Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes
+// before). A query at p sees keys max(0, p - window + 1) .. p; window 0: 0 .. p. softcap 0: off.
 struct PagedAttentionArgs {
   int64_t requests = 0, query_heads = 0;
   Rows<const float> q;  // [T, Nq, D]
@@ -159,7 +184,7 @@ struct PagedAttentionArgs {
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
-  Rows<float> out;  // [T, Nq, Dv]
+  Rows<float> out;                 // [T, Nq, Dv]
   Workspace* workspace = nullptr;  // never null
 };
 

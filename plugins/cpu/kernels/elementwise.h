@@ -1,0 +1,183 @@
+// elementwise: what no ew op covers, on views of any strides.
+//
+// A piece of up to 256 elements is computed at a time. An operand that isn't contiguous is first gathered
+// into a buffer (a broadcast one is filled), and a result that isn't is scattered, so that the arithmetic
+// itself always runs over contiguous vectors of 16, the last one padded: an element's result doesn't depend
+// on strides or place.
+#pragma once
+
+// Included after norm.h (load_some, store_some) and strided.h.
+
+namespace ew {
+namespace {
+
+constexpr int64_t kPiece = 256;
+
+template <class T>
+const T* gather(const T* from, int64_t stride, int64_t count, T* buffer) {
+  if (stride == 1) return from;
+  for (int64_t i = 0; i < count; ++i) buffer[i] = from[i * stride];
+  return buffer;
+}
+
+template <class F>
+EW_INLINE void map_vectors(int64_t count, float* out, const float* a, const float* b, const float* c,
+                           const F& fn) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const int64_t n = count - i;
+    store_some(out + i, fn(load_some(a + i, n), load_some(b + i, n), load_some(c + i, n)), n);
+  }
+}
+
+template <class F>
+EW_INLINE void map_scalars(int64_t count, float* out, const float* a, const float* b, const F& fn) {
+  for (int64_t i = 0; i < count; ++i) out[i] = fn(a[i], b[i]);
+}
+
+EW_INLINE F16 nan_or(F16 a, F16 b, F16 otherwise) { return select((a != a) | (b != b), a + b, otherwise); }
+
+// x^2 and x^3 are products, as in torch; other powers are libm's.
+EW_INLINE float power(float x, float y) {
+  return y == 2.0f ? x * x : y == 3.0f ? x * x * x : __builtin_powf(x, y);
+}
+
+// out[i] = fn(a[i], b[i], c[i]) over contiguous floats; operands that fn lacks may be any readable array.
+void compute(ElementwiseFn fn, int64_t n, float* out, const float* a, const float* b, const float* c) {
+  using Fn = ElementwiseFn;
+  const F16 one = splat(1.0f);
+  const auto map = [&](const auto& f) { map_vectors(n, out, a, b, c, f); };
+  switch (fn) {
+    case Fn::add:
+      return map([](F16 x, F16 y, F16) { return x + y; });
+    case Fn::sub:
+      return map([](F16 x, F16 y, F16) { return x - y; });
+    case Fn::mul:
+      return map([](F16 x, F16 y, F16) { return x * y; });
+    case Fn::div:
+      return map([](F16 x, F16 y, F16) { return x / y; });
+    case Fn::maximum:
+      return map([](F16 x, F16 y, F16) { return nan_or(x, y, max(x, y)); });
+    case Fn::minimum:
+      return map([](F16 x, F16 y, F16) { return nan_or(x, y, min(x, y)); });
+    case Fn::where:
+      return map([](F16 x, F16 y, F16 z) { return select(x != zero(), y, z); });
+    case Fn::neg:
+      return map([](F16 x, F16, F16) { return neg(x); });
+    case Fn::abs:
+      return map([](F16 x, F16, F16) { return abs(x); });
+    case Fn::exp:
+      return map([](F16 x, F16, F16) { return exp(x); });
+    case Fn::sqrt:
+      return map([](F16 x, F16, F16) { return sqrt(x); });
+    case Fn::rsqrt:
+      return map([&](F16 x, F16, F16) { return one / sqrt(x); });
+    case Fn::tanh:
+      return map([](F16 x, F16, F16) { return tanh(x); });
+    case Fn::sigmoid:
+      return map([](F16 x, F16, F16) { return sigmoid(x); });
+    case Fn::silu:
+      return map([](F16 x, F16, F16) { return silu(x); });
+    case Fn::gelu:
+      return map([](F16 x, F16, F16) { return gelu(x); });
+    case Fn::gelu_tanh:
+      return map([](F16 x, F16, F16) { return gelu_tanh(x); });
+    case Fn::relu:
+      return map([](F16 x, F16, F16) { return relu(x); });
+    case Fn::erf:
+      return map([](F16 x, F16, F16) { return erf(x); });
+    case Fn::pow:
+      return map_scalars(n, out, a, b, [](float x, float y) { return power(x, y); });
+    case Fn::log:
+      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_logf(x); });
+    case Fn::sin:
+      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_sinf(x); });
+    case Fn::cos:
+      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_cosf(x); });
+    case Fn::cast:
+      return;  // has a path of its own
+  }
+}
+
+// Of integers: add, sub, mul, which wrap around, maximum and minimum.
+void compute(ElementwiseFn fn, int64_t n, int32_t* out, const int32_t* a, const int32_t* b, const int32_t*) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t x = static_cast<uint32_t>(a[i]), y = static_cast<uint32_t>(b[i]);
+    switch (fn) {
+      case ElementwiseFn::add:
+        out[i] = static_cast<int32_t>(x + y);
+        break;
+      case ElementwiseFn::sub:
+        out[i] = static_cast<int32_t>(x - y);
+        break;
+      case ElementwiseFn::mul:
+        out[i] = static_cast<int32_t>(x * y);
+        break;
+      case ElementwiseFn::maximum:
+        out[i] = a[i] > b[i] ? a[i] : b[i];
+        break;
+      default:
+        out[i] = a[i] < b[i] ? a[i] : b[i];
+        break;
+    }
+  }
+}
+
+EW_INLINE bool takes_two(ElementwiseFn fn) { return fn <= ElementwiseFn::minimum; }
+
+// The operands' strides and the result's, merged. A missing operand, or the number, is a broadcast of
+// `number`.
+Walk<4> elementwise_walk(const ElementwiseArgs& a, const View (&in)[3]) {
+  Walk<4> w;
+  for (int d = 0; d < kMaxRank; ++d) {
+    w.shape[d] = a.shape[d];
+    for (int i = 0; i < 3; ++i) w.stride[i][d] = in[i].stride[d];
+    w.stride[3][d] = a.out.stride[d];
+  }
+  merge_dimensions(&w, false);
+  return w;
+}
+
+template <class T>
+void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
+  T number = static_cast<T>(a.scalar);
+  View in[3] = {a.in[0], a.in[1], a.in[2]};
+  const int operands = takes_two(a.fn) ? 2 : a.fn == ElementwiseFn::where ? 3 : 1;
+  if (operands == 2 && a.has_scalar) {
+    in[1] = View{&number, {}};
+    if (a.scalar_first) {
+      in[1] = in[0];
+      in[0] = View{&number, {}};
+    }
+  }
+  for (int i = operands; i < 3; ++i) in[i] = View{&number, {}};
+
+  const Walk<4> w = elementwise_walk(a, in);
+  for_pieces(pool, w, kPiece, 4, [&](const int64_t (&offset)[4], int64_t n) {
+    T buffers[4][kPiece];
+    const T* operand[3];
+    for (int i = 0; i < 3; ++i) {
+      operand[i] = i < operands
+                       ? gather(static_cast<const T*>(in[i].data) + offset[i], w.stride[i][3], n, buffers[i])
+                       : operand[0];
+    }
+    T* out = static_cast<T*>(a.out.data) + offset[3];
+    T* to = w.stride[3][3] == 1 ? out : buffers[3];
+    compute(a.fn, n, to, operand[0], operand[1], operand[2]);
+    if (to == out) return;
+    for (int64_t i = 0; i < n; ++i) out[i * w.stride[3][3]] = to[i];
+  });
+}
+
+void elementwise(const ElementwiseArgs& a, ThreadPool& pool) {
+  if (a.fn != ElementwiseFn::cast)
+    return a.integer ? elementwise_as<int32_t>(a, pool) : elementwise_as<float>(a, pool);
+  const Walk<4> w = elementwise_walk(a, {a.in[0], a.in[0], a.in[0]});
+  for_pieces(pool, w, kPiece, 1, [&](const int64_t (&offset)[4], int64_t n) {
+    const int32_t* from = static_cast<const int32_t*>(a.in[0].data) + offset[0];
+    float* out = static_cast<float*>(a.out.data) + offset[3];
+    for (int64_t i = 0; i < n; ++i) out[i * w.stride[3][3]] = static_cast<float>(from[i * w.stride[0][3]]);
+  });
+}
+
+}  // namespace
+}  // namespace ew

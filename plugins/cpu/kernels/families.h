@@ -1,0 +1,47 @@
+// All kernel families over the simd_*.h that was included before, and the table of them. Included once by
+// avx512.cpp, avx2.cpp and portable.cpp. Everything has internal linkage, so that code for one instruction
+// set can't end up in another.
+#pragma once
+
+#include "kernels.h"
+#include "parallel.h"
+
+// In this order: each uses what is above it.
+#include "attention.h"
+#include "copy_reduce.h"
+#include "elementwise.h"
+#include "gated_activation.h"
+#include "linear.h"
+#include "microkernel.h"
+#include "norm.h"
+#include "rope.h"
+#include "rows.h"
+#include "strided.h"
+#include "vector_math.h"
+
+namespace ew {
+namespace {
+
+constexpr KernelTable make_table(const char* isa) {
+  KernelTable t = {};
+  t.isa = isa;
+  t.embedding = embedding;
+  t.linear = linear;
+  t.rms_norm = norm<false, false>;
+  t.layer_norm = norm<true, false>;
+  t.add_rms_norm = norm<false, true>;
+  t.add_layer_norm = norm<true, true>;
+  t.rope_table = rope_table;
+  t.rope = rope;
+  t.gated_activation = gated_activation;
+  t.kv_write = kv_write;
+  t.paged_attention = paged_attention;
+  t.take_rows = take_rows;
+  t.elementwise = elementwise;
+  t.copy = copy;
+  t.reduce = reduce;
+  return t;
+}
+
+}  // namespace
+}  // namespace ew

@@ -1,0 +1,47 @@
+// How the kernels reach the thread pool. Nothing here is inline but what has internal linkage: see kernels.h.
+#pragma once
+
+#include <cstdint>
+
+namespace ew {
+
+class ThreadPool;
+
+// fn(context, task, worker) for every task in 0 .. tasks-1, in any order; returns when all are done.
+void pool_run(ThreadPool& pool, int64_t tasks, void (*fn)(void*, int64_t, int), void* context);
+int pool_size(const ThreadPool& pool);
+
+namespace {
+
+// Work below this many units (about one multiply-add each, some 2 microseconds) isn't worth waking anybody
+// for.
+constexpr int64_t kSmallWork = 1 << 16;
+
+// fn(task, worker) for every task; on the calling thread alone, in order, if `work` is small.
+template <class F>
+void run_tasks(ThreadPool& pool, int64_t tasks, int64_t work, const F& fn) {
+  if (tasks <= 1 || work < kSmallWork || pool_size(pool) == 1) {
+    for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
+    return;
+  }
+  pool_run(
+      pool, tasks,
+      [](void* context, int64_t task, int worker) { (*static_cast<const F*>(context))(task, worker); },
+      const_cast<F*>(&fn));
+}
+
+// fn(begin, end) over pieces of 0 .. rows-1; `row_work` units of work a row.
+template <class F>
+void run_rows(ThreadPool& pool, int64_t rows, int64_t row_work, const F& fn) {
+  if (rows <= 0) return;
+  const int64_t work = rows * row_work;
+  int64_t tasks = work / (kSmallWork / 4);
+  const int64_t most = 4 * static_cast<int64_t>(pool_size(pool));
+  tasks = tasks > most ? most : tasks;
+  tasks = tasks > rows ? rows : tasks < 1 ? 1 : tasks;
+  run_tasks(pool, tasks, work,
+            [&](int64_t task, int) { fn(rows * task / tasks, rows * (task + 1) / tasks); });
+}
+
+}  // namespace
+}  // namespace ew

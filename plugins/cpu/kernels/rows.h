@@ -1,0 +1,61 @@
+// embedding, take_rows and kv_write: kernels that move rows and compute nothing.
+//
+// An embedding in layout panel32 (see linear.h; a tied lm_head shares it) is read with a stride of 32:
+// row n is weight[(n / 32)][0 .. H-1][n % 32].
+#pragma once
+
+// Included after a simd_*.h.
+
+namespace ew {
+namespace {
+
+EW_INLINE void copy_row(float* to, const float* from, int64_t count) {
+  __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+}
+
+void embedding(const EmbeddingArgs& a, ThreadPool& pool) {
+  run_rows(pool, a.tokens, a.hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t id = a.ids[t];
+      float* out = a.out + t * a.out_stride;
+      if (a.layout == WeightLayout::rows) {
+        copy_row(out, a.weight + id * a.hidden, a.hidden);
+        continue;
+      }
+      const float* column = a.weight + id / kPanel * kPanel * a.hidden + id % kPanel;
+      for (int64_t i = 0; i < a.hidden; ++i) out[i] = column[i * kPanel];
+    }
+  });
+}
+
+void take_rows(const TakeRowsArgs& a, ThreadPool& pool) {
+  run_rows(pool, a.count, a.inner * a.size, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t j = 0; j < a.inner; ++j) {
+        copy_row(a.out.data + r * a.out.stride0 + j * a.out.stride1,
+                 a.x.data + a.rows[r] * a.x.stride0 + j * a.x.stride1, a.size);
+      }
+    }
+  });
+}
+
+// The cache's layout is drawn in attention.h. Two tokens never have the same slot.
+void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
+  const KvCache& c = a.cache;
+  run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (a.slots[t] < 0) continue;
+      const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+      for (int64_t h = 0; h < c.kv_heads; ++h) {
+        const float* k = a.k.data + t * a.k.stride0 + h * a.k.stride1;
+        float* to = c.k + (block * c.kv_heads + h) * c.key_size * kBlock + slot;
+        for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = k[d];
+        copy_row(c.v + ((block * c.kv_heads + h) * kBlock + slot) * c.value_size,
+                 a.v.data + t * a.v.stride0 + h * a.v.stride1, c.value_size);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ew

@@ -1,0 +1,83 @@
+// Elementary functions on 16 floats, from add, multiply and fma alone, so that a value's result doesn't
+// depend on its place. The polynomials are minimax fits (Lawson's iteration in double on Chebyshev nodes)
+// made for this file; the ranges and reductions are the usual ones of Cody and Waite, "Software Manual for
+// the Elementary Functions" (1980). tests/test_kernels_math.cpp holds the errors that are promised here.
+#pragma once
+
+// Included after a simd_*.h.
+
+namespace ew {
+namespace {
+
+EW_INLINE F16 zero() { return splat(0.0f); }
+EW_INLINE F16 neg(F16 a) { return splat(-0.0f) - a; }
+
+// Nearest whole number, ties to even, for |a| < 2^22: adding 1.5 * 2^23 rounds to units.
+EW_INLINE F16 nearest(F16 a) {
+  const F16 magic = splat(12582912.0f);
+  return (a + magic) - magic;
+}
+
+// e^x within 2 ulp (4 without fma): x = n ln 2 + r, e^x = 2^n e^r. Exactly 1 at 0, exactly 0 below -110 and
+// at -inf.
+EW_INLINE F16 exp(F16 x) {
+  x = max(splat(-110.0f), min(splat(89.0f), x));  // in this order a NaN stays
+  const F16 n = nearest(x * splat(1.44269504f));
+  F16 r =
+      fnma(n, splat(0.693359375f), x);  // ln 2 = 0.693359375 (10 bits: the product is exact) - 2.12194440e-4
+  r = fma(n, splat(2.12194440e-4f), r);
+  F16 p = splat(0.0013950601f);
+  p = fma(p, r, splat(0.00836895313f));
+  p = fma(p, r, splat(0.041666206f));
+  p = fma(p, r, splat(0.166665182f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p * r, r, r) + splat(1.0f);
+  const F16 half =
+      nearest(n * splat(0.5f));  // in two steps, so that 2^128 and subnormal results come out right
+  return p * pow2(half) * pow2(n - half);
+}
+
+// tanh within 3 ulp: an odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere.
+EW_INLINE F16 tanh(F16 x) {
+  const F16 a = abs(x), s = x * x;
+  F16 p = splat(-0.00571704516f);
+  p = fma(p, s, splat(0.020650588f));
+  p = fma(p, s, splat(-0.0537434965f));
+  p = fma(p, s, splat(0.133314908f));
+  p = fma(p, s, splat(-0.333332837f));
+  const F16 near = fma(p * s, x, x);
+  const F16 far = splat(1.0f) - splat(2.0f) / (exp(a + a) + splat(1.0f));
+  return select(a < splat(0.625f), near, copysign(far, x));
+}
+
+// erf within 1.5e-7: an odd polynomial up to 1, then 1 - e^q(|x|) where q approximates ln erfc on [1, 4].
+EW_INLINE F16 erf(F16 x) {
+  const F16 a = min(splat(4.0f), abs(x)), s = x * x;
+  F16 p = splat(7.88912294e-05f);
+  p = fma(p, s, splat(-0.000802084222f));
+  p = fma(p, s, splat(0.00518953567f));
+  p = fma(p, s, splat(-0.0268544443f));
+  p = fma(p, s, splat(0.112836003f));
+  p = fma(p, s, splat(-0.37612626f));
+  p = fma(p, s, splat(1.12837911f));
+  F16 q = splat(0.000187971629f);
+  q = fma(q, a, splat(-0.00296400557f));
+  q = fma(q, a, splat(0.0219064746f));
+  q = fma(q, a, splat(-0.103256203f));
+  q = fma(q, a, splat(-0.637965024f));
+  q = fma(q, a, splat(-1.12720227f));
+  q = fma(q, a, splat(-0.000312469754f));
+  return select(a < splat(1.0f), p * x, copysign(splat(1.0f) - exp(q), x));
+}
+
+EW_INLINE F16 sigmoid(F16 x) { return splat(1.0f) / (splat(1.0f) + exp(neg(x))); }
+EW_INLINE F16 silu(F16 x) { return x / (splat(1.0f) + exp(neg(x))); }
+EW_INLINE F16 relu(F16 x) { return max(zero(), x); }  // a NaN stays
+EW_INLINE F16 gelu(F16 x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.707106781f))); }
+EW_INLINE F16 gelu_tanh(F16 x) {
+  const F16 cubic = fma(x * x * x, splat(0.044715f), x);
+  return splat(0.5f) * x * (splat(1.0f) + tanh(cubic * splat(0.797884561f)));
+}
+
+}  // namespace
+}  // namespace ew
