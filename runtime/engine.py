@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .executors.base import Executor
+from .kv_cache.block_pool import BlockPool
 from .request import Request
 from .scheduler.continuous import ContinuousScheduler, SchedulerConfig
 
@@ -13,6 +14,16 @@ class Engine:
     def __init__(self, executor: Executor, config: SchedulerConfig) -> None:
         self.executor = executor
         self.scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
+
+    @property
+    def pools(self) -> dict[str, BlockPool]:
+        """Cache group -> its blocks."""
+        return self.scheduler.pools
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request had to give its blocks up."""
+        return self.scheduler.preemptions
 
     def step(self) -> list[Request]:
         """Runs one step; returns the requests that got tokens or logits, finished ones among them."""

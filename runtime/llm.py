@@ -49,6 +49,10 @@ class LLM:
         prefill_chunk: most prompt tokens of a step, over all requests.
         verify: check the hashes of all files first (reads the whole bundle).
 
+    Attributes:
+        model: what the bundle says of the model.
+        engine: for a look at pools and counters; its thread is the only one that may call it.
+
     Raises:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
         CapacityError: ``memory`` holds no KV block.
@@ -103,8 +107,8 @@ class LLM:
         self.model = model
         self._executor = executor
         self._tokenizer = tokenizer
-        self._engine = Engine(executor, config)
-        self._loop = EngineLoop(self._engine)
+        self.engine = Engine(executor, config)
+        self._loop = EngineLoop(self.engine)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,6 +116,11 @@ class LLM:
         if self._tokenizer is None:
             raise BundleError("the bundle has no tokenizer/tokenizer.json", hint="Pass token ids instead of text.")
         return self._tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``chat`` and ``stream_chat`` work."""
+        return self._tokenizer is not None and self._tokenizer.chat_template is not None
 
     def generate(
         self,
@@ -188,7 +197,6 @@ class LLM:
 
     def info(self) -> dict[str, Any]:
         """What is loaded: the model, how it runs, and what the KV cache holds."""
-        scheduler = self._engine.scheduler
         plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
         return {
             "model": self.model.name,
@@ -200,8 +208,8 @@ class LLM:
             "kv_cache": str(plan),
             "kv_cache_bytes": plan.bytes,
             "kv_cache_tokens": plan.tokens,
-            "kv_blocks_free": {name: pool.free for name, pool in scheduler.pools.items()},
-            "preemptions": scheduler.preemptions,
+            "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
+            "preemptions": self.engine.preemptions,
         }
 
     def close(self) -> None:
@@ -261,7 +269,7 @@ class LLM:
             max_tokens=min(params.max_tokens, context - len(prompt)),
             text=text,
         )
-        self._engine.scheduler.check(request)
+        self.engine.scheduler.check(request)
         return request
 
     def _run_all(

@@ -34,7 +34,7 @@ class CpuExecutor:
         return self._thread.submit(self._program.run, step)
 
     def describe(self) -> dict[str, str | int]:
-        return {"target": "cpu"}
+        return {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
 
     def close(self) -> None:
         self._thread.shutdown()

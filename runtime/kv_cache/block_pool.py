@@ -14,19 +14,21 @@ class BlockPool:
     def __init__(self, blocks: int) -> None:
         if blocks < 0:
             raise ValueError(f"blocks: {blocks} is negative")
-        self.blocks = blocks
+        self.total_blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))  # the next one is last, so that the first are used first
         self._holders = [0] * blocks
 
     @property
-    def free(self) -> int:
+    def free_blocks(self) -> int:
         """Number of free blocks."""
         return len(self._free)
 
     def allocate(self) -> int:
         """A free block, now held once. Raises CapacityError if there is none."""
         if not self._free:
-            raise CapacityError(f"all {self.blocks} KV blocks are in use", hint="Release some, or enlarge the pool.")
+            raise CapacityError(
+                f"all {self.total_blocks} KV blocks are in use", hint="Release some, or enlarge the pool."
+            )
         block = self._free.pop()
         self._holders[block] = 1
         return block
@@ -48,5 +50,5 @@ class BlockPool:
         return self._holders[block]
 
     def _check_held(self, block: int) -> None:
-        if not 0 <= block < self.blocks or not self._holders[block]:
+        if not 0 <= block < self.total_blocks or not self._holders[block]:
             raise ValueError(f"KV block {block} is not held")

@@ -62,7 +62,7 @@ class ContinuousScheduler:
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""
         for group in self.groups.values():
-            held = self.pools[group.name].blocks * group.block_size
+            held = self.pools[group.name].total_blocks * group.block_size
             if request.most_cached > held:
                 need = bytes_for(tuple(self.groups.values()), request.most_cached)
                 raise CapacityError(
@@ -184,7 +184,7 @@ class ContinuousScheduler:
             request = self.waiting[0]
             for name, needed in self._needed(request, len(request.tokens)).items():
                 promised[name] += needed
-            if any(promised[name] > pool.free for name, pool in self.pools.items()):
+            if any(promised[name] > pool.free_blocks for name, pool in self.pools.items()):
                 break
             self.running.append(self.waiting.popleft())
             count = self._chunk_size(request, room)
@@ -214,7 +214,7 @@ class ContinuousScheduler:
     def _grow(self, request: Request, tokens: int) -> bool:
         """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
         needed = self._needed(request, tokens)
-        if any(count > self.pools[name].free for name, count in needed.items()):
+        if any(count > self.pools[name].free_blocks for name, count in needed.items()):
             return False
         for name, count in needed.items():
             request.tables.setdefault(name, []).extend(self.pools[name].allocate() for _ in range(count))
@@ -223,7 +223,7 @@ class ContinuousScheduler:
     def _fitting(self, request: Request, count: int) -> int:
         """How many of the next ``count`` tokens fit into the blocks that it has and the free ones."""
         for name, group in self.groups.items():
-            blocks = len(request.tables.get(name, ())) + self.pools[name].free
+            blocks = len(request.tables.get(name, ())) + self.pools[name].free_blocks
             count = min(count, blocks * group.block_size - request.computed)
         return count
 
