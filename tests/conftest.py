@@ -111,6 +111,48 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
     return make_tiny_model
 
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(shared_folder: Path) -> Path:
+    """A Hugging Face folder: a tiny Llama with a tokenizer of single bytes and a chat template."""
+    folder = shared_folder / "tiny-llama"
+    with _only_one(shared_folder / "tiny-llama.lock"):
+        if not folder.exists():
+            from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+            from transformers import PreTrainedTokenizerFast
+
+            special = ("<pad>", "<s>", "</s>")
+            alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+            vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
+            tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = decoders.ByteLevel()
+            names = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
+            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE, **names)
+            unfinished = shared_folder / "tiny-llama.unfinished"
+            make_tiny_model("Llama", vocab_size=len(vocabulary)).save_pretrained(unfinished)
+            fast.save_pretrained(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_folder: Path, shared_folder: Path) -> Path:
+    """``tiny_folder`` as an f32 bundle for the cpu target."""
+    from enginewright.optimizer.export import export
+
+    bundle = shared_folder / "tiny-llama.bundle"
+    with _only_one(shared_folder / "tiny-llama-bundle.lock"):
+        if not bundle.exists():
+            export(tiny_folder, bundle, recipe="f32", targets=("cpu",))
+    return bundle
+
+
 @pytest.fixture(params=TINY_FAMILIES)
 def tiny_family(request: pytest.FixtureRequest) -> str:
     """Each of the families in turn; for ``tiny_model(tiny_family)``."""

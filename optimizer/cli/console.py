@@ -58,13 +58,3 @@ def print_error(error: EnginewrightError, *, as_json: bool = False) -> None:
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def human_bytes(count: int) -> str:
-    """``1536`` as ``1.5 KiB``."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

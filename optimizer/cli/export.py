@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import human_bytes, print_json, reported
+from .console import print_json, reported
 from .options import AsJson
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def command(
         str, typer.Option("--recipe", "-r", help="A built-in recipe (see `optimize recipes`) or a TOML file.")
     ] = "f32",
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="What to build for; may be repeated. By default what the recipe says.")
+        list[str] | None,
+        typer.Option("--target", "-t", help="What to build for, instead of what the recipe says; may be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
@@ -82,6 +83,8 @@ def _print_report(report: ExportReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("pass")
@@ -91,8 +94,8 @@ def _print_report(report: ExportReport) -> None:
         table.add_row(summary.name, str(summary.matched), str(len(summary.rejected)), f"{summary.seconds:.2f}")
     console.print(table)
     console.print(
-        f"\n{report.path}: {human_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
-        f"{human_bytes(report.peak_rss_bytes)} of memory at most",
+        f"\n{report.path}: {format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
+        f"{format_bytes(report.peak_rss_bytes)} of memory at most",
         markup=False,
         soft_wrap=True,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import human_bytes, print_json, reported
+from .console import print_json, reported
 from .options import AsJson, BundlePath
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def _print_summary(bundle: Bundle) -> None:
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
     model, summary = bundle.manifest.model, _summary(bundle)
     _row("model", f"{model.name} ({model.architecture}, {model.parameters / 1e6:,.1f} M parameters)")
     _row("source", f"{bundle.manifest.source.kind}: {bundle.manifest.source.name}")
@@ -79,8 +81,8 @@ def _print_summary(bundle: Bundle) -> None:
     _row("recipe", str(summary["recipe"]))
     _row(
         "size",
-        f"{human_bytes(summary['sizes']['bundle_bytes'])}, of which weights "
-        f"{human_bytes(summary['sizes']['weight_bytes'])} in {len(bundle.index.tensors)} tensors",
+        f"{format_bytes(summary['sizes']['bundle_bytes'])}, of which weights "
+        f"{format_bytes(summary['sizes']['weight_bytes'])} in {len(bundle.index.tensors)} tensors",
     )
     _row("passes", f"{summary['passes']} (see --passes)")
     for name, target in bundle.manifest.targets.items():
@@ -95,7 +97,7 @@ def _print_summary(bundle: Bundle) -> None:
                 "",
                 f"KV cache {group.name!r}: {len(group.layers)} layers, {group.kv_heads} heads of "
                 f"{group.key_head_size}, {group.dtype}{window}, "
-                f"{human_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
+                f"{format_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
             )
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
@@ -113,10 +115,12 @@ def _print_passes(bundle: Bundle) -> None:
 
 
 def _print_weights(bundle: Bundle) -> None:
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
     width = max((len(name) for name in bundle.index.tensors), default=4)
     for name, entry in bundle.index.tensors.items():
         shape = "x".join(str(n) for n in entry.shape)
-        typer.echo(f"{name:<{width}}  {entry.dtype:<4}  {shape:<14} {entry.layout:<8} {human_bytes(entry.bytes):>11}")
+        typer.echo(f"{name:<{width}}  {entry.dtype:<4}  {shape:<14} {entry.layout:<8} {format_bytes(entry.bytes):>11}")
 
 
 def _print_program(program: LoweredProgram) -> None:

@@ -8,10 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from enginewright.plugins.errors import RequestError
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -24,7 +20,7 @@ Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tok
 Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads; 0 takes one for each core.")]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory for the KV cache, e.g. 512M or 2G; by default a share of RAM.")
+    str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
 ]
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
@@ -44,18 +40,3 @@ class Sampling:
     def given(self) -> dict[str, Any]:
         """Keyword arguments for SamplingParams: only what was said."""
         return {name: value for name, value in vars(self).items() if value is not None and value != []}
-
-
-def parse_bytes(text: str | None, flag: str = "--memory") -> int | None:
-    """``512M``, ``2GiB`` or ``1000`` as bytes (powers of 1024). Raises RequestError naming the flag."""
-    if text is None:
-        return None
-    number = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = number[-1:] if number[-1:] in _UNITS and not number[-1:].isdigit() else ""
-    try:
-        size = int(float(number.removesuffix(unit)) * _UNITS[unit])
-    except (ValueError, OverflowError) as e:
-        raise RequestError(f"{flag}: not a size: {text!r}", hint="Write it as 512M or 2G.") from e
-    if size <= 0:
-        raise RequestError(f"{flag}: must be more than 0", hint="Write it as 512M or 2G.")
-    return size

@@ -1,0 +1,169 @@
+"""Compares our speed with llama.cpp's on this machine: same weights, same prompts, in turns.
+
+    python benchmarks/bench.py [--rounds 5] [--threads 2] [--json results.json]
+
+SmolLM2-135M-Instruct is exported to an f32 bundle, and written as an F32 and a BF16 GGUF for llama.cpp. Engines take
+turns, each run in a process of its own; the figures are medians over the rounds, and what counts is their ratio. The
+share is of the read bandwidth measured in the same run: decoding one token reads every weight of every linear once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from workload import Speeds, Workload
+
+import enginewright
+from enginewright.plugins.cpu import _cpu
+from enginewright.runtime.bundle.reader import Bundle
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent / "build" / "bench"
+BANDWIDTH_BYTES = 1 << 30
+FIGURES = ("prefill", "decode_1", "decode_batch")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine with a model. ``weight_bytes``: what one decode step reads of the weights."""
+
+    name: str
+    worker: str
+    model: Path
+    weight_bytes: int
+
+
+def main() -> None:
+    """Prepares the models, runs the rounds, prints the table and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each engine")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
+    parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
+    parser.add_argument("--json", type=Path, default=HERE / "results" / "bench.json", help="where the result goes")
+    arguments = parser.parse_args()
+
+    work = Workload(prompt=arguments.prompt, steps=arguments.steps, threads=arguments.threads)
+    contenders = prepare()
+    runs: dict[str, list[Speeds]] = {contender.name: [] for contender in contenders}
+    bandwidths = []
+    for index in range(arguments.rounds):
+        bandwidths.append(_cpu.measure_bandwidth(BANDWIDTH_BYTES, work.threads))
+        for contender in contenders:
+            speeds = run(contender, replace(work, seed=index))
+            runs[contender.name].append(speeds)
+            print(f"round {index + 1}, {contender.name}: {speeds}", file=sys.stderr)
+    result = summarize(work, contenders, runs, statistics.median(bandwidths))
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print_table(result)
+    print(f"\n{arguments.json}")
+
+
+def prepare() -> list[Contender]:
+    """Makes the bundle and the GGUF files in build/bench that are not there yet."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source = _module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    bundle = BUILD / "smollm2-f32.bundle"
+    enginewright.export(source, bundle, recipe="f32", overwrite=True)
+    float_gguf = _module("float_gguf", HERE / "float_gguf.py")
+    files = {kind: BUILD / f"smollm2-{kind.lower()}.gguf" for kind in ("F32", "BF16")}
+    for kind, path in files.items():
+        if not path.exists():
+            float_gguf.write_float_gguf(source, path, kind)
+    linear = linear_bytes(bundle)
+    return [
+        Contender("enginewright f32", "ours.py", bundle, linear),
+        Contender("llama.cpp F32", "peer_llama_cpp.py", files["F32"], linear),
+        Contender("llama.cpp BF16", "peer_llama_cpp.py", files["BF16"], linear // 2),
+    ]
+
+
+def linear_bytes(bundle: Path) -> int:
+    """Bytes of all weights that the linears of the program read, each once."""
+    opened = Bundle.open(bundle)
+    used = {o.name for s in opened.program("cpu").steps if s.op == "linear" for o in s.inputs if o.kind == "weight"}
+    return sum(opened.tensor(name).bytes for name in used)
+
+
+def run(contender: Contender, work: Workload) -> Speeds:
+    """One run in a process of its own, so that no engine's threads or memory are in another's way."""
+    command = [sys.executable, str(HERE / contender.worker), str(contender.model), json.dumps(asdict(work))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Speeds(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def summarize(
+    work: Workload, contenders: list[Contender], runs: dict[str, list[Speeds]], bandwidth: float
+) -> dict[str, Any]:
+    """Medians; ``ratio`` is ours over theirs; ``bandwidth_share`` is of reading the weights once a step."""
+    medians = {n: {f: statistics.median(getattr(s, f) for s in runs[n]) for f in FIGURES} for n in runs}
+    ours = medians[contenders[0].name]
+    rows = []
+    for contender in contenders:
+        figures = medians[contender.name]
+        rows.append(
+            {
+                "name": contender.name,
+                "engine": runs[contender.name][0].engine,
+                "tokens_per_second": figures,
+                "ratio": {f: ours[f] / figures[f] for f in FIGURES},
+                "bandwidth_share": contender.weight_bytes * figures["decode_1"] / (bandwidth * 1e9),
+                "runs": [asdict(s) for s in runs[contender.name]],
+            }
+        )
+    machine = {"processor": _processor(), "bandwidth_gb_per_second": bandwidth}
+    return {"machine": machine, "workload": asdict(work), "results": rows}
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The medians as people read them; after each figure of a peer, ours over it."""
+    work = result["workload"]
+    headings = (f"prefill {work['prompt']}", "decode, 1 request", f"decode, {work['batch']} requests")
+    table = Table("tokens/s", box=None)
+    for heading in (*headings, "share of bandwidth (1)"):
+        table.add_column(heading, justify="right")
+    for index, row in enumerate(result["results"]):
+        cells = [f"{row['tokens_per_second'][f]:,.1f}" for f in FIGURES]
+        if index:
+            cells = [f"{cell} ({row['ratio'][f]:.2f}x)" for cell, f in zip(cells, FIGURES, strict=True)]
+        table.add_row(row["name"], *cells, f"{row['bandwidth_share']:.0%}")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    machine = result["machine"]
+    console.print(
+        f"{machine['processor']}, {work['threads']} threads, reads {machine['bandwidth_gb_per_second']:.1f} GB/s; "
+        "in parentheses ours over theirs",
+        soft_wrap=True,
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _module(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Writes a GGUF file anew with its weights as floats, so that llama.cpp runs the very weights that we run.
+
+python benchmarks/float_gguf.py MODEL.gguf OUT.gguf F32|BF16
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32, "BF16": gguf.LlamaFileType.MOSTLY_BF16}
+
+
+def write_float_gguf(source: Path, target: Path, kind: str) -> Path:
+    """Dequantizes every tensor of ``source`` and stores it as F32, or matrices as BF16; metadata is copied."""
+    reader = gguf.GGUFReader(source)
+    unfinished = target.with_suffix(".unfinished")
+    writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    writer.add_file_type(FILE_TYPES[kind])
+    bf16 = gguf.GGMLQuantizationType.BF16
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if kind == "BF16" and values.ndim > 1:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, bf16), raw_dtype=bf16)
+        else:
+            writer.add_tensor(tensor.name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.replace(unfinished, target)
+    return target
+
+
+if __name__ == "__main__":
+    print(write_float_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))

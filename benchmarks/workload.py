@@ -1,0 +1,54 @@
+"""What is measured, the same for every engine.
+
+- prefill: one prompt of ``prompt`` random tokens, logits of its last;
+- decode of 1: ``steps`` tokens one after the other behind that prompt;
+- decode of B: B requests with prompts of ``short_prompt`` tokens, ``steps`` tokens each, all in one batch a step.
+
+Prompts are never repeated, since prefix caches would hide the prefill, and nothing ends early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of a run; ``seed`` chooses the prompts."""
+
+    prompt: int = 512
+    short_prompt: int = 128
+    steps: int = 64
+    batch: int = 8
+    threads: int = 2
+    seed: int = 0
+
+    def prompts(self) -> tuple[list[int], list[list[int]]]:
+        """The long prompt, and one short prompt a request of the batch."""
+        random = np.random.default_rng(self.seed)
+        draw = lambda n: [int(i) for i in random.integers(1000, 20000, n)]  # noqa: E731
+        return draw(self.prompt), [draw(self.short_prompt) for _ in range(self.batch)]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens a second."""
+
+    prefill: float
+    decode_1: float
+    decode_batch: float
+    engine: str
+
+
+def serve(measure: Callable[[str, Workload], Speeds]) -> None:
+    """The command line of a worker: ``python WORKER.py MODEL '{"prompt": 512, ...}'`` prints the speeds as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("workload", type=json.loads)
+    arguments = parser.parse_args()
+    print(json.dumps(asdict(measure(arguments.model, Workload(**arguments.workload)))))

@@ -1,0 +1,134 @@
+"""``optimize chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from enginewright.plugins.errors import RequestError
+
+from .console import print_error, reported
+from .options import (
+    BundlePath,
+    MaxTokens,
+    Memory,
+    MinP,
+    Sampling,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
+from .streaming import StreamPrinter
+
+if TYPE_CHECKING:
+    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.sampling import SamplingParams
+
+NAME = "chat"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize chat smollm2.bundle\n\n"
+    '  optimize chat smollm2.bundle --system "Answer briefly." --temperature 0.7\n\n'
+    "  echo Hello | optimize chat smollm2.bundle --max-tokens 32"
+)
+HELP = """\
+  /help          shows this
+  /reset         forgets the conversation
+  /system TEXT   sets the system message and begins anew; without TEXT, shows it
+  /exit          ends (so does Ctrl-D)
+Ctrl-C stops an answer."""
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    threads: Threads = 0,
+    memory: Memory = None,
+) -> None:
+    """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
+    from enginewright import LLM, SamplingParams
+
+    params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  editing and history, for input()
+    with LLM(bundle, threads=threads, memory=memory) as llm:
+        if interactive:
+            print(f"{llm.model.name}. /help shows what can be typed.", file=sys.stderr)
+        _converse(llm, params, system, interactive)
+
+
+def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive: bool) -> None:
+    turns: list[dict[str, Any]] = []
+    for line in _lines(interactive):
+        word, _, rest = line.partition(" ")
+        if word == "/exit":
+            return
+        if word == "/help":
+            print(HELP, file=sys.stderr)
+        elif word == "/reset":
+            turns.clear()
+        elif word == "/system":
+            if rest.strip():
+                system = rest.strip()
+                turns.clear()
+            print(f"system: {system or 'none'}", file=sys.stderr)
+        elif word.startswith("/"):
+            print(f"there is no {word}; /help shows what there is", file=sys.stderr)
+        else:
+            turns.append({"role": "user", "content": line})
+            before = [{"role": "system", "content": system}] if system else []
+            try:
+                answer = _answer(llm, [*before, *turns], params, interactive)
+            except RequestError as e:
+                if not interactive:
+                    raise
+                print_error(e)
+                turns.pop()
+            else:
+                turns.append({"role": "assistant", "content": answer})
+
+
+def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams, interactive: bool) -> str:
+    """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
+    printer = StreamPrinter()
+    with closing(llm.stream_chat(messages, params)) as pieces:
+        try:
+            printer.print(pieces)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print(" (stopped)")
+    if interactive:
+        typer.secho(printer.speed(), dim=True, err=True)
+    return printer.text
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """Lines that are not blank, typed behind a prompt or from a pipe."""
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        if not interactive and not line:
+            return
+        if line.strip():
+            yield line.strip()

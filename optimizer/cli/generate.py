@@ -1,0 +1,90 @@
+"""``optimize generate``: a prompt in, text out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from .console import print_json, reported
+from .options import (
+    AsJson,
+    BundlePath,
+    MaxTokens,
+    Memory,
+    MinP,
+    Sampling,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
+from .streaming import StreamPrinter
+
+NAME = "generate"
+EPILOG = (
+    "Examples:\n\n"
+    '  optimize generate smollm2.bundle "What is the capital of France?"\n\n'
+    '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
+    '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
+    '  echo "Once upon a time" | optimize generate smollm2.bundle - --raw'
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    system: System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
+    threads: Threads = 0,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answers a prompt, and prints the text as it comes; several prompts run together."""
+    from enginewright import LLM, SamplingParams
+
+    if raw and system is not None:
+        raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
+    texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
+    with LLM(bundle, threads=threads, memory=memory) as llm:
+        # An empty prompt is an error of generate's; a template would hide it among its own tokens.
+        chat = not raw and all(texts) and (system is not None or llm.tokenizer.chat_template is not None)
+        conversations = [_conversation(text, system) for text in texts]
+        if len(texts) == 1 and not as_json:
+            stream = llm.stream_chat(conversations[0], params) if chat else llm.stream(texts[0], params)
+            printer = StreamPrinter()
+            printer.print(stream)
+            print(printer.speed(), file=sys.stderr)
+            return
+        start = time.perf_counter()
+        results = llm.chat(conversations, params) if chat else llm.generate(texts, params)
+        seconds = time.perf_counter() - start
+    tokens = sum(len(result.token_ids) for result in results)
+    pairs = zip(texts, results, strict=True)
+    if as_json:
+        keys = ("text", "token_ids", "prompt_token_ids", "finish_reason")
+        rows = [{"prompt": prompt} | {key: getattr(result, key) for key in keys} for prompt, result in pairs]
+        print_json({"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds})
+        return
+    for prompt, result in pairs:
+        print(f"> {prompt}\n{result.text}\n")
+    print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
+
+
+def _conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
