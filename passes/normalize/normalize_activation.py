@@ -1,0 +1,97 @@
+"""Activations that are spelled out become the one op that aten has for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Bind, Call, Match, Number, Pattern, RewritePass, Rule
+
+aten = torch.ops.aten
+
+# Spelled-out constants are rounded at will: 0.79788456, 0.7978845608028654, sqrt(2 / pi).
+_TOLERANCE = 1e-6
+
+
+class Silu(Rule):
+    """x * sigmoid(x)."""
+
+    name = "silu"
+    pattern = Call(aten.mul.Tensor, Bind("x"), Call(aten.sigmoid.default, Bind("x")))
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return program.call(aten.silu.default, match.node("x"), where=match.where)
+
+
+def _half_x_times(factor: Pattern) -> Pattern:
+    """x/2 * (factor + 1), in any order."""
+    x: Pattern = Bind("x")
+    more = Call(aten.add.Tensor, factor, 1)
+    half = Call(aten.mul.Tensor, x, 0.5)
+    return (
+        Call(aten.mul.Tensor, half, more)
+        | Call(aten.mul.Tensor, x, Call(aten.mul.Tensor, more, 0.5))
+        | Call(aten.mul.Tensor, Call(aten.mul.Tensor, x, more), 0.5)
+    )
+
+
+_CUBE: Pattern = Call(aten.pow.Tensor_Scalar, Bind("x"), 3) | Call(
+    aten.mul.Tensor, Bind("x"), Call(aten.mul.Tensor, Bind("x"), Bind("x")) | Call(aten.pow.Tensor_Scalar, Bind("x"), 2)
+)
+
+
+class GeluTanh(Rule):
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415."""
+
+    name = "gelu_tanh"
+    pattern = _half_x_times(
+        Call(
+            aten.tanh.default,
+            Call(
+                aten.mul.Tensor,
+                Call(aten.add.Tensor, Bind("x"), Call(aten.mul.Tensor, _CUBE, Number("cubic")), alpha=1),
+                Number("slope"),
+            ),
+        )
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        return _differs(match, slope=math.sqrt(2 / math.pi), cubic=0.044715)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return program.call(aten.gelu.default, match.node("x"), where=match.where, approximate="tanh")
+
+
+class Gelu(Rule):
+    """x/2 * (1 + erf(x / sqrt(2)))."""
+
+    name = "gelu"
+    pattern = _half_x_times(
+        Call(aten.erf.default, Call(aten.div.Tensor, Bind("x"), Number("divisor")))
+        | Call(aten.erf.default, Call(aten.mul.Tensor, Bind("x"), Number("factor")))
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        return _differs(match, divisor=math.sqrt(2), factor=math.sqrt(0.5))
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return program.call(aten.gelu.default, match.node("x"), where=match.where)
+
+
+def _differs(match: Match, **expected: float) -> str | None:
+    for name, value in expected.items():
+        found: Any = match.get(name)
+        if found is not None and not math.isclose(found, value, rel_tol=_TOLERANCE):
+            return f"has {found} where GELU has {value:.7g}"
+    return None
+
+
+class NormalizeActivation(RewritePass):
+    """SiLU and both forms of GELU, spelled out -> aten.silu, aten.gelu."""
+
+    name = "normalize_activation"
+    rules: ClassVar[tuple[Rule, ...]] = (Silu(), GeluTanh(), Gelu())

@@ -1,0 +1,36 @@
+"""Every look-up in a table of weights becomes ``ew.embedding``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Bind, Call, Match, RewritePass, Rule
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+
+class Embedding(Rule):
+    """Token or position embedding. ``padding_idx`` and the like only matter to gradients."""
+
+    name = "embedding"
+    pattern = Call(aten.embedding.default, Bind("table"), Bind("ids"))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if match.node("table").op != "get_attr":
+            return "the table is computed by the program"
+        rank = program.value(match.node("ids")).dim()
+        return None if rank == 1 else f"the ids have rank {rank}, not 1"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return program.call(ew.embedding.default, match.node("ids"), match.node("table"), where=match.where)
+
+
+class NormalizeEmbedding(RewritePass):
+    """aten.embedding with ids [T] -> ``ew.embedding``."""
+
+    name = "normalize_embedding"
+    rules: ClassVar[tuple[Rule, ...]] = (Embedding(),)

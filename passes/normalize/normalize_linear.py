@@ -1,0 +1,76 @@
+"""Every product with a weight becomes ``ew.linear``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch.fx.node import Node
+import torch
+
+from ..cleanup.fold_constants import transposed
+from ..ir.program import Program
+from ..match import Bind, Call, Match, RewritePass, Rule, Weight
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+class Linear(Rule):
+    """x @ weight.T + bias, as aten has it."""
+
+    name = "linear"
+    pattern = Call(aten.linear.default, Bind("x"), Bind("weight"), Bind("bias")) | Call(
+        aten.linear.default, Bind("x"), Bind("weight"), None
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if match.node("weight").op != "get_attr":
+            return "the weight is computed by the program"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        x, weight = match.node("x"), match.node("weight")
+        return program.call(ew.linear.default, x, weight, match.get("bias"), where=match.where)
+
+class Product(Rule):
+    """x @ weight with a weight [K, N] (GPT-2's Conv1D), with a bias or without."""
+
+    name = "product"
+    pattern = Call((aten.mm.default, aten.matmul.default), Bind("x"), Weight("weight", rank=2)) | Call(
+        aten.addmm.default, Weight("bias"), Bind("x"), Weight("weight", rank=2), beta=1, alpha=1
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        bias, n = match.get("bias"), program.shape(match.node("weight"))[1]
+        if bias is not None and program.shape(bias) != (n,):
+            return f"the bias has the shape {program.shape(bias)}, not [{n}]"
+        if program.value(match.node("x")).dim() < 2:
+            return "x is a vector"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        weight = match.node("weight")
+        expr = program.weight_of(weight)
+        assert expr is not None
+        turned = program.weight(f"{weight.target}_transposed", transposed(expr), where=weight.meta["where"])
+        return program.call(ew.linear.default, match.node("x"), turned, match.get("bias"), where=match.where)
+
+class AddBias(Rule):
+    """linear(x) + bias."""
+
+    name = "add_bias"
+    pattern = Call(
+        aten.add.Tensor, Call(ew.linear.default, Bind("x"), Bind("weight"), None), Weight("bias", rank=1), alpha=1
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        n = program.shape(match.node("weight"))[0]
+        return None if program.shape(match.node("bias")) == (n,) else f"what is added is not of shape [{n}]"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        x, weight, bias = match.node("x"), match.node("weight"), match.node("bias")
+        return program.call(ew.linear.default, x, weight, bias, where=match.where)
+
+class NormalizeLinear(RewritePass):
+    """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""
+
+    name = "normalize_linear"
+    rules: ClassVar[tuple[Rule, ...]] = (Linear(), Product(), AddBias())

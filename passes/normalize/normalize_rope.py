@@ -1,0 +1,155 @@
+"""Every spelling of rotary embedding becomes ``ew.rope_table`` and ``ew.rope`` on [T, N, D]."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Anything, Bind, Call, Match, Number, Pattern, RewritePass, Rule
+from ..views import RESHAPES
+from .rope_columns import Columns, read_columns
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+
+_COS, _SIN = Bind("cos"), Bind("sin")
+
+
+class _RopeRule(Rule):
+    """A rule that binds x [T, N, 2F], tables [T, 1, C] to ``cos`` and ``sin``, and the bounds of x's slices."""
+
+    interleaved: ClassVar[bool] = False
+
+    def columns(self, frequencies: int) -> tuple[int, ...]:
+        """The frequency that belongs in each column of a table."""
+        return (*range(frequencies), *range(frequencies))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        x = match.node("x")
+        if program.value(x).dim() != 3:
+            return f"x has rank {program.value(x).dim()}, not 3"
+        cos, sin = (_table(program, match.node(n)) for n in ("cos", "sin"))
+        if cos is None or sin is None:
+            return "no cos and sin [T, 1, ..] of positions times frequencies"
+        if (cos.function, sin.function) != ("cos", "sin"):
+            return f"has {cos.function} where cos belongs, and {sin.function} where sin does"
+        if (cos.positions, cos.frequencies, cos.scale) != (sin.positions, sin.frequencies, sin.scale):
+            return "cos and sin are of different angles"
+        frequencies = int(program.shape(cos.frequencies)[0])
+        if cos.columns != sin.columns or cos.columns != self.columns(frequencies):
+            return f"the columns of the tables are of the frequencies {list(cos.columns)} and {list(sin.columns)}"
+        if program.shape(x)[-1] != 2 * frequencies:
+            return f"{frequencies} frequencies for a width of {program.shape(x)[-1]}"
+        if match.bound["size"] != 2 * frequencies or match.bound.get("half", frequencies) != frequencies:
+            return "the parts that are exchanged are not the members of pairs"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        cos = _table(program, match.node("cos"))
+        assert cos is not None  # check has seen to it
+        where = match.where
+        table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=where)
+        return program.call(ew.rope.default, match.node("x"), table, self.interleaved, where=where)
+
+
+def _table(program: Program, node: Node) -> Columns | None:
+    """The columns of a table seen as [T, 1, C]."""
+    if node.target is not aten.unsqueeze.default or node.args[1] not in (1, -2):
+        return None
+    return read_columns(program, node.args[0])
+
+
+_FIRST_HALF = Call(aten.slice.Tensor, Bind("x"), -1, 0, Number("half"), 1)
+_SECOND_HALF = Call(aten.slice.Tensor, Bind("x"), -1, Number("half"), Number("size"), 1)
+_EVEN = Call(aten.slice.Tensor, Bind("x"), -1, 0, Number("size"), 2)
+_ODD = Call(aten.slice.Tensor, Bind("x"), -1, 1, Number("size"), 2)
+
+
+def _sum(turned: Pattern) -> Pattern:
+    """x * cos + turned * sin."""
+    return Call(aten.add.Tensor, Call(aten.mul.Tensor, Bind("x"), _COS), Call(aten.mul.Tensor, turned, _SIN), alpha=1)
+
+
+class RotateHalf(_RopeRule):
+    """x * cos + cat(-second half, first half) * sin."""
+
+    name = "rotate_half"
+    pattern = _sum(Call(aten.cat.default, [Call(aten.neg.default, _SECOND_HALF), _FIRST_HALF], -1))
+
+
+class RotatePairs(_RopeRule):
+    """x * cos + stack(-odd, even) * sin, each frequency twice in a row (Cohere, GLM)."""
+
+    name = "rotate_pairs"
+    interleaved = True
+    pattern = _sum(Call(RESHAPES, Call(aten.stack.default, [Call(aten.neg.default, _ODD), _EVEN], -1)))
+
+    def columns(self, frequencies: int) -> tuple[int, ...]:
+        return tuple(i // 2 for i in range(2 * frequencies))
+
+
+class RotateParts(_RopeRule):
+    """cat(first * cos - second * sin, second * cos + first * sin), each frequency once (GPT-OSS)."""
+
+    name = "rotate_parts"
+    pattern = Call(
+        aten.cat.default,
+        [
+            Call(
+                aten.sub.Tensor,
+                Call(aten.mul.Tensor, _FIRST_HALF, _COS),
+                Call(aten.mul.Tensor, _SECOND_HALF, _SIN),
+                alpha=1,
+            ),
+            Call(
+                aten.add.Tensor,
+                Call(aten.mul.Tensor, _SECOND_HALF, _COS),
+                Call(aten.mul.Tensor, _FIRST_HALF, _SIN),
+                alpha=1,
+            ),
+        ],
+        -1,
+    )
+
+    def columns(self, frequencies: int) -> tuple[int, ...]:
+        return tuple(range(frequencies))
+
+
+class PassRest(Rule):
+    """cat(rope(first part of x), rest of x): ``ew.rope`` lets the rest pass by itself."""
+
+    name = "pass_rest"
+    pattern = Call(
+        aten.cat.default,
+        [
+            Call(
+                ew.rope.default,
+                Call(aten.slice.Tensor, Bind("x"), -1, 0, Number("cut"), 1),
+                Bind("table"),
+                Anything("interleaved"),
+            ),
+            Call(aten.slice.Tensor, Bind("x"), -1, Number("cut"), Number("size"), 1),
+        ],
+        -1,
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        size = program.shape(match.node("x"))[-1]
+        return None if match.bound["size"] == size else f"only {match.bound['size']} of {size} columns pass"
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        x, table, interleaved = (match.bound[n] for n in ("x", "table", "interleaved"))
+        return program.call(ew.rope.default, x, table, interleaved, where=match.where)
+
+
+class NormalizeRope(RewritePass):
+    """Rotary embedding of x [T, N, D], of all of D or its first 2F columns -> ``ew.rope`` with an ``ew.rope_table``.
+
+    Each application makes its table; ``MergeCommonSubexpressions`` leaves one for all.
+    """
+
+    name = "normalize_rope"
+    rules: ClassVar[tuple[Rule, ...]] = (RotateHalf(), RotatePairs(), RotateParts(), PassRest())
