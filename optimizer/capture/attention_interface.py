@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -46,8 +47,12 @@ class CausalMask:
 
 @dataclass
 class AttentionCapture:
-    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to."""
+    """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to.
 
+    ``paths``: id of a module -> its path, for messages.
+    """
+
+    paths: dict[int, str] = field(default_factory=dict)
     q_start: torch.Tensor | None = None
     layers: list[int] = field(default_factory=list)
 
@@ -56,9 +61,9 @@ _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capt
 
 
 @contextmanager
-def capturing() -> Iterator[AttentionCapture]:
-    """While open, models can be run through the interface; yields the record of their last forward pass."""
-    capture = AttentionCapture()
+def capturing(model: torch.nn.Module) -> Iterator[AttentionCapture]:
+    """While open, ``model`` can be run through the interface; yields the record of its last forward pass."""
+    capture = AttentionCapture({id(module): path for path, module in model.named_modules()})
     token = _CAPTURE.set(capture)
     try:
         yield capture
@@ -96,7 +101,8 @@ def attention_function(
 
     Raises UnsupportedModelError, naming the module and the argument, for anything that ``ew.attention`` doesn't mean.
     """
-    capture, where = _CAPTURE.get(), type(module).__name__
+    capture = _CAPTURE.get()
+    where = capture.paths.get(id(module), type(module).__name__)
     if not isinstance(attention_mask, CausalMask):
         kind = "no mask" if attention_mask is None else "a mask of its own"
         raise UnsupportedModelError(
@@ -165,6 +171,8 @@ def causal_window(mask: Callable[..., Any], *, longest: int, windows: list[int])
             seen = torch.as_tensor(mask(zero, zero, query, key), dtype=torch.bool).expand(len(grid), len(grid))
         except (RuntimeError, IndexError, TypeError, ValueError, AssertionError):
             return None  # it depends on the tokens, whose values are not known
+        if isinstance(seen, FakeTensor):
+            return None
         for window in [0, *windows]:
             causal = key <= query
             if torch.equal(seen, causal & (key > query - window) if window else causal):

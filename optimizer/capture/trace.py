@@ -15,7 +15,7 @@ from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import UnsupportedModelError
 
-from .attention_interface import AttentionCapture, begin_forward, capturing
+from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
 
 _PREFIX = "model_."
@@ -74,14 +74,21 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     """
     step, name = _Step(model), architecture(model.config)
     try:
-        with torch.no_grad(), capturing() as attention:
+        with torch.no_grad(), capturing(model) as attention:
             exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
             exported = exported.run_decompositions({})
     except UnsupportedModelError:
         raise
-    except (UserError, TorchDynamoException, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as e:
+    except (UserError, TorchDynamoException, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as e:
+        where = _module_of(e, model)
+        if CausalMask.__name__ in str(e):
+            raise UnsupportedModelError(
+                f"{name}: {where} applies the mask itself, outside transformers' attention interface",
+                hint="Only models that attend through that interface can be compiled.",
+            ) from e
         raise UnsupportedModelError(
-            f"{name} can't be traced with packed tokens and any number of them: {type(e).__name__}: {_first_line(e)}",
+            f"{name}: {where} can't be traced with packed tokens and any number of them: "
+            f"{type(e).__name__}: {_first_line(e)}",
             hint="Models whose operations depend on token values or lengths can't be compiled.",
         ) from e
     _check_every_layer_attends(model, attention)
@@ -184,6 +191,16 @@ def _remove_checks(program: Program) -> None:
         if node.op == "call_function" and node.target in _CHECKS:
             program.graph.erase_node(node)
     program.remove_dead_code()
+
+
+def _module_of(error: BaseException, model: torch.nn.Module) -> str:
+    """The path of the innermost module that was running when ``error`` was raised."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        found = paths.get(id(frame.tb_frame.f_locals.get("self")), "") or found
+        frame = frame.tb_next
+    return found or "the model"
 
 
 def _first_line(error: BaseException) -> str:

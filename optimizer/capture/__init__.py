@@ -1,0 +1,141 @@
+"""Capture: a Hugging Face directory, a GGUF file or a live transformers model becomes a Program."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+
+from . import gguf, huggingface, module
+from .bind_weights import bind_weights
+from .build_model import build_model
+from .model_info import model_info
+from .tokenizer import load_tokenizer, tokenizer_files
+from .trace import trace
+
+__all__ = ["CapturedModel", "capture"]
+
+Tokenizer = PreTrainedTokenizerBase | str | Path
+
+
+@dataclass(frozen=True)
+class CapturedModel:
+    """A model as captured. ``tokenizer_files`` is None if the source has no tokenizer."""
+
+    program: Program
+    model_info: ModelInfo
+    tokenizer_files: TokenizerFiles | None
+    source_description: str
+
+
+def capture(source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None) -> CapturedModel:
+    """Captures a decoder-only language model without reading its weights.
+
+    Args:
+        source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is ever downloaded, and no code
+            or pickle that comes with a model is run.
+        tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
+
+    Raises:
+        SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
+        UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
+    """
+    own = _tokenizer_of(tokenizer)
+    if isinstance(source, torch.nn.Module):
+        return _capture_module(source, own)
+    path = Path(source)
+    if path.is_dir():
+        return _capture_directory(path, own)
+    if path.is_file():
+        return _capture_gguf(path, own)
+    raise _no_such_source(str(source))
+
+
+def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is no transformers model, so its attention can't be found",
+            hint="Pass a transformers decoder, a Hugging Face directory or a GGUF file.",
+        )
+    twin = build_model(model.config, type(model))
+    tensors = module.read_module_tensors(model)
+    weights = bind_weights(twin, tensors, source=type(model).__name__)
+    module.copy_computed_buffers(model, twin)
+    settings = getattr(model, "generation_config", None)
+    name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+    generation = settings.to_diff_dict() if settings is not None else {}
+    return CapturedModel(
+        trace(twin, weights),
+        model_info(twin, Path(name).name, generation, getattr(tokenizer, "eos_token_id", None)),
+        None if tokenizer is None else tokenizer_files(tokenizer),
+        f"transformers model {type(model).__name__}",
+    )
+
+
+def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+    config = huggingface.read_config(directory)
+    tensors = huggingface.read_tensors(directory)
+    model = build_model(config)
+    weights = bind_weights(model, tensors, source=str(directory))
+    tokenizer = tokenizer or load_tokenizer(directory)
+    generation = huggingface.read_generation_settings(directory)
+    return CapturedModel(
+        trace(model, weights),
+        model_info(model, directory.resolve().name, generation, getattr(tokenizer, "eos_token_id", None)),
+        None if tokenizer is None else tokenizer_files(tokenizer),
+        f"Hugging Face directory {directory.resolve().name}",
+    )
+
+
+def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+    with path.open("rb") as handle:
+        magic = handle.read(len(gguf.MAGIC))
+    if magic != gguf.MAGIC:
+        raise SourceError(
+            f"{path} is no GGUF file (it begins with {magic!r})",
+            hint="Pass a GGUF file, or the directory of a Hugging Face model, not one of its files.",
+        )
+    file = gguf.open_gguf(path)
+    model = build_model(gguf.read_config(file))
+    weights = bind_weights(model, gguf.read_tensors(file, model), source=str(path))
+    files: TokenizerFiles | None = None
+    if tokenizer is not None:
+        files = tokenizer_files(tokenizer)
+    elif "tokenizer.ggml.model" in file.metadata:
+        tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
+        files = None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
+    name = str(file.metadata.get("general.name") or path.stem)
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return CapturedModel(
+        trace(model, weights),
+        model_info(model, name, gguf.generation_settings(file), eos),
+        files,
+        f"GGUF file {path.name}",
+    )
+
+
+def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None:
+    if tokenizer is None or isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    loaded: Any = load_tokenizer(Path(tokenizer)) if Path(tokenizer).is_dir() else None
+    if not isinstance(loaded, PreTrainedTokenizerBase):
+        raise SourceError(f"{tokenizer} is no directory with a tokenizer", hint="It needs a tokenizer.json.")
+    return loaded
+
+
+def _no_such_source(source: str) -> SourceError:
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        return SourceError(
+            f"{source}: there is no such directory; if it is a model's name on the Hub, nothing is downloaded here",
+            hint=f"Download it first (hf download {source} --local-dir DIRECTORY), then pass DIRECTORY.",
+        )
+    return SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")

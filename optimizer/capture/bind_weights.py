@@ -1,0 +1,87 @@
+"""Matches a model's parameters with a source's tensors by name, shape and dtype."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.passes.ir.weights import Cast, WeightExpr
+from enginewright.plugins.errors import SourceError
+
+_READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+# Buffers that older versions of transformers saved; models compute them themselves.
+_ONCE_SAVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|attention\.(masked_)?bias)$")
+
+
+def bind_weights(
+    model: PreTrainedModel, tensors: Mapping[str, WeightExpr], *, source: str, may_ignore: Iterable[str] = ()
+) -> dict[str, WeightExpr]:
+    """An expression in the model's dtype for each parameter and saved buffer of ``model``.
+
+    Args:
+        model: from ``build_model``.
+        tensors: what the source has, by the model's names, with or without the prefix of its base model.
+        source: the file or folder, for messages.
+        may_ignore: regular expressions of tensors that needn't have a place in the model.
+
+    Raises:
+        SourceError: a tensor is missing, has another shape or a dtype that can't be read, or has no place in the model.
+    """
+    wanted = model.state_dict(keep_vars=True)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {name: key for name in wanted if (key := _key_of(name, tensors, model.base_model_prefix)) is not None}
+    _refuse_strangers(model, set(tensors) - set(found.values()), source, may_ignore)
+    by_identity = {id(parameters[name]): key for name, key in reversed(found.items()) if name in parameters}
+
+    bound: dict[str, WeightExpr] = {}
+    for name, value in wanted.items():
+        key = found.get(name)
+        if key is None and name in parameters:
+            key = by_identity.get(id(parameters[name]))  # tied to one that is there
+            if key is None:
+                raise SourceError(
+                    f"{source}: tensor {name} is missing (the model needs it with shape {tuple(value.shape)})",
+                    hint="The checkpoint is incomplete, or its configuration is of another model.",
+                )
+        if key is None:
+            continue  # a buffer that the model computes itself
+        expr = tensors[key]
+        if expr.shape != tuple(value.shape):
+            raise SourceError(
+                f"{source}: tensor {key} has shape {expr.shape}, but the model's {name} has {tuple(value.shape)}",
+                hint="The checkpoint and its configuration don't belong together.",
+            )
+        if expr.dtype == value.dtype:
+            bound[name] = expr
+        elif value.dtype.is_floating_point and expr.dtype in _READABLE:
+            bound[name] = Cast(expr, value.dtype)
+        else:
+            raise SourceError(
+                f"{source}: tensor {key} is {expr.dtype}, which can't be read as {value.dtype}",
+                hint="Export from a checkpoint in float32, float16 or bfloat16.",
+            )
+    return bound
+
+
+def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | None:
+    """What ``tensors`` calls a parameter: its name, or the name that it has in the base model alone."""
+    short = name.removeprefix(f"{prefix}.") if prefix else name
+    return next((key for key in (name, short) if key in tensors), None)
+
+
+def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str, may_ignore: Iterable[str]) -> None:
+    """Raises SourceError for a tensor that the model would silently do without."""
+    # A saved output table of a model whose tables are tied is a copy.
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    allowed = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *may_ignore]
+    for name in sorted(names):
+        if name in tied or _ONCE_SAVED.search(name) or any(re.search(p, name) for p in allowed):
+            continue
+        raise SourceError(
+            f"{source}: tensor {name} has no place in the model that the configuration describes",
+            hint="The checkpoint may be quantized or adapted in a way that Enginewright can't read.",
+        )

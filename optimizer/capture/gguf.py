@@ -1,0 +1,206 @@
+"""Reads a GGUF file: blocks as stored, dequantized one tensor at a time when they are needed.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Names, configuration and how llama.cpp's converter
+rearranged tensors are transformers' knowledge, applied here tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.plugins.errors import SourceError, UnsupportedModelError
+
+MAGIC = b"GGUF"
+
+# Keys (less the architecture) that change what the model computes -> the configuration's name for it.
+_MEANINGFUL = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+
+# A divisor for each rotary frequency, which takes the place of a rope scaling in the configuration.
+_ROPE_FACTORS = "rope_freqs.weight"
+
+_DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, AttributeError)
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """An open GGUF file: ``tensors`` by name (mapped, not read), ``metadata`` by key without tokenizer arrays."""
+
+    path: Path
+    tensors: dict[str, gguf.ReaderTensor]
+    metadata: dict[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Opens a GGUF file. Raises SourceError naming it if it is damaged or has tensors of a type that can't be read."""
+    try:
+        reader = gguf.GGUFReader(str(path))
+        metadata = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != [gguf.GGUFValueType.ARRAY]}
+    except _DAMAGED as e:
+        raise SourceError(f"{path}: damaged or truncated GGUF file: {e}", hint="Download the file again.") from e
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise SourceError(f"{path}: general.architecture is missing", hint="Download or convert the file again.")
+    for tensor in reader.tensors:
+        _check_type(path, tensor)
+    return GgufFile(path, {t.name: t for t in reader.tensors}, metadata)
+
+
+def read_config(file: GgufFile) -> PretrainedConfig:
+    """The transformers configuration for a GGUF file.
+
+    Raises:
+        UnsupportedModelError: transformers doesn't know the architecture as GGUF, or a key that changes the numbers.
+        SourceError: metadata is missing or wrong.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(file.path.parent), gguf_file=file.path.name, local_files_only=True)
+    except (*_DAMAGED, StrictDataclassError) as e:
+        if "not supported" in str(e):
+            raise UnsupportedModelError(
+                f"{file.path}: general.architecture {file.architecture!r} can't be read from GGUF files: {e}",
+                hint="Export from the model's Hugging Face directory.",
+            ) from e
+        raise SourceError(f"{file.path}: no usable configuration: {e}", hint="Convert the file again.") from e
+    assert isinstance(config, PretrainedConfig)
+    _apply_meaningful_keys(file, config)
+    return config
+
+
+def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr]:
+    """The file's tensors under the names of ``model`` (from ``build_model``), float32, dequantized when evaluated.
+
+    Rope factors in the file are applied to the model's frequencies. Raises UnsupportedModelError where transformers has
+    no map of names, SourceError for a tensor without a place in the model.
+    """
+    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=model.config.to_dict())
+    try:
+        names = get_gguf_hf_weights_map(model, processor, model_type=file.architecture)
+    except NotImplementedError as e:
+        raise UnsupportedModelError(
+            f"{file.path}: general.architecture {file.architecture!r}: tensor names are not known",
+            hint="Export from the model's Hugging Face directory.",
+        ) from e
+    parts: dict[str, list[gguf.ReaderTensor]] = defaultdict(list)
+    for name, tensor in file.tensors.items():
+        if name == _ROPE_FACTORS:
+            _divide_frequencies(file, model, _dequantize(tensor))
+        elif name in names:
+            parts[names[name]].append(tensor)
+        else:
+            raise SourceError(
+                f"{file.path}: tensor {name} has no place in the model that the metadata describes",
+                hint="Export from the model's Hugging Face directory.",
+            )
+    return {name: _expression(name, tensors, processor, names) for name, tensors in parts.items()}
+
+
+def generation_settings(file: GgufFile) -> dict[str, Any]:
+    """Generation settings in the file: which tokens end a text."""
+    ids = (file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+    ends = list(dict.fromkeys(int(i) for i in ids if i is not None))
+    return {"eos_token_id": ends} if ends else {}
+
+
+def wants_bos(file: GgufFile) -> bool:
+    """Whether texts begin with the start token; files that don't say so follow llama.cpp's default for their kind."""
+    stated = file.metadata.get("tokenizer.ggml.add_bos_token")
+    return bool(stated) if stated is not None else file.metadata.get("tokenizer.ggml.model") == "llama"
+
+
+def _expression(
+    name: str, tensors: list[gguf.ReaderTensor], processor: TensorProcessor, names: dict[str, str]
+) -> WeightExpr:
+    def rearranged(values: Callable[[gguf.ReaderTensor], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        whole: dict[str, Any] = {"tensors": {}}  # where processors put what several tensors make up
+        result = None
+        for tensor in tensors:
+            result = processor.process(
+                weights=values(tensor), name=tensor.name, tensor_key_mapping=names, parsed_parameters=whole
+            )
+        assert result is not None
+        if result.name is None:
+            return np.asarray(whole["tensors"][name])
+        return np.asarray(result.weights)
+
+    def read() -> torch.Tensor:
+        value = np.ascontiguousarray(rearranged(_dequantize), dtype=np.float32)
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+    # Zeros that take no memory, to see which shape the processor makes of them.
+    shape = rearranged(lambda t: np.broadcast_to(np.float32(0), _shape(t))).shape
+    return Source("+".join(t.name for t in tensors), tuple(shape), torch.float32, read)
+
+
+def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
+    return tuple(int(n) for n in reversed(tensor.shape))  # GGUF counts dimensions from the innermost
+
+
+def _dequantize(tensor: gguf.ReaderTensor) -> np.ndarray[Any, Any]:
+    value: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    return value.astype(np.float32, copy=False).reshape(_shape(tensor))
+
+
+def _check_type(path: Path, tensor: gguf.ReaderTensor) -> None:
+    """Raises SourceError if the blocks of ``tensor`` can't be dequantized, by trying on one block of zeros."""
+    _, size = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+    try:
+        gguf.dequantize(np.zeros((1, size), dtype=np.uint8), tensor.tensor_type)
+    except (NotImplementedError, ValueError) as e:
+        raise SourceError(
+            f"{path}: tensor {tensor.name} has blocks of type {tensor.tensor_type.name}, which can't be dequantized",
+            hint="Export from a file in F32, F16, BF16, Q8_0, Q4_1 or Q4_0.",
+        ) from e
+
+
+def _apply_meaningful_keys(file: GgufFile, config: PretrainedConfig) -> None:
+    """Sees to it that no key of the file that changes the numbers is left out of the configuration."""
+    prefix = f"{file.architecture}."
+    scaling = file.metadata.get(f"{prefix}rope.scaling.type", "none")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if scaling != "none" and rope.get("rope_type", "default") == "default":
+        raise UnsupportedModelError(
+            f"{file.path}: {prefix}rope.scaling.type {scaling!r} can't be read from GGUF files",
+            hint="Export from the model's Hugging Face directory.",
+        )
+    for key, field in _MEANINGFUL.items():
+        value = file.metadata.get(prefix + key)
+        if not value:
+            continue
+        if not hasattr(config, field):
+            if field == "head_dim" and value * config.num_attention_heads == config.hidden_size:
+                continue
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}{key} is {value}, which {type(config).__name__} has no field for",
+                hint="Export from the model's Hugging Face directory.",
+            )
+        setattr(config, field, value)
+
+
+def _divide_frequencies(file: GgufFile, model: PreTrainedModel, factors: np.ndarray[Any, Any]) -> None:
+    divided = False
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and tuple(buffer.shape) == factors.shape:
+            buffer.div_(torch.from_numpy(np.array(factors)))
+            divided = True
+    if not divided:
+        raise SourceError(f"{file.path}: tensor {_ROPE_FACTORS} of shape {factors.shape} fits no rotary frequencies")

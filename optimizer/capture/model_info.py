@@ -1,0 +1,52 @@
+"""What the runtime must know of a model, from its configuration and generation settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from enginewright.plugins.contracts import ModelInfo
+
+from .build_model import architecture
+
+_DEFAULTS: dict[str, type] = {"do_sample": bool, "temperature": float, "top_k": int, "top_p": float, "min_p": float}
+
+
+def model_info(
+    model: PreTrainedModel, name: str, generation: Mapping[str, Any], tokenizer_eos: int | None = None
+) -> ModelInfo:
+    """Describes ``model``.
+
+    Args:
+        model: from ``build_model``.
+        name: what to call it.
+        generation: generation settings as in generation_config.json; what isn't set there is no default.
+        tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
+    """
+    config = model.config
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        eos = tokenizer_eos
+    defaults = {
+        key: kind(generation[key]) for key, kind in _DEFAULTS.items() if isinstance(generation.get(key), int | float)
+    }
+    bos = generation.get("bos_token_id", getattr(config, "bos_token_id", None))
+    return ModelInfo(
+        name=name,
+        architecture=architecture(config) if getattr(config, "architectures", None) else type(model).__name__,
+        vocab_size=int(config.vocab_size),
+        context_length=_context_length(config),
+        eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if e is not None),
+        bos_token_id=None if bos is None else int(bos),
+        parameters=sum(p.numel() for p in model.parameters()),
+        generation_defaults=defaults,
+    )
+
+
+def _context_length(config: PretrainedConfig) -> int:
+    length = getattr(config, "max_position_embeddings", None)
+    return int(length) if length else 2048

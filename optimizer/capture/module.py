@@ -1,0 +1,34 @@
+"""Reads a live transformers model: a twin is built and traced, the model itself is never touched."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.plugins.errors import UnsupportedModelError
+
+
+def read_module_tensors(model: PreTrainedModel) -> dict[str, WeightExpr]:
+    """The model's parameters and saved buffers, by reference: don't change them before the export is done."""
+    return {name: _source(name, value) for name, value in model.state_dict().items()}
+
+
+def copy_computed_buffers(model: PreTrainedModel, twin: PreTrainedModel) -> None:
+    """Gives the twin what the model has computed itself, such as rotary frequencies, should someone have changed it.
+
+    Raises UnsupportedModelError naming a buffer that the two don't share.
+    """
+    saved = set(model.state_dict())
+    own = {name: b for name, b in model.named_buffers() if name not in saved}
+    for name, buffer in twin.named_buffers():
+        if name in saved:
+            continue
+        if name not in own or own[name].shape != buffer.shape:
+            raise UnsupportedModelError(f"{type(model).__name__}: buffer {name} is not what its configuration says")
+        if buffer.device.type != "meta":
+            buffer.data.copy_(own[name])
+
+
+def _source(name: str, value: torch.Tensor) -> Source:
+    return Source(name, tuple(value.shape), value.dtype, lambda: value.detach().cpu())

@@ -1,0 +1,66 @@
+"""Captures a tokenizer: the text of tokenizer.json, the chat template and the special tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from enginewright.plugins.errors import SourceError
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model directory or a GGUF file in it, None if it has none. Never touches the network.
+
+    Raises SourceError naming the directory or file if there is one that can't be read.
+    """
+    if gguf_file is None and not any((directory / f).is_file() for f in _FILES):
+        return None
+    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False, **options
+        )
+    # tokenizers raises bare Exceptions for files that it can't parse.
+    except Exception as e:  # noqa: BLE001
+        raise SourceError(
+            f"{directory / gguf_file if gguf_file else directory}: the tokenizer can't be read: {e}",
+            hint="Pass a tokenizer of your own, or a directory that has its tokenizer.json.",
+        ) from e
+    assert isinstance(loaded, PreTrainedTokenizerBase)
+    return loaded
+
+
+def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = False) -> TokenizerFiles:
+    """What a bundle keeps of ``tokenizer``.
+
+    ``wants_bos``: texts must begin with the start token; where tokenizer.json's post-processor doesn't see to that,
+    ``add_bos`` tells the runtime to.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    special: dict[str, str | bool | None] = {
+        name: None if value is None else str(value)
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+        for value in [getattr(tokenizer, name, None)]
+    }
+    add_bos = False
+    if wants_bos and tokenizer.bos_token_id is not None:
+        ids = list(tokenizer("a")["input_ids"])
+        add_bos = ids[:1] != [tokenizer.bos_token_id]
+    special |= {"add_bos": add_bos, "add_eos": False}
+    return TokenizerFiles(
+        tokenizer_json=backend.to_str() if backend is not None and hasattr(backend, "to_str") else None,
+        chat_template=_chat_template(tokenizer),
+        special_tokens=special,
+    )
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if template else None
