@@ -18,7 +18,10 @@
 // softmax: Milakov and Gimelshein, arXiv:1805.02867; splits: FlashDecoding.)
 #pragma once
 
-// Included after microkernel.h and vector_math.h.
+#include "kernels.h"
+#include "microkernel.h"
+#include "parallel.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {

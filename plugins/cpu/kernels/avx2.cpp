@@ -1,5 +1,5 @@
+#define EW_ISA_AVX2
 #include "families.h"
-#include "simd_avx2.h"
 
 namespace ew {
 

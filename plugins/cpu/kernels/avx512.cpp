@@ -1,5 +1,5 @@
+#define EW_ISA_AVX512
 #include "families.h"
-#include "simd_avx512.h"
 
 namespace ew {
 

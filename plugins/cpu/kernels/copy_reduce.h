@@ -1,7 +1,9 @@
 // copy and reduce, on views of any strides.
 #pragma once
 
-// Included after elementwise.h.
+#include "kernels.h"
+#include "strided.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {

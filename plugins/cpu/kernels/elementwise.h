@@ -6,7 +6,9 @@
 // on strides or place.
 #pragma once
 
-// Included after norm.h (load_some, store_some) and strided.h.
+#include "kernels.h"
+#include "strided.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {
@@ -33,8 +35,6 @@ template <class F>
 EW_INLINE void map_scalars(int64_t count, float* out, const float* a, const float* b, const F& fn) {
   for (int64_t i = 0; i < count; ++i) out[i] = fn(a[i], b[i]);
 }
-
-EW_INLINE F16 nan_or(F16 a, F16 b, F16 otherwise) { return select((a != a) | (b != b), a + b, otherwise); }
 
 // x^2 and x^3 are products, as in torch; other powers are libm's.
 EW_INLINE float power(float x, float y) {

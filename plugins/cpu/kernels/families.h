@@ -1,23 +1,17 @@
-// All kernel families over the simd_*.h that was included before, and the table of them. Included once by
-// avx512.cpp, avx2.cpp and portable.cpp. Everything has internal linkage, so that code for one instruction
-// set can't end up in another.
+// All kernel families, and the table of them. Included by avx512.cpp, avx2.cpp and portable.cpp, which first
+// say which instruction set they are for. Everything has internal linkage, so that code for one can't end up
+// in another.
 #pragma once
 
-#include "kernels.h"
-#include "parallel.h"
-
-// In this order: each uses what is above it.
 #include "attention.h"
 #include "copy_reduce.h"
 #include "elementwise.h"
 #include "gated_activation.h"
+#include "kernels.h"
 #include "linear.h"
-#include "microkernel.h"
 #include "norm.h"
 #include "rope.h"
 #include "rows.h"
-#include "strided.h"
-#include "vector_math.h"
 
 namespace ew {
 namespace {

@@ -3,7 +3,9 @@
 //   x    | gate 0 .. I-1 | up 0 .. I-1 |     out  | act(gate) * up |
 #pragma once
 
-// Included after norm.h (load_some, store_some).
+#include "kernels.h"
+#include "parallel.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {

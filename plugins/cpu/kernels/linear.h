@@ -10,7 +10,9 @@
 // spans pieces rests in y between them, which changes no bit: K is never summed in parts.
 #pragma once
 
-// Included after microkernel.h.
+#include "kernels.h"
+#include "microkernel.h"
+#include "parallel.h"
 
 namespace ew {
 namespace {

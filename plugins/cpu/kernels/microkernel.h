@@ -8,7 +8,7 @@
 // C are: that is the canonical order of a dot product, and why the block sizes can be tuned freely.
 #pragma once
 
-// Included after a simd_*.h.
+#include "simd.h"
 
 namespace ew {
 namespace {

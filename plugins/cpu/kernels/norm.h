@@ -5,19 +5,12 @@
 // element.
 #pragma once
 
-// Included after vector_math.h.
+#include "kernels.h"
+#include "parallel.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {
-
-EW_INLINE F16 load_some(const float* p, int64_t n) { return n >= 16 ? load(p) : load_n(p, n); }
-EW_INLINE void store_some(float* p, F16 a, int64_t n) {
-  if (n >= 16) {
-    store(p, a);
-  } else {
-    store_n(p, a, n);
-  }
-}
 
 // y = x * rsqrt(mean(x^2) + eps) * weight
 EW_INLINE void rms_row(const NormArgs& a, const float* x, float* y) {

@@ -1,5 +1,5 @@
+#define EW_ISA_PORTABLE
 #include "families.h"
-#include "simd_portable.h"
 
 namespace ew {
 

@@ -6,7 +6,9 @@
 //   out                        a' = a cos - b sin,  b' = b cos + a sin,  rest as it is
 #pragma once
 
-// Included after norm.h (load_some, store_some).
+#include "kernels.h"
+#include "parallel.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {

@@ -4,7 +4,9 @@
 // row n is weight[(n / 32)][0 .. H-1][n % 32].
 #pragma once
 
-// Included after a simd_*.h.
+#include "kernels.h"
+#include "parallel.h"
+#include "simd.h"
 
 namespace ew {
 namespace {

@@ -5,7 +5,8 @@
 // and shared out.
 #pragma once
 
-// Included after parallel.h.
+#include "kernels.h"
+#include "parallel.h"
 
 namespace ew {
 namespace {

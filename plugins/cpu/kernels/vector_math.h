@@ -4,13 +4,26 @@
 // the Elementary Functions" (1980). tests/test_kernels_math.cpp holds the errors that are promised here.
 #pragma once
 
-// Included after a simd_*.h.
+#include "simd.h"
 
 namespace ew {
 namespace {
 
+// The first min(n, 16) lanes.
+EW_INLINE F16 load_some(const float* p, int64_t n) { return n >= 16 ? load(p) : load_n(p, n); }
+EW_INLINE void store_some(float* p, F16 a, int64_t n) {
+  if (n >= 16) {
+    store(p, a);
+  } else {
+    store_n(p, a, n);
+  }
+}
+
 EW_INLINE F16 zero() { return splat(0.0f); }
 EW_INLINE F16 neg(F16 a) { return splat(-0.0f) - a; }
+
+// NaN where a or b is.
+EW_INLINE F16 nan_or(F16 a, F16 b, F16 otherwise) { return select((a != a) | (b != b), a + b, otherwise); }
 
 // Nearest whole number, ties to even, for |a| < 2^22: adding 1.5 * 2^23 rounds to units.
 EW_INLINE F16 nearest(F16 a) {

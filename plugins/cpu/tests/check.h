@@ -19,7 +19,9 @@ inline int& failures() {
 // Collects what is streamed into it and prints it with the place when it goes; the first 20 failures in full.
 class Failure {
  public:
-  Failure(const char* file, int line, const char* what) { text_ << file << ":" << line << ": " << what << "  "; }
+  Failure(const char* file, int line, const char* what) {
+    text_ << file << ":" << line << ": " << what << "  ";
+  }
   ~Failure() {
     if (++failures() <= 20) std::fprintf(stderr, "FAILED %s\n", text_.str().c_str());
   }
@@ -57,15 +59,15 @@ inline int result() {
   } else                 \
     ::ew::check::Failure(__FILE__, __LINE__, #condition)
 
-#define CHECK_THROWS(expression, type)                                          \
-  do {                                                                          \
-    bool thrown = false;                                                        \
-    try {                                                                       \
-      expression;                                                               \
-    } catch (const type&) {                                                     \
-      thrown = true;                                                            \
-    }                                                                           \
-    CHECK(thrown) << #expression << " was to throw " << #type;                  \
+#define CHECK_THROWS(expression, type)                         \
+  do {                                                         \
+    bool thrown = false;                                       \
+    try {                                                      \
+      expression;                                              \
+    } catch (const type&) {                                    \
+      thrown = true;                                           \
+    }                                                          \
+    CHECK(thrown) << #expression << " was to throw " << #type; \
   } while (false)
 
 #define RUN(test) ::ew::check::run(#test, test)
