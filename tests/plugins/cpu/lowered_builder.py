@@ -1,0 +1,203 @@
+"""Makes small lowered programs by hand, and steps for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import KV_BLOCK_SIZE, SamplingBatch, StepInput
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.cpu.extension import cpu_extension
+from enginewright.plugins.lowered_program import (
+    Affine,
+    Buffer,
+    CacheGroupModel,
+    LoweredProgram,
+    Operand,
+    Step,
+    WeightUse,
+)
+
+Array = npt.NDArray[np.generic]
+Size = Affine | int
+T = Affine(t=1)
+B = Affine(b=1)
+R = Affine(r=1)
+
+
+def aligned(array: Array, offset: int = 0) -> Array:
+    """A copy whose memory begins ``offset`` bytes past a multiple of 64."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def dense_strides(shape: Sequence[Size]) -> tuple[Affine, ...]:
+    strides = [Affine(1)]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * Affine.of(size))
+    return tuple(strides)
+
+
+def view(
+    operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None = None, offset: Size = 0
+) -> Operand:
+    """The same memory under another shape; ``offset`` in elements is added."""
+    return operand.model_copy(
+        update={
+            "shape": tuple(Affine.of(s) for s in shape),
+            "strides": tuple(Affine.of(s) for s in strides) if strides is not None else dense_strides(shape),
+            "offset": operand.offset + Affine.of(offset),
+        }
+    )
+
+
+class LoweredBuilder:
+    """Adds up a program. Buffers lie one behind the other in the arena."""
+
+    def __init__(self) -> None:
+        self.groups: list[CacheGroupModel] = []
+        self.uses: list[WeightUse] = []
+        self.buffers: list[Buffer] = []
+        self.steps: list[Step] = []
+        self.weights: dict[str, Array] = {}
+        self.arena = Affine()
+        self.logits: Operand | None = None
+
+    def group(self, name: str, layers: Sequence[int], kv_heads: int, key: int, value: int, window: int = 0) -> None:
+        self.groups.append(
+            CacheGroupModel(
+                name=name, layers=tuple(layers), kv_heads=kv_heads, key_head_size=key, value_head_size=value, window=window
+            )
+        )
+
+    def input(self, name: str) -> Operand:
+        shapes: dict[str, tuple[Affine, ...]] = {"q_start": (B + 1,), "kv_len": (B,), "rows": (R,)}
+        shape = (B, Affine(1)) if name.startswith("block_table:") else shapes.get(name, (T,))
+        return Operand(kind="input", name=name, dtype="i32", shape=shape, strides=dense_strides(shape))
+
+    def cache(self, name: str) -> Operand:
+        return Operand(kind="cache", name=name, dtype="f32", shape=(), strides=())
+
+    def weight(self, array: Array, layout: str = "rows") -> Operand:
+        name = f"w{len(self.uses)}"
+        dtype = "i32" if array.dtype == np.int32 else "f32"
+        self.uses.append(WeightUse(name=name, dtype=dtype, shape=array.shape, layout=layout))
+        stored = array if layout == "rows" else cpu_extension.pack_panel32(np.ascontiguousarray(array, np.float32))
+        self.weights[name] = aligned(stored)
+        shape = tuple(Affine(s) for s in array.shape)
+        return Operand(kind="weight", name=name, dtype=dtype, shape=shape, strides=dense_strides(array.shape))
+
+    def buffer(self, *shape: Size, dtype: str = "f32") -> Operand:
+        name = f"b{len(self.buffers)}"
+        size = prod((Affine.of(s) for s in shape), start=Affine(4))
+        self.buffers.append(Buffer(name=name, size=size, offset=self.arena))
+        self.arena = self.arena + size
+        sizes = tuple(Affine.of(s) for s in shape)
+        return Operand(kind="buffer", name=name, dtype=dtype, shape=sizes, strides=dense_strides(shape))
+
+    def step(
+        self, op: str, inputs: Sequence[Operand], outputs: Sequence[Operand], where: str = "", **attrs: int | float | str
+    ) -> int:
+        """The index of the new step."""
+        self.steps.append(Step(op=op, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, where=where))
+        return len(self.steps) - 1
+
+    def values(self, array: npt.NDArray[np.float32]) -> Operand:
+        """A buffer [T, C..] that holds row ids[t] of ``array`` for token t; steps with ids 0, 1, .. hold ``array``."""
+        table = self.weight(array.reshape(len(array), -1))
+        out = self.buffer(T, prod(array.shape[1:]))
+        self.step("embedding", [self.input("ids"), table], [out])
+        return view(out, (T, *array.shape[1:]))
+
+    def program(self) -> LoweredProgram:
+        logits = self.logits if self.logits is not None else self.buffer(R, 1)
+        return LoweredProgram(
+            cache_groups=tuple(self.groups),
+            weights=tuple(self.uses),
+            buffers=tuple(self.buffers),
+            steps=tuple(self.steps),
+            outputs={"logits": logits},
+            arena_bytes=self.arena,
+        )
+
+    def build(self, *, blocks: Mapping[str, int] | None = None, threads: int = 1, isa: str | None = None) -> CpuProgram:
+        counts = blocks if blocks is not None else {group.name: 8 for group in self.groups}
+        return CpuProgram(self.program(), self.weights, blocks=counts, threads=threads, isa=isa)
+
+    def run(self, index: int, tokens: int, **options: int | str) -> list[Array]:
+        """What step ``index`` writes in a step of one request with ids 0 .. tokens-1."""
+        program = self.build(**options)  # type: ignore[arg-type]
+        return program.trace(step_input([list(range(tokens))], groups=[g.name for g in self.groups]), index)
+
+
+def step_input(
+    ids: Sequence[Sequence[int]],
+    past: Sequence[int] | None = None,
+    *,
+    groups: Sequence[str] = (),
+    tables: Sequence[Sequence[int]] | None = None,
+    rows: Sequence[int] | None = None,
+    sampling: SamplingBatch | None = None,
+    return_logits: bool = False,
+) -> StepInput:
+    """A step in which request b brings ``ids[b]`` behind ``past[b]`` cached tokens.
+
+    By default blocks are given out in order, and the last token of each request is sampled.
+    """
+    past = past if past is not None else [0] * len(ids)
+    lengths = [before + len(new) for before, new in zip(past, ids, strict=True)]
+    if tables is None:
+        counts = [-(-length // KV_BLOCK_SIZE) for length in lengths]
+        starts = np.cumsum([0, *counts])
+        tables = [list(range(starts[b], starts[b] + count)) for b, count in enumerate(counts)]
+    table = np.full((len(ids), max(len(row) for row in tables)), -1, np.int32)
+    for b, row in enumerate(tables):
+        table[b, : len(row)] = row
+    positions = [p for before, length in zip(past, lengths, strict=True) for p in range(before, length)]
+    owners = [b for b, new in enumerate(ids) for _ in new]
+    slots = [
+        int(table[b, p // KV_BLOCK_SIZE]) * KV_BLOCK_SIZE + p % KV_BLOCK_SIZE
+        for b, p in zip(owners, positions, strict=True)
+    ]
+    q_start = np.cumsum([0, *(len(new) for new in ids)])
+    int32 = np.int32
+    return StepInput(
+        ids=np.array([token for new in ids for token in new], int32),
+        positions=np.array(positions, int32),
+        q_start=q_start.astype(int32),
+        kv_len=np.array(lengths, int32),
+        block_tables={group: table.copy() for group in groups},
+        slots={group: np.array(slots, int32) for group in groups},
+        rows=np.array(rows if rows is not None else q_start[1:] - 1, int32),
+        sampling=sampling,
+        return_logits=return_logits,
+    )
+
+
+def sampling_batch(
+    rows: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    counter: int = 0,
+    logprobs: int = 0,
+) -> SamplingBatch:
+    """The same parameters for every row."""
+    return SamplingBatch(
+        temperature=np.full(rows, temperature, np.float32),
+        top_k=np.full(rows, top_k, np.int32),
+        top_p=np.full(rows, top_p, np.float32),
+        min_p=np.full(rows, min_p, np.float32),
+        seed=np.full(rows, seed, np.uint64),
+        counter=np.full(rows, counter, np.uint64),
+        logprobs=logprobs,
+    )
