@@ -6,17 +6,21 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
-PIP_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+# A build folder that stays makes the next build after an edit a short one.
+BUILD_FLAGS := --config-settings=build-dir=build/editable
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-CPP := $(shell find plugins/cpu -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
+CPP := CMakeLists.txt $(shell find plugins/cpu -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 CPP_FORMATTED := $(filter %.cpp %.h %.hpp,$(CPP))
-CMAKE_TEST := $(BIN)/cmake -S plugins/cpu -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DEW_BUILD_TESTS=ON
+CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
+CMAKE_BUILD := $(BIN)/cmake --build
+CTEST := $(BIN)/ctest --output-on-failure --parallel $(JOBS) --test-dir
 BUNDLE := build/smollm2.bundle
 
 .DEFAULT_GOAL := help
@@ -36,7 +40,7 @@ $(VENV)/.tools: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(CPP)
-	$(PIP) --no-build-isolation --editable ".[export,dev]"
+	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[export,dev]"
 	@touch $@
 
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
@@ -66,14 +70,21 @@ format: setup  ## rewrite sources in the house's format
 	$(BIN)/clang-format -i $(CPP_FORMATTED)
 
 test-cpp: setup  ## build and run the C++ tests
-	$(CMAKE_TEST) -B build/cpp -DCMAKE_BUILD_TYPE=Release >build/cpp.log || (cat build/cpp.log; false)
-	$(BIN)/cmake --build build/cpp --parallel $(JOBS)
-	$(BIN)/ctest --test-dir build/cpp --output-on-failure
+	$(CMAKE) -B build/cpp
+	$(CMAKE_BUILD) build/cpp
+	$(CTEST) build/cpp
 
+# RelWithDebInfo: a report names the line. Only what shares memory between threads has anything to show TSan.
 sanitize: setup  ## run the C++ tests under ASan and UBSan, and the threaded ones under TSan
+	$(CMAKE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEW_SANITIZE=address,undefined
+	$(CMAKE_BUILD) build/asan
+	$(CTEST) build/asan
+	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEW_SANITIZE=thread
+	$(CMAKE_BUILD) build/tsan
+	$(CTEST) build/tsan
 
 bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-python: ten minutes)
-	$(PIP) --no-build-isolation --editable ".[bench]"
+	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[bench]"
 	$(PY) benchmarks/bench.py
 
 clean:  ## remove builds and caches, but not .venv

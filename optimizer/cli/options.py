@@ -27,7 +27,7 @@ System = Annotated[str | None, typer.Option(help="A system message, said before 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What was said about sampling; None is left to the bundle's own defaults."""
+    """What was said about sampling; None is left to the defaults of SamplingParams."""
 
     max_tokens: int | None
     temperature: float | None
