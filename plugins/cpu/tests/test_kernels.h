@@ -1,0 +1,85 @@
+// What the kernel tests share: random tensors, all instruction sets, bit comparison.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../kernels/kernels.h"
+#include "../kernels/reference.h"
+#include "../thread_pool.h"
+#include "check.h"
+
+namespace ew::testing {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kEps = std::numeric_limits<float>::epsilon();
+
+// `count` normal numbers; the same for the same seed.
+inline std::vector<float> random_floats(int64_t count, unsigned seed, float spread = 1) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& v : values) v = normal(engine);
+  return values;
+}
+
+inline std::vector<float> filled(int64_t count, float value) {
+  return std::vector<float>(static_cast<size_t>(count), value);
+}
+
+inline std::vector<int32_t> random_ints(int64_t count, int32_t below, unsigned seed) {
+  std::mt19937 engine(seed);
+  std::uniform_int_distribution<int32_t> uniform(0, below - 1);
+  std::vector<int32_t> values(static_cast<size_t>(count));
+  for (int32_t& v : values) v = uniform(engine);
+  return values;
+}
+
+// [N, K] row-major to layout panel32.
+inline std::vector<float> to_panels(const std::vector<float>& rows, int64_t n, int64_t k) {
+  std::vector<float> panels(static_cast<size_t>((n + 31) / 32 * 32 * k));
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      panels[static_cast<size_t>((i / 32 * k + j) * 32 + i % 32)] = rows[static_cast<size_t>(i * k + j)];
+    }
+  }
+  return panels;
+}
+
+// fn(kernels, pool, "avx2, 3 threads") for every instruction set of this processor with 1, 2 and 3 threads.
+template <class F>
+void for_all(const F& fn) {
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    for (const std::string& isa : available_isas()) {
+      fn(*kernels_for(isa.c_str()), pool, isa + ", " + std::to_string(threads) + " threads");
+    }
+  }
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The largest |a - b| / (absolute + relative |b|): at most 1 if every element is within the tolerance. NaN
+// and infinity must be the same on both sides, else infinity is returned.
+inline double worst(const std::vector<float>& a, const std::vector<float>& b, double absolute,
+                    double relative) {
+  double most = a.size() == b.size() ? 0 : kInf;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    if (a[i] == b[i]) continue;
+    const double error =
+        std::fabs(static_cast<double>(a[i]) - b[i]) / (absolute + relative * std::fabs(b[i]));
+    most = std::max(most, std::isnan(error) ? kInf : error);
+  }
+  return most;
+}
+
+}  // namespace ew::testing
