@@ -1,4 +1,4 @@
-"""What is packed: the sdist is the tree, the wheel is the four parts, and the runtime needs neither torch nor transformers.
+"""What is packed: the sdist is the tree, the wheel the four parts, and the runtime runs without torch and transformers.
 
 Everything is built from a copy of the files that git tracks, so that nothing untracked can make up for what is missing.
 """
@@ -12,43 +12,51 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker builds, once
 
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_WHEEL_BYTES = 60e6
 
 
-def tracked(repository: Path) -> list[str]:
-    """Files and links that git knows and that are there."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=repository, check=True, capture_output=True, text=True)
-    return [name for name in listed.stdout.split("\0") if name and os.path.lexists(repository / name)]
+@dataclass(frozen=True)
+class Packages:
+    """``tree`` is the copy that was packed, ``names`` what is in it."""
+
+    tree: Path
+    names: tuple[str, ...]
+    sdist: Path
+    wheel: Path
 
 
 @pytest.fixture(scope="module")
-def packages(repository: Path, shared_folder: Path) -> tuple[Path, Path]:
-    """(sdist, wheel): the sdist is built from the tree, and the wheel from the sdist."""
+def packages(repository: Path, shared_folder: Path) -> Packages:
+    """The sdist is built from a copy of what git tracks, and the wheel from the sdist."""
     if not (repository / ".git").exists():
         pytest.skip("not a git working tree, so there is no list of files to compare with")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=repository, check=True, capture_output=True, text=True)
+    names = tuple(name for name in listed.stdout.split("\0") if name and os.path.lexists(repository / name))
     tree, out = shared_folder / "tree", shared_folder / "dist"
-    for name in tracked(repository):
+    for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(repository / name, tree / name, follow_symlinks=False)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
-    return next(out.glob("*.tar.gz")), next(out.glob("*.whl"))
+    return Packages(tree, names, next(out.glob("*.tar.gz")), next(out.glob("*.whl")))
 
 
-def test_the_sdist_holds_the_whole_tree(packages: tuple[Path, Path], repository: Path) -> None:
-    with tarfile.open(packages[0]) as archive:
+def test_the_sdist_holds_the_whole_tree(packages: Packages) -> None:
+    with tarfile.open(packages.sdist) as archive:
         members = {m.name.partition("/")[2]: m for m in archive.getmembers()}
-        expected = {name for name in tracked(repository) if Path(name).name != ".gitignore"}
-        assert expected - set(members) == set()
-        assert set(members) - expected <= {"PKG-INFO", ".gitignore"}
-        for name in expected:
-            member, path = members[name], repository / name
+        assert set(packages.names) - set(members) == set()
+        assert set(members) - set(packages.names) == {"PKG-INFO"}
+        for name in packages.names:
+            member, path = members[name], packages.tree / name
             if path.is_symlink():
                 assert member.issym()
                 assert member.linkname == str(path.readlink())
@@ -60,37 +68,35 @@ def test_the_sdist_holds_the_whole_tree(packages: tuple[Path, Path], repository:
     assert links == {f"src/enginewright/{part}" for part in PARTS}
 
 
-def test_the_wheel_holds_the_four_parts(packages: tuple[Path, Path], repository: Path) -> None:
-    with zipfile.ZipFile(packages[1]) as archive:
+def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
+    with zipfile.ZipFile(packages.wheel) as archive:
         names = set(archive.namelist())
         suffixes = (".py", ".pyi", ".toml", ".typed")
         expected = {
             f"enginewright/{name.removeprefix('src/enginewright/')}": name
-            for name in tracked(repository)
+            for name in packages.names
             if name.startswith((*(f"{part}/" for part in PARTS), "src/enginewright/")) and name.endswith(suffixes)
         }
         assert len(expected) > 60
         assert set(expected) - names == set()
         for packed, name in expected.items():
-            assert archive.read(packed) == (repository / name).read_bytes(), name
+            assert archive.read(packed) == (packages.tree / name).read_bytes(), name
         ours = {name for name in names if name.startswith("enginewright/")}
-        extension = [
-            name for name in ours if name.startswith("enginewright/plugins/cpu/_cpu.") and name.endswith(".so")
-        ]
+        extension = {n for n in ours if n.startswith("enginewright/plugins/cpu/_cpu.") and n.endswith(".so")}
         assert len(extension) == 1
-        assert ours - set(expected) - set(extension) == set()  # neither C++ sources nor tests
+        assert ours - set(expected) - extension == set()  # neither C++ sources nor tests
         tops = {name.partition("/")[0] for name in names}
         assert tops == {"enginewright", next(t for t in tops if t.endswith(".dist-info"))}
-    assert packages[1].stat().st_size < MOST_WHEEL_BYTES
+    assert packages.wheel.stat().st_size < MOST_WHEEL_BYTES
 
 
 @pytest.fixture(scope="module")
-def bare_environment(packages: tuple[Path, Path], shared_folder: Path) -> Path:
+def bare_environment(packages: Packages, shared_folder: Path) -> Path:
     """bin/ of an environment with the wheel and what it requires, and nothing else."""
     folder = shared_folder / "bare"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    installed = subprocess.run([*pip, "install", "--quiet", str(packages[1])], capture_output=True, text=True)
+    installed = subprocess.run([*pip, "install", "--quiet", str(packages.wheel)], capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr
     listed = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True, text=True)
     assert {"torch", "transformers", "gguf", "safetensors"}.isdisjoint(p["name"] for p in json.loads(listed.stdout))

@@ -1,0 +1,97 @@
+"""Every program in examples/ and every example in the commands' pages is run, as it stands, on a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from enginewright.optimizer.cli.app import app
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+COMMANDS = ("export", "generate", "chat", "inspect", "recipes")
+
+Arguments = Callable[[Path, Path, Path], list[str]]
+EXAMPLES: dict[str, Arguments] = {
+    "generate.py": lambda folder, bundle, out: [str(bundle)],
+    "stream.py": lambda folder, bundle, out: [str(bundle)],
+    "batch_and_logits.py": lambda folder, bundle, out: [str(bundle)],
+    "export_from_python.py": lambda folder, bundle, out: [str(folder), str(out / "new.bundle")],
+}
+
+
+def test_no_example_is_forgotten() -> None:
+    there = {path.name for path in (REPOSITORY / "examples").glob("*.py")}
+    assert there == {*EXAMPLES, "fetch_smollm2.py"}  # the fixture smollm2_gguf runs that one
+    assert {path.stem for path in (REPOSITORY / "docs" / "commands").glob("*.md")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "examples" / name)]
+    done = subprocess.run(
+        [*command, *EXAMPLES[name](tiny_folder, tiny_bundle, tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def page(command: str) -> str:
+    return (REPOSITORY / "docs" / "commands" / f"{command}.md").read_text(encoding="utf-8")
+
+
+def shell_examples() -> list[tuple[str, str]]:
+    """(command, line) of every line of every ``sh`` block."""
+    return [
+        (command, line)
+        for command in COMMANDS
+        for block in re.findall(r"^```sh\n(.*?)^```", page(command), re.S | re.M)
+        for line in block.splitlines()
+    ]
+
+
+@pytest.mark.parametrize(("command", "line"), shell_examples())
+def test_a_page_s_example_runs(command: str, line: str, tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    assert f"optimize {command}" in line
+    (tmp_path / "SmolLM2-135M-Instruct").symlink_to(tiny_folder)
+    if command != "export":
+        (tmp_path / "smollm2.bundle").symlink_to(tiny_bundle)
+    script = tmp_path / "bin" / "optimize"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nfrom enginewright.optimizer.cli.app import main\nmain()\n")
+    script.chmod(0o755)
+    environment = os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}"}
+    shell = ["bash", "-o", "pipefail", "-c", line]
+    done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_page_names_every_option_and_no_other(command: str) -> None:
+    options = {
+        flag
+        for parameter in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+        for flag in parameter.opts
+        if flag.startswith("--") and flag != "--help"
+    }
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page(command)))
+    assert named - {"--recipe"} == options - {"--recipe"}
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    from enginewright.plugins import errors
+
+    documented = dict(re.findall(r"^\| (\d+) \| `(\w+)`", (REPOSITORY / "docs" / "cli.md").read_text(), re.M))
+    raised = {
+        str(value.exit_code): name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.EnginewrightError)
+    }
+    assert documented == raised
