@@ -43,10 +43,14 @@ class _Entry(BaseModel):
 
 
 class SourceRows(_Entry):
-    """Rows a <= r < b of a source tensor; the parts of a tensor are stacked in their order."""
+    """Rows a <= r < b of a source tensor; the parts of a tensor are stacked in their order.
+
+    ``axis`` is the source's axis that they lie along: 1 where the source holds the weight transposed.
+    """
 
     source: str
     rows: tuple[int, int]
+    axis: int = Field(default=0, ge=0)
 
 
 class Blob(_Entry):

@@ -1,0 +1,1 @@
+"""One emitter a target: it lowers a program, packs its weights and writes both into a bundle."""

@@ -1,0 +1,82 @@
+"""The cpu target: a lowered program with planned memory, and weights packed as its kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import Part
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.lowered_program import WeightUse
+from enginewright.runtime.bundle.manifest import TargetSection
+from enginewright.runtime.bundle.weights import PANEL, SourceRows, pack_panel32
+from enginewright.runtime.bundle.writer import BundleWriter
+
+from ..progress import Progress, ProgressEvent
+
+FOLDER = "targets/cpu"
+
+_CHUNK_BYTES = 32 << 20
+"""A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
+
+
+class CpuEmitter:
+    """Writes targets/cpu/program.json and every weight that the program reads; one weight is in memory at a time."""
+
+    name = "cpu"
+
+    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetSection:
+        """See ``Emitter.emit``."""
+        lowering = lower_program(program)
+        planned = plan_arena(lowering.program)
+        total = len(planned.weights)
+        progress(ProgressEvent("emit", 0, total))
+        for done, use in enumerate(planned.weights, 1):
+            expr = lowering.weights[use.name]
+            value = _stored_type(use, expr.evaluate())
+            writer.weights().add(
+                use.name, _chunks(use, value), use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype
+            )
+            progress(ProgressEvent("emit", done, total, use.name))
+        writer.write_text(f"{FOLDER}/program.json", planned.to_json())
+        return TargetSection(path=FOLDER, state="ready")
+
+
+def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:
+    """Where a weight's rows come from, as the weights index has it."""
+    return tuple(_source_rows(part) for part in expr.parts(0))
+
+
+def _source_rows(part: Part) -> SourceRows:
+    return SourceRows(source=part.source, rows=(part.start, part.stop), axis=part.axis)
+
+
+def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
+    """The value in the type that the program reads. Raises UnsupportedModelError for integers beyond 32 bits."""
+    if use.dtype == "f32":
+        return value.to(torch.float32)
+    narrow = value.to(torch.int32)
+    if not torch.equal(narrow.to(value.dtype), value):
+        raise UnsupportedModelError(
+            f"weight {use.name}: it has integers beyond 32 bits", hint="The cpu target computes with 32-bit integers."
+        )
+    return narrow
+
+
+def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[npt.NDArray[np.generic]]:
+    """The stored elements in order, in pieces of whole panels or of some rows."""
+    if value.dim() < 2:
+        yield value.contiguous().numpy()
+        return
+    row_bytes = max(1, value[0].numel() * value.element_size())
+    step = max(1, _CHUNK_BYTES // (row_bytes * PANEL)) * PANEL
+    for start in range(0, value.shape[0], step):
+        rows = value[start : start + step].numpy()
+        yield pack_panel32(rows) if use.layout == "panel32" else np.ascontiguousarray(rows)

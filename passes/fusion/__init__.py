@@ -1,0 +1,1 @@
+"""Passes that make fewer and larger ops."""

@@ -1,0 +1,1 @@
+"""From a Program to the lowered program that targets start from."""

@@ -1,0 +1,207 @@
+"""Collects the steps, buffers and weights of a lowered program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.lowered_program import Affine, Buffer, Dtype, Operand, Step, WeightUse
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.weights import WeightExpr
+from .views import ONE, View, collapse, contiguous_strides, elements, expand, reshape
+
+DTYPES: Mapping[torch.dtype, Dtype] = {
+    torch.float32: "f32",
+    torch.int32: "i32",
+    torch.int64: "i32",  # ids, positions and what is computed from them
+    torch.bool: "f32",  # a condition of `where`: true if not 0
+}
+MAX_RANK = 4
+"""Of the operands of elementwise, copy and reduce."""
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """A weight whose layout is chosen by who uses it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class CacheRef:
+    """One half of a layer's KV cache. ``name`` is GROUP/LAYER."""
+
+    name: str
+    half: str  # "k" or "v"
+
+
+Value = View | WeightRef | CacheRef | float | int | tuple["Value", ...]
+
+
+class Builder:
+    """What the handlers of ops write to.
+
+    Args:
+        program: the program that is lowered.
+        panelled: weights that some linear uses, and that have layout panel32 therefore.
+    """
+
+    def __init__(self, program: Program, panelled: frozenset[str]) -> None:
+        self.program = program
+        self.panelled = panelled
+        self.steps: list[Step] = []
+        self.buffers: list[Buffer] = []
+        self.weights: dict[str, WeightUse] = {}
+        self.sources: dict[str, WeightExpr] = {}
+        self.node: Node | None = None  # the node being lowered
+        self.inputs: dict[str, View] = {}  # step inputs, whole
+        self.input_copies: dict[str, View] = {}
+        self.destinations: dict[Node, View] = {}  # nodes whose result goes into a part of another's buffer
+
+    # ---- facts
+
+    def shape(self, node: Node, result: int | None = None) -> tuple[Affine, ...]:
+        """A node's shape (``result``: of that one of its results)."""
+        value = node.meta["val"] if result is None else node.meta["val"][result]
+        return tuple(self.program.affine(s) for s in value.shape)
+
+    def dtype(self, value: torch.Tensor) -> Dtype:
+        """Raises UnsupportedModelError for a type that no kernel computes in."""
+        if value.dtype not in DTYPES:
+            raise self.unsupported(f"the cpu target has no {str(value.dtype).removeprefix('torch.')}")
+        return DTYPES[value.dtype]
+
+    def unsupported(self, reason: str) -> UnsupportedModelError:
+        """The error for the node being lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
+        assert self.node is not None
+        where = join_where(self.node.meta[WHERE]) or "the model's top level"
+        op = str(self.node.target).removesuffix(".default")
+        return UnsupportedModelError(
+            f"{op} at {where}: {reason}",
+            hint="This model can't run on this target. Please report the op and the model.",
+        )
+
+    # ---- operands
+
+    def buffer(self, shape: Sequence[Affine], dtype: Dtype = "f32") -> View:
+        """A new buffer, dense."""
+        name = f"b{len(self.buffers)}"
+        shape = tuple(shape)
+        self.buffers.append(Buffer(name=name, size=elements(shape) * 4))
+        return View("buffer", name, dtype, shape, contiguous_strides(shape))
+
+    def result(self, node: Node) -> View:
+        """Where a node's only result goes: a part of the buffer it was promised to, or a new buffer."""
+        if node in self.destinations:
+            return self.destinations[node]
+        return self.buffer(self.shape(node), self.dtype(node.meta["val"]))
+
+    def weight(self, name: str, *, rows: bool) -> View:
+        """A weight in layout rows, or as it is (panel32 where a linear uses it)."""
+        expr = self.program.weights[name]
+        panelled = name in self.panelled
+        used = f"{name}.rows" if panelled and rows else name
+        if panelled and rows and used in self.program.weights:
+            raise self.unsupported(f"the name {used} is taken by another weight")
+        dtype = self.dtype(torch.empty((), dtype=expr.dtype, device="meta"))
+        layout = "panel32" if panelled and not rows else "rows"
+        self.weights.setdefault(used, WeightUse(name=used, dtype=dtype, shape=expr.shape, layout=layout))
+        self.sources.setdefault(used, expr)
+        shape = tuple(Affine(s) for s in expr.shape)
+        return View("weight", used, dtype, shape, contiguous_strides(shape))
+
+    def view(self, value: Value | None) -> View:
+        """A tensor as a strided view; weights in layout rows."""
+        if isinstance(value, WeightRef):
+            return self.weight(value.name, rows=True)
+        if not isinstance(value, View):
+            raise self.unsupported("the cpu target has no kernel for it with such an argument")
+        return value
+
+    # ---- steps
+
+    def step(
+        self,
+        op: str,
+        inputs: Sequence[View | Operand],
+        outputs: Sequence[View],
+        attrs: Mapping[str, int | float | bool | str] | None = None,
+    ) -> None:
+        assert self.node is not None
+        self.steps.append(
+            Step(
+                op=op,
+                inputs=tuple(i if isinstance(i, Operand) else i.operand() for i in inputs),
+                outputs=tuple(o.operand() for o in outputs),
+                attrs=dict(attrs or {}),
+                where=join_where(self.node.meta[WHERE]),
+            )
+        )
+
+    def copy(self, view: View, to: View | None = None) -> View:
+        """A copy, dense or into ``to``."""
+        out = self.buffer(view.shape, view.dtype) if to is None else to
+        self.strided_step("copy", [view], out)
+        return out
+
+    def strided_step(
+        self,
+        op: str,
+        inputs: Sequence[View],
+        out: View,
+        attrs: Mapping[str, int | float | bool | str] | None = None,
+    ) -> None:
+        """A step over operands that are all broadcast to ``out``'s shape; ranks above 4 are brought down."""
+        views = [*(self._readable(expand(i, out.shape)) for i in inputs), out]
+        if not out.rank:
+            views = [replace(v, shape=(ONE,), strides=(ONE,)) for v in views]
+        if out.rank > MAX_RANK:
+            merged = collapse(views, MAX_RANK)
+            if merged is None:
+                raise self.unsupported(f"the cpu target has no {op} of rank {out.rank}")
+            views = merged
+        self.step(op, views[:-1], [views[-1]], attrs)
+
+    def _readable(self, view: View) -> View:
+        """Kernels take a step input whole or not at all; a view of one becomes the same view of a copy of it."""
+        if view.kind != "input" or view == self.inputs.get(view.name):
+            return view
+        if view.name not in self.input_copies:
+            if view.name not in self.inputs:
+                raise self.unsupported(f"the cpu target can't compute with {view.name}")
+            self.input_copies[view.name] = self.copy(self.inputs[view.name])
+        return replace(view, kind="buffer", name=self.input_copies[view.name].name)
+
+    def cast(self, view: View) -> View:
+        """i32 as f32."""
+        if view.dtype == "f32":
+            return view
+        out = self.buffer(view.shape)
+        self.strided_step("elementwise", [view], out, {"fn": "cast"})
+        return out
+
+    def reshaped(self, view: View, shape: Sequence[Affine]) -> View:
+        """``view`` under another shape, copied first if strides can't express that."""
+        shape = tuple(shape)
+        found = reshape(view, shape)
+        if found is None:
+            found = reshape(self.copy(view), shape)
+        assert found is not None, "a dense view has every shape"
+        return found
+
+    def unit(self, view: View) -> View:
+        """``view`` with unit inner stride, copied if need be."""
+        return view if view.has_unit_inner_stride else self.copy(view)
+
+    def rows(self, view: View, rank: int = 3) -> View:
+        """``view`` as [rows.., C] of rank 2 to ``rank`` with unit inner stride, copied if need be."""
+        view = self.unit(view)
+        if 2 <= view.rank <= rank:
+            return view
+        return self.reshaped(view, (elements(view.shape[:-1]), view.shape[-1]))

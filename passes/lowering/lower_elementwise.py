@@ -1,0 +1,182 @@
+"""Element-wise ops and reductions that no ``ew`` op covers: steps ``elementwise`` and ``reduce``."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.lowered_program import Affine
+
+from .builder import Builder, Value
+from .lower_ew import Handler
+from .views import View, elements, permute, reshape
+
+aten = torch.ops.aten
+
+_INTEGER = frozenset({"add", "sub", "mul", "maximum", "minimum"})
+
+
+def apply(b: Builder, fn: str, arguments: list[Value], out: View) -> View:
+    """One elementwise step into ``out``; at most one argument of two may be a number."""
+    attrs: dict[str, int | float | bool | str] = {"fn": fn}
+    views = []
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, (int, float)):
+            if len(arguments) != 2 or "scalar" in attrs:
+                raise b.unsupported(f"the cpu target has no {fn} of numbers alone")
+            attrs |= {"scalar": _number(b, argument, out), "scalar_first": i == 0}
+        else:
+            view = b.view(argument)
+            views.append(b.cast(view) if out.dtype == "f32" else view)
+    if out.dtype == "i32" and (fn not in _INTEGER or any(v.dtype != "i32" for v in views)):
+        raise b.unsupported(f"the cpu target has no {fn} of integers")
+    b.strided_step("elementwise", views, out, attrs)
+    return out
+
+
+def _number(b: Builder, value: float, out: View) -> int | float:
+    if out.dtype == "i32":
+        if value != int(value):
+            raise b.unsupported(f"{value} is no integer")
+        return int(value)
+    if not math.isfinite(value):
+        raise b.unsupported(f"the number {value} is not finite")
+    return float(value)
+
+
+def _plain(fn: str) -> Handler:
+    """An op whose tensor and number arguments, in order, are the function's."""
+
+    def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+        values = list(a.values())[: _ARITY.get(fn, 1)]
+        numbers = [v for v in values if isinstance(v, (int, float))]
+        if len(values) == len(numbers) == 2 and fn in _FOLD:
+            return _FOLD[fn](*numbers)
+        return apply(b, fn, values, b.result(node))
+
+    return lower
+
+
+_ARITY = {"add": 2, "sub": 2, "mul": 2, "div": 2, "pow": 2, "maximum": 2, "minimum": 2, "where": 3}
+_FOLD: Mapping[str, Callable[[float, float], float]] = {"mul": operator.mul, "div": operator.truediv}
+
+
+def _scaled(fn: str) -> Handler:
+    """add and sub: the second argument times ``alpha``."""
+
+    def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+        first, second, alpha = list(a.values())[:3]
+        if alpha != 1:
+            if isinstance(second, (int, float)):
+                second = second * alpha
+            else:
+                view = b.view(second)
+                second = apply(b, "mul", [view, alpha], b.buffer(view.shape, view.dtype))
+        if isinstance(first, (int, float)) and isinstance(second, (int, float)):
+            return first + second if fn == "add" else first - second
+        return apply(b, fn, [first, second], b.result(node))
+
+    return lower
+
+
+def _reverse_subtract(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    first, second, alpha = list(a.values())[:3]
+    if alpha != 1:
+        raise b.unsupported("the cpu target has no rsub with alpha")
+    return apply(b, "sub", [second, first], b.result(node))
+
+
+def _gelu(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    return apply(b, "gelu_tanh" if a["approximate"] == "tanh" else "gelu", [a["self"]], b.result(node))
+
+
+def _reciprocal(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    return apply(b, "div", [1.0, a["self"]], b.result(node))
+
+
+def _divide_mode(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    if a["rounding_mode"] is not None:
+        raise b.unsupported(f"the cpu target has no division that rounds ({a['rounding_mode']})")
+    return apply(b, "div", [a["self"], a["other"]], b.result(node))
+
+
+def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    value, out = a["self"], b.result(node)
+    if a.get("min") is not None:
+        value = apply(b, "maximum", [value, a["min"]], out if a.get("max") is None else b.buffer(out.shape, out.dtype))
+    if a.get("max") is not None:
+        value = apply(b, "minimum", [value, a["max"]], out)
+    result: Value = value
+    return result
+
+
+def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """A tensor of one number is that number."""
+    if b.shape(node):
+        raise b.unsupported("the cpu target has no kernel that fills a tensor")
+    number: Value = a["s"] if "s" in a else a["fill_value"]
+    return number
+
+
+def _reduce(kind: str) -> Handler:
+    def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+        view = b.cast(b.view(next(iter(a.values()))))
+        dims = a.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims or list(range(view.rank))
+        reduced = sorted(d % view.rank for d in dims)
+        kept = [d for d in range(view.rank) if d not in reduced]
+        ordered = permute(view, [*kept, *reduced])
+        width = elements(ordered.shape[len(kept) :])
+        if not width.is_constant:
+            raise b.unsupported("the cpu target doesn't reduce over tokens")
+        # Kept dimensions become one: the kernel takes rank 4, and no more than [rows, C] is needed.
+        flat = b.unit(b.reshaped(ordered, (elements(ordered.shape[: len(kept)]), width)))
+        out = b.result(node)
+        target = reshape(out, (flat.shape[0], Affine(1)))
+        assert target is not None, "a reduction's output is dense"
+        b.step("reduce", [flat], [target], {"kind": kind})
+        return out
+
+    return lower
+
+
+ELEMENTWISE: Mapping[Any, Handler] = {
+    aten.add.Tensor: _scaled("add"),
+    aten.add.Scalar: _scaled("add"),
+    aten.sub.Tensor: _scaled("sub"),
+    aten.sub.Scalar: _scaled("sub"),
+    aten.rsub.Scalar: _reverse_subtract,
+    aten.mul.Tensor: _plain("mul"),
+    aten.mul.Scalar: _plain("mul"),
+    aten.div.Tensor: _plain("div"),
+    aten.div.Scalar: _plain("div"),
+    aten.div.Tensor_mode: _divide_mode,
+    aten.pow.Tensor_Scalar: _plain("pow"),
+    aten.pow.Tensor_Tensor: _plain("pow"),
+    aten.pow.Scalar: _plain("pow"),
+    aten.maximum.default: _plain("maximum"),
+    aten.minimum.default: _plain("minimum"),
+    aten.where.self: _plain("where"),
+    **{
+        getattr(aten, fn).default: _plain(fn)
+        for fn in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "relu", "sin", "cos", "erf")
+    },
+    aten.gelu.default: _gelu,
+    aten.reciprocal.default: _reciprocal,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: _clamp,
+    aten.scalar_tensor.default: _scalar_tensor,
+    aten.full.default: _scalar_tensor,
+}
+
+REDUCTIONS: Mapping[Any, Handler] = {
+    aten.mean.dim: _reduce("mean"),
+    aten.sum.dim_IntList: _reduce("sum"),
+    aten.amax.default: _reduce("max"),
+}

@@ -1,0 +1,148 @@
+"""How each ``ew`` op becomes a step. docs/lowered-program.md lists the steps' operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.lowered_program import Operand
+
+from .builder import Builder, CacheRef, Value, WeightRef
+from .views import View, elements, reshape
+
+Handler = Callable[[Builder, Node, Mapping[str, Any]], Value]
+"""Gets the op's arguments by name, nodes already as Values; gives the node's Value."""
+
+
+def _flat_output(view: View, like: View) -> View:
+    """An output in the shape that its input was flattened to. Outputs are dense, or of rank 2 or 3 as they are."""
+    flat = reshape(view, (*like.shape[:-1], view.shape[-1]))
+    assert flat is not None, f"an output of shape {view.shape} can't be written as {like.shape}"
+    return flat
+
+
+def _embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    table = a["table"]
+    weight = b.weight(table.name, rows=False) if isinstance(table, WeightRef) else b.rows(b.view(table))
+    out = b.result(node)
+    ids = b.unit(b.view(a["ids"]))
+    if ids.rank != 1:
+        raise b.unsupported(f"ids have rank {ids.rank}, not 1")
+    b.step("embedding", [ids, weight], [out])
+    return out
+
+
+def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
+    if not isinstance(a["weight"], WeightRef):
+        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+    inputs = [x, b.weight(a["weight"].name, rows=False)]
+    if a["bias"] is not None:
+        inputs.append(b.unit(b.view(a["bias"])))
+    b.step("linear", inputs, [_flat_output(out, x)])
+    return out
+
+
+def _norm(op: str) -> Handler:
+    def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+        x = b.rows(b.view(a["x"]))
+        inputs = [x]
+        adds = "residual" in a
+        if adds:
+            residual = b.view(a["residual"])
+            if residual.shape != b.view(a["x"]).shape:
+                raise b.unsupported("x and residual differ in shape")
+            inputs.append(b.reshaped(b.unit(residual), x.shape))
+        attrs: dict[str, int | float | bool | str] = {"eps": float(a["eps"])}
+        for name in ("weight", "bias"):
+            if name in a:
+                attrs[f"has_{name}"] = a[name] is not None
+                if a[name] is not None:
+                    inputs.append(b.unit(b.view(a[name])))
+        if adds:
+            outs = [b.buffer(b.shape(node, i)) for i in (0, 1)]
+            b.step(op, inputs, [_flat_output(o, x) for o in outs], attrs)
+            return tuple(outs)
+        out = b.result(node)
+        b.step(op, inputs, [_flat_output(out, x)], attrs)
+        return out
+
+    return lower
+
+
+def _rope_table(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    out = b.result(node)
+    b.step(
+        "rope_table",
+        [b.unit(b.view(a["positions"])), b.unit(b.view(a["inv_freq"]))],
+        [out],
+        {"scale": float(a["scale"])},
+    )
+    return out
+
+
+def _rope(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    out = b.result(node)
+    b.step("rope", [b.unit(b.view(a["x"])), b.unit(b.view(a["table"]))], [out], {"interleaved": bool(a["interleaved"])})
+    return out
+
+
+def _gated_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    x, out = b.rows(b.view(a["gate_up"])), b.result(node)
+    b.step("gated_activation", [x], [_flat_output(out, x)], {"kind": a["kind"]})
+    return out
+
+
+def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    x, rows = b.view(a["x"]), b.unit(b.view(a["rows"]))
+    flat = b.unit(b.reshaped(x, (x.shape[0], elements(x.shape[1:]))))
+    out = b.result(node)
+    b.step("take_rows", [flat, rows], [b.reshaped(out, (out.shape[0], flat.shape[1]))])
+    return out
+
+
+def _cache_operand(b: Builder, k: Any, v: Any) -> Operand:
+    if not (
+        isinstance(k, CacheRef) and isinstance(v, CacheRef) and k.name == v.name and (k.half, v.half) == ("k", "v")
+    ):
+        raise b.unsupported("its caches are not the key and value cache of one layer")
+    return Operand(kind="cache", name=k.name, dtype="f32", shape=(), strides=())
+
+
+def _kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    cache = _cache_operand(b, a["k_cache"], a["v_cache"])
+    b.step("kv_write", [b.unit(b.view(a["k"])), b.unit(b.view(a["v"])), b.view(a["slots"]), cache], [])
+    return a["k_cache"], a["v_cache"]
+
+
+def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    cache = _cache_operand(b, a["k_cache"], a["v_cache"])
+    inputs: list[View | Operand] = [b.unit(b.view(a["q"])), cache]
+    inputs += [b.view(a[name]) for name in ("block_table", "q_start", "kv_len")]
+    if a["sinks"] is not None:
+        inputs.append(b.unit(b.view(a["sinks"])))
+    out = b.result(node)
+    attrs = {"scale": float(a["scale"]), "window": int(a["window"]), "softcap": float(a["softcap"])}
+    b.step("paged_attention", inputs, [out], {**attrs, "has_sinks": a["sinks"] is not None})
+    return out
+
+
+ew = torch.ops.ew
+
+HANDLERS: Mapping[Any, Handler] = {
+    ew.embedding.default: _embedding,
+    ew.linear.default: _linear,
+    ew.rms_norm.default: _norm("rms_norm"),
+    ew.layer_norm.default: _norm("layer_norm"),
+    ew.add_rms_norm.default: _norm("add_rms_norm"),
+    ew.add_layer_norm.default: _norm("add_layer_norm"),
+    ew.rope_table.default: _rope_table,
+    ew.rope.default: _rope,
+    ew.gated_activation.default: _gated_activation,
+    ew.kv_write.default: _kv_write,
+    ew.paged_attention.default: _paged_attention,
+    ew.take_rows.default: _take_rows,
+}

@@ -1,0 +1,164 @@
+"""A Program becomes a LoweredProgram: steps over strided operands, free of torch. Memory is planned afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import PassError
+from enginewright.plugins.lowered_program import Affine, CacheGroupModel, LoweredProgram
+
+from ..ir.program import Program
+from ..ir.weights import WeightExpr
+from ..match import bound_arguments
+from . import lower_elementwise, lower_ew, lower_views
+from .builder import Builder, CacheRef, Value, WeightRef
+from .lower_ew import Handler
+from .views import View, contiguous_strides
+
+ew = torch.ops.ew
+aten = torch.ops.aten
+
+HANDLERS: Mapping[Any, Handler] = {
+    **lower_ew.HANDLERS,
+    **lower_views.HANDLERS,
+    **lower_elementwise.ELEMENTWISE,
+    **lower_elementwise.REDUCTIONS,
+}
+
+_SEVERAL_RESULTS = frozenset({ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default})
+_WRITES_ITS_RESULT = frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS}) - _SEVERAL_RESULTS
+"""Ops that can write into a part of another's buffer."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A lowered program, and an expression for each of its weights by the name that it has there."""
+
+    program: LoweredProgram
+    weights: Mapping[str, WeightExpr]
+
+
+def lower_program(program: Program) -> Lowering:
+    """Lowers a program whose attention is paged.
+
+    View-like ops become strides and offsets of operands. A weight that linears use has layout panel32, also where it is
+    an embedding table; if something else needs its rows too, it is listed once more as NAME.rows.
+
+    Raises:
+        UnsupportedModelError: an op without a kernel, named with its module.
+        PassError: a shape is not affine in T, B and R, or the program has no single output.
+    """
+    builder = Builder(program, _used_by_linear(program))
+    values: dict[Node, Value] = {}
+    for node in program.graph.nodes:
+        builder.node = node
+        if node.op == "placeholder" and node.users:
+            values[node] = _input(builder, node)
+        elif node.op == "get_attr":
+            values[node] = WeightRef(str(node.target))
+        elif node.op == "call_function" and _has_tensors(node):
+            values[node] = _call(builder, node, values)
+    builder.node = program.logits
+    logits = _result(builder, values[program.logits])
+    groups = tuple(CacheGroupModel(**asdict(g)) for g in program.cache_groups)
+    lowered = LoweredProgram(
+        cache_groups=groups,
+        weights=tuple(builder.weights.values()),
+        buffers=tuple(builder.buffers),
+        steps=tuple(builder.steps),
+        outputs={"logits": logits.operand()},
+    )
+    return Lowering(lowered, builder.sources)
+
+
+def _used_by_linear(program: Program) -> frozenset[str]:
+    weights = [node.args[1] for node in program.nodes_of(ew.linear.default)]
+    return frozenset(str(w.target) for w in weights if isinstance(w, Node) and w.op == "get_attr")
+
+
+def _has_tensors(node: Node) -> bool:
+    """Sizes are read from the recorded shapes, so nodes that compute sizes need no step."""
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
+
+
+def _input(builder: Builder, node: Node) -> Value:
+    name = str(node.target)
+    for half in ("k", "v"):
+        if name.startswith(f"{half}_cache:"):
+            return CacheRef(_cache_name(builder.program, int(name.partition(":")[2])), half)
+    value = builder.program.value(node)
+    if name.startswith("block_table:"):
+        # Its width is no function of T, B and R: 0 says that it is known at run time alone.
+        requests = builder.program.affine(value.shape[0])
+        return View("input", name, "i32", (requests, Affine()), (Affine(), Affine(1)))
+    shape = tuple(builder.program.affine(s) for s in value.shape)
+    builder.inputs[name] = View("input", name, builder.dtype(value), shape, contiguous_strides(shape))
+    return builder.inputs[name]
+
+
+def _cache_name(program: Program, layer: int) -> str:
+    for group in program.cache_groups:
+        if layer in group.layers:
+            return f"{group.name}/{layer}"
+    raise PassError(f"layer {layer} is in no cache group")
+
+
+def _call(builder: Builder, node: Node, values: Mapping[Node, Value]) -> Value:
+    handler = HANDLERS.get(node.target)
+    if handler is None:
+        raise builder.unsupported("the cpu target has no kernel for it")
+
+    def value(argument: Node) -> Any:
+        if argument in values:
+            return values[argument]
+        return builder.program.affine(argument.meta["val"])
+
+    given = bound_arguments(node)
+    if (cat := _only_cat(node)) is not None:
+        _promise(builder, node, cat)
+    try:
+        return handler(builder, node, {k: _resolve(v, value) for k, v in given.items()})
+    except ValueError as e:
+        raise builder.unsupported("a size or an offset is not affine in T, B and R") from e
+
+
+def _resolve(argument: Any, value: Callable[[Node], Any]) -> Any:
+    if isinstance(argument, Node):
+        return value(argument)
+    return [_resolve(a, value) for a in argument] if isinstance(argument, (list, tuple)) else argument
+
+
+def _only_cat(node: Node) -> Node | None:
+    """The cat into whose buffer a node can write its result: nothing else reads it, and rank 2 fits every kernel."""
+    if node.target not in _WRITES_ITS_RESULT or len(node.users) != 1:
+        return None
+    (user,) = node.users
+    if user.target is not aten.cat.default or not isinstance(user.args[0], (list, tuple)):
+        return None
+    same_type = node.meta["val"].dtype == user.meta["val"].dtype
+    once = sum(1 for a in user.args[0] if a is node) == 1
+    return user if once and same_type and node.meta["val"].dim() == 2 else None
+
+
+def _promise(builder: Builder, node: Node, cat: Node) -> None:
+    """Makes the cat's buffer when the first of its arguments is computed."""
+    if cat not in builder.destinations:
+        builder.destinations[cat] = builder.buffer(builder.shape(cat), builder.dtype(cat.meta["val"]))
+    places = lower_views.cat_places(builder, cat, builder.destinations[cat])
+    arguments = cat.args[0]
+    assert isinstance(arguments, (list, tuple))
+    builder.destinations[node] = places[list(arguments).index(node)]
+
+
+def _result(builder: Builder, value: Value) -> View:
+    """The logits, dense in a buffer."""
+    view = builder.view(value)
+    if view.kind == "buffer" and view.is_contiguous and view.dtype == "f32":
+        return view
+    return builder.copy(builder.cast(view))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from enginewright.optimizer.emit.cpu import CpuEmitter, source_rows
+from enginewright.optimizer.progress import ProgressEvent
+from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.base import PassContext
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import Concat, Source, Transpose
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import unpack_panel32
+from enginewright.runtime.bundle.writer import BundleWriter
+from tests.passes.small_programs import Shape, captured_programs, decoder, program_from
+
+ew = torch.ops.ew
+
+
+def paged(shape: Shape) -> Program:
+    program = decoder(shape)
+    LowerAttention().run(program, PassContext())
+    return program
+
+
+def emit(program: Program, path: Path) -> tuple[Bundle, list[ProgressEvent]]:
+    events: list[ProgressEvent] = []
+    with BundleWriter(path) as writer:
+        section = CpuEmitter().emit(program, writer, events.append)
+        model = ModelSection(name="m", architecture="a", vocab_size=67, context_length=64)
+        source = SourceSection(kind="module", name="m")
+        writer.commit(Manifest(model=model, source=source, targets={"cpu": section}))
+    return Bundle.open(path), events
+
+
+@pytest.mark.parametrize("name", list(captured_programs()))
+def test_weights_come_back_as_they_were(name: str, tmp_path: Path) -> None:
+    program = paged(captured_programs()[name])
+    before = set(program.weights)
+    bundle, events = emit(program, tmp_path / "b")
+    lowered = bundle.program("cpu")
+    assert lowered.arena_bytes.t > 0
+    for use in lowered.weights:
+        stored = bundle.weight(use.name)
+        value = unpack_panel32(stored, use.shape[0]) if use.layout == "panel32" else stored
+        np.testing.assert_array_equal(value, program.weights[use.name].evaluate().numpy())
+        assert bundle.tensor(use.name).parts[0].source == use.name
+    assert set(program.weights) == before
+    assert [(e.stage, e.done, e.total) for e in events] == [
+        ("emit", i, len(lowered.weights)) for i in range(len(lowered.weights) + 1)
+    ]
+
+
+def test_two_emissions_are_byte_equal(tmp_path: Path) -> None:
+    digests = []
+    for name in ("one", "two"):
+        emit(paged(Shape()), tmp_path / name)
+        files = sorted(p for p in (tmp_path / name).rglob("*") if p.is_file())
+        digests.append({str(p.relative_to(tmp_path / name)): hashlib.sha256(p.read_bytes()).digest() for p in files})
+    assert digests[0] == digests[1]
+    assert {"targets/cpu/program.json", "weights/index.json", "manifest.json"} <= set(digests[0])
+
+
+def test_a_table_larger_than_a_chunk_is_packed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginewright.optimizer.emit.cpu._CHUNK_BYTES", 1)
+    program = paged(Shape(windows=(0,), vocabulary=101, tied=False))
+    bundle, _ = emit(program, tmp_path / "b")
+    head = unpack_panel32(bundle.weight("head"), 101)
+    np.testing.assert_array_equal(head, program.weights["head"].evaluate().numpy())
+    np.testing.assert_array_equal(bundle.weight("embed"), program.weights["embed"].evaluate().numpy())
+
+
+def test_parts_say_where_rows_come_from() -> None:
+    a, b = (Source(n, s, torch.float32, lambda: torch.zeros(0)) for n, s in (("a", (4, 6)), ("b", (6, 2))))
+    parts = source_rows(Concat((a, Transpose(b))))
+    assert [(p.source, p.rows, p.axis) for p in parts] == [("a", (0, 4), 0), ("b", (0, 2), 1)]
+
+
+def test_integers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows((i["ids"][:, None] * torch.tensor([1, 1 << 40])).float(), i["rows"])
+
+    with pytest.raises(UnsupportedModelError, match="beyond 32 bits"):
+        emit(program_from(call), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_extension_takes_the_program(tmp_path: Path) -> None:
+    for name, shape in captured_programs().items():
+        bundle, _ = emit(paged(shape), tmp_path / name)
+        lowered = bundle.program("cpu")
+        weights = {w.name: bundle.weight(w.name) for w in lowered.weights}
+        program = CpuProgram(lowered, weights, blocks={g.name: 4 for g in lowered.cache_groups}, threads=1)
+        assert program.threads == 1

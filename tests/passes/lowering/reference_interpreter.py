@@ -1,0 +1,202 @@
+"""Runs a lowered program with the references of the ew ops, in the memory that was planned for it.
+
+Every operand is a strided view of the arena, so buffers that overlap while both are alive give wrong numbers. The arena
+starts as NaN. What the kernels expect of operands is asserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from enginewright.plugins.lowered_program import LoweredProgram, Operand, Step
+from enginewright.plugins.ops import (
+    add_layer_norm,
+    add_rms_norm,
+    embedding,
+    gated_activation,
+    kv_write,
+    layer_norm,
+    linear,
+    paged_attention,
+    rms_norm,
+    rope,
+    rope_table,
+    take_rows,
+)
+from enginewright.runtime.bundle.weights import pack_panel32, unpack_panel32
+
+UNARY = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "cast": lambda x: x.float(),
+}
+BINARY = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+ANY_STRIDES = ("elementwise", "copy")
+DTYPES = {"f32": torch.float32, "i32": torch.int32}
+
+
+def stored(weight: torch.Tensor, layout: str) -> torch.Tensor:
+    """A weight as a bundle holds it."""
+    value = weight.int() if not weight.is_floating_point() and weight.dtype is not torch.bool else weight.float()
+    return torch.from_numpy(pack_panel32(value.contiguous().numpy())) if layout == "panel32" else value.contiguous()
+
+
+class Interpreter:
+    """One program with its weights (see ``stored``) and caches of ``blocks`` blocks."""
+
+    def __init__(self, program: LoweredProgram, weights: Mapping[str, torch.Tensor], blocks: int = 24) -> None:
+        self.program, self.weights = program, weights
+        self.uses = {w.name: w for w in program.weights}
+        self.caches: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for g in program.cache_groups:
+            for layer in g.layers:
+                sizes = (g.key_head_size, g.value_head_size)
+                k, v = (torch.full((blocks, g.block_size, g.kv_heads, s), float("nan")) for s in sizes)
+                self.caches[f"{g.name}/{layer}"] = (k, v)
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The logits [R, V] for step inputs (any integer type)."""
+        sizes = (len(inputs["ids"]), len(inputs["kv_len"]), len(inputs["rows"]))
+        self.inputs = {k: v.to(torch.int32) for k, v in inputs.items()}
+        self.sizes = sizes
+        arena_bytes = self.program.arena_bytes.evaluate(*sizes)
+        assert arena_bytes % 64 == 0
+        self.arena = torch.from_numpy(np.full(arena_bytes // 4, np.nan, np.float32))
+        self.places = {b.name: (b.offset.evaluate(*sizes), b.size.evaluate(*sizes)) for b in self.program.buffers}
+        for step in self.program.steps:
+            self._step(step)
+        return self._read(self.program.outputs["logits"]).clone()
+
+    def _evaluate(self, values: Any) -> list[int]:
+        return [v.evaluate(*self.sizes) for v in values]
+
+    def _read(self, operand: Operand) -> torch.Tensor:
+        shape, strides = self._evaluate(operand.shape), self._evaluate(operand.strides)
+        offset = operand.offset.evaluate(*self.sizes)
+        if operand.kind == "weight":
+            return self._weight(operand, shape, strides, offset)
+        if operand.kind == "input":
+            value = self.inputs[operand.name]
+            if operand.name.startswith("block_table:"):
+                return value
+            assert (shape, strides, offset) == ([len(value)], [1], 0), f"{operand} is not the whole input"
+            return torch.as_strided(value, shape, strides, offset)
+        place, size = self.places[operand.name]
+        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        assert 0 in shape or 4 * last < size, f"{operand} lies outside of its buffer"
+        assert place % 64 == 0
+        memory = self.arena.view(DTYPES[operand.dtype])
+        return torch.as_strided(memory, shape, strides, place // 4 + offset)
+
+    def _weight(self, operand: Operand, shape: list[int], strides: list[int], offset: int) -> torch.Tensor:
+        use, value = self.uses[operand.name], self.weights[operand.name]
+        assert use.dtype == operand.dtype
+        if use.layout == "panel32":
+            assert tuple(shape) == use.shape and offset == 0
+            return torch.from_numpy(unpack_panel32(value.numpy(), shape[0]))
+        return torch.as_strided(value, shape, strides, offset)
+
+    def _step(self, step: Step) -> None:
+        operands = [*step.inputs, *step.outputs]
+        for operand in operands:
+            assert len(operand.shape) <= 4
+            if step.op not in ANY_STRIDES and operand.kind in ("buffer", "input"):
+                is_reduced = step.op == "reduce" and operand in step.outputs
+                assert is_reduced or self._evaluate(operand.strides)[-1] == 1, f"{step.op}: {operand}"
+        cache = [o.name for o in step.inputs if o.kind == "cache"]
+        arguments = [self._read(o) for o in step.inputs if o.kind != "cache"]
+        results = self._compute(step, arguments, cache[0] if cache else "")
+        for operand, result in zip(step.outputs, results, strict=True):
+            out = self._read(operand)
+            assert out.shape == result.shape, f"{step.op}: {out.shape} {result.shape}"
+            assert out.dtype == result.dtype, f"{step.op}: {out.dtype} {result.dtype}"
+            out.copy_(result)
+
+    def _compute(self, step: Step, x: list[torch.Tensor], cache: str) -> tuple[torch.Tensor, ...]:
+        a: dict[str, Any] = dict(step.attrs)
+        match step.op:
+            case "embedding":
+                return (embedding(x[0], x[1]),)
+            case "linear":
+                assert x[0].dim() == 2
+                assert self.uses[step.inputs[1].name].layout == "panel32"
+                return (linear(x[0], x[1], x[2] if len(x) > 2 else None),)
+            case "rms_norm" | "add_rms_norm":
+                fn = rms_norm if step.op == "rms_norm" else add_rms_norm
+                tensors = 1 if step.op == "rms_norm" else 2
+                return _tuple(fn(*x[:tensors], x[tensors] if a["has_weight"] else None, a["eps"]))
+            case "layer_norm" | "add_layer_norm":
+                fn = layer_norm if step.op == "layer_norm" else add_layer_norm
+                rest = x[1 if step.op == "layer_norm" else 2 :]
+                weight = rest.pop(0) if a["has_weight"] else None
+                bias = rest.pop(0) if a["has_bias"] else None
+                tensors = x[: 1 if step.op == "layer_norm" else 2]
+                return _tuple(fn(*tensors, weight, bias, a["eps"]))
+            case "rope_table":
+                return (rope_table(x[0], x[1], a["scale"]),)
+            case "rope":
+                return (rope(x[0], x[1], a["interleaved"]),)
+            case "gated_activation":
+                return (gated_activation(x[0], a["kind"]),)
+            case "kv_write":
+                self.caches[cache] = kv_write(*self.caches[cache], x[0], x[1], x[2])
+                return ()
+            case "paged_attention":
+                q, table, q_start, kv_len, *sinks = x
+                k, v = self.caches[cache]
+                scale, window, softcap = a["scale"], a["window"], a["softcap"]
+                assert len(sinks) == a["has_sinks"]
+                sink = sinks[0] if sinks else None
+                return (paged_attention(q, k, v, table, q_start, kv_len, scale, window, softcap, sink),)
+            case "take_rows":
+                return (take_rows(x[0], x[1]),)
+            case "copy":
+                return (x[0].clone(),)
+            case "reduce":
+                kinds = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+                return (kinds[a["kind"]](x[0], dim=-1, keepdim=True),)
+            case "elementwise":
+                return (_elementwise(a, x),)
+            case _:
+                raise AssertionError(f"unknown op {step.op}")
+
+
+def _elementwise(a: dict[str, Any], x: list[torch.Tensor]) -> torch.Tensor:
+    fn = a["fn"]
+    if fn == "where":
+        return torch.where(x[0] != 0, x[1], x[2])
+    if fn in UNARY:
+        return UNARY[fn](x[0])
+    if "scalar" in a:
+        number = torch.tensor(a["scalar"], dtype=x[0].dtype)
+        x = [number, x[0]] if a["scalar_first"] else [x[0], number]
+    return BINARY[fn](x[0], x[1])
+
+
+def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
