@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+
+COMMANDS = ("export", "generate", "chat", "inspect", "recipes")
+
+
+def test_help_lists_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert command in result.output
+    assert "Examples:" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_shows_examples(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert f"optimize {command}" in result.output
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("enginewright ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["generate"], ["recipes", "--unknown"], ["inspect", "b", "--json=x"]]
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_importing_the_command_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, enginewright.optimizer.cli.app\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'pydantic', 'rich.progress'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

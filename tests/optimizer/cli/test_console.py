@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from enginewright.optimizer.cli.console import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, print_error, print_json, reported
+from enginewright.plugins.errors import BundleError, CapacityError
+
+
+def test_what_works_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    @reported
+    def command(as_json: bool = False) -> None:
+        print_json({"a": "ü"})
+
+    command()
+    assert json.loads(capsys.readouterr().out) == {"a": "ü"}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_error_is_said_with_its_hint_and_code(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    @reported
+    def command(as_json: bool = False) -> None:
+        raise CapacityError("memory: too little", hint="Give more.")
+
+    with pytest.raises(typer.Exit) as caught:
+        command(as_json=as_json)
+    assert caught.value.exit_code == 9
+    printed = capsys.readouterr()
+    assert "memory: too little" in printed.err
+    assert "Give more." in printed.err
+    if as_json:
+        expected = {"type": "CapacityError", "message": "memory: too little", "hint": "Give more.", "exit_code": 9}
+        assert json.loads(printed.out) == {"error": expected}
+    else:
+        assert printed.out == ""
+
+
+def test_an_error_without_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(BundleError("manifest.json is missing"))
+    assert capsys.readouterr().err == "error: manifest.json is missing\n"
+
+
+def test_ctrl_c_is_said_briefly(capsys: pytest.CaptureFixture[str]) -> None:
+    @reported
+    def command() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == EXIT_INTERRUPTED == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
+    @reported
+    def command() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        command()
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    code = (
+        "import typer\nfrom enginewright.optimizer.cli.console import reported\n"
+        "@reported\n"
+        "def command() -> None:\n"
+        "    for _ in range(100_000):\n"
+        "        print('a line that nobody reads')\n"
+        "typer.run(command)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.readline()
+    writer.stdout.close()
+    assert writer.wait(timeout=60) == EXIT_BROKEN_PIPE
+    assert writer.stderr.read() == b""
+    writer.stderr.close()

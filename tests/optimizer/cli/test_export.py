@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.cli.export import default_output
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("Llama-1B", "Llama-1B.bundle"),
+        ("models/Llama-1B/", "Llama-1B.bundle"),
+        ("some/SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1.bundle"),
+        ("organization/name", "name.bundle"),
+    ],
+)
+def test_the_bundle_is_named_after_the_model(source: str, output: str) -> None:
+    assert default_output(source) == Path(output)
+
+
+def test_the_current_folder_has_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    assert default_output(".") == Path("model.bundle")
+
+
+def test_json_is_the_report(tiny_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.bundle"
+    result = CliRunner().invoke(app, ["export", str(tiny_folder), "-o", str(output), "--json", "--quiet"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["path"] == str(output)
+    assert report["bundle_bytes"] > 0
+    assert {p["name"]: p["matched"] for p in report["passes"]}["fuse_gate_up"] == 2
+    assert result.stderr == ""
+    assert (output / "manifest.json").is_file()
+
+
+def test_the_table(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["export", str(tiny_folder)])
+    assert result.exit_code == 0, result.output
+    assert "fuse_qkv" in result.stdout
+    assert "tiny-llama.bundle: " in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama.bundle"]
+
+
+def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_path: Path) -> None:
+    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--quiet"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    before = (tmp_path / "a.bundle" / "manifest.json").read_bytes()
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 7
+    assert "a.bundle" in refused.stderr
+    assert CliRunner().invoke(app, [*arguments, "--force"]).exit_code == 0
+    assert (tmp_path / "a.bundle" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "code", "named"),
+    [
+        ("absent", [], 3, "absent"),
+        ("empty", [], 3, "empty"),
+        ("tiny", ["--recipe", "f23"], 5, "f23"),
+        ("tiny", ["--target", "cuda"], 5, "cuda"),
+    ],
+)
+def test_what_goes_wrong_is_named(
+    model: str, options: list[str], code: int, named: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    source = tiny_folder if model == "tiny" else tmp_path / model
+    result = CliRunner().invoke(app, ["export", str(source), "-o", str(tmp_path / "a.bundle"), "--json", *options])
+    assert result.exit_code == code, result.output
+    assert named in json.loads(result.stdout)["error"]["message"]
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("after", [0.5, 2.5, 4.0])  # seconds: while torch loads, while the graph is captured, later
+def test_ctrl_c_leaves_nothing_behind(after: float, tiny_folder: Path, tmp_path: Path) -> None:
+    code = "from enginewright.optimizer.cli.app import main; main()"
+    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle")]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    if process.returncode == 0:  # it was done before the signal came: then the bundle is whole
+        assert os.listdir(tmp_path) == ["a.bundle"]
+    else:
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert os.listdir(tmp_path) == []

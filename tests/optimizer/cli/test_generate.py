@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import enginewright as ew
+from enginewright.optimizer.cli.app import app
+
+
+def generate(bundle: Path, *arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["generate", str(bundle), *arguments], input=stdin)
+
+
+def test_it_says_what_the_library_says(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "Hello", "--max-tokens", "12")
+    assert result.exit_code == 0, result.output
+    with ew.LLM(tiny_bundle) as llm:
+        expected = llm.chat([{"role": "user", "content": "Hello"}], ew.SamplingParams(max_tokens=12))[0]
+        raw = llm.generate("Hello", ew.SamplingParams(max_tokens=12))[0]
+    assert result.stdout == expected.text + "\n"
+    assert "tokens/s" in result.stderr
+    assert raw.prompt_token_ids != expected.prompt_token_ids
+    assert generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "12").stdout == raw.text + "\n"
+
+
+def test_json_of_several_prompts(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "One", "Two, three", "--max-tokens", "5", "--json", "--raw")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert [r["prompt"] for r in data["results"]] == ["One", "Two, three"]
+    for row in data["results"]:
+        assert 1 <= len(row["token_ids"]) <= 5
+        assert row["finish_reason"] in ("stop", "length")
+    alone = json.loads(generate(tiny_bundle, "One", "--max-tokens", "5", "--json", "--raw").stdout)
+    assert alone["results"][0]["token_ids"] == data["results"][0]["token_ids"]
+
+
+def test_several_prompts_as_text(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "One", "Two", "--max-tokens", "3")
+    assert result.exit_code == 0, result.output
+    assert "> One\n" in result.stdout
+    assert "> Two\n" in result.stdout
+
+
+def test_the_prompt_from_stdin(tiny_bundle: Path) -> None:
+    piped = generate(tiny_bundle, "-", "--raw", "--max-tokens", "4", "--json", stdin="Hello\n")
+    said = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "4", "--json")
+    assert json.loads(piped.stdout)["results"] == json.loads(said.stdout)["results"]
+
+
+def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
+    def tokens(*options: str) -> list[int]:
+        result = generate(tiny_bundle, "Hello", "--max-tokens", "16", "--json", *options)
+        assert result.exit_code == 0, result.output
+        ids: list[int] = json.loads(result.stdout)["results"][0]["token_ids"]
+        return ids
+
+    greedy = tokens()
+    assert tokens("--temperature", "5", "--top-k", "1") == greedy
+    assert tokens("--temperature", "5", "--top-p", "1e-6") == greedy
+    assert tokens("--temperature", "5", "--min-p", "1") == greedy
+    first, second = tokens("--temperature", "5", "--seed", "1"), tokens("--temperature", "5", "--seed", "2")
+    assert first != second
+    assert tokens("--temperature", "5", "--seed", "1") == first
+    assert tokens("--system", "Be brief.") != greedy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["Hello", "--top-p", "1.5"], 8, "top_p"),
+        (["Hello", "--temperature", "-1"], 8, "temperature"),
+        (["Hello", "--max-tokens", "0"], 8, "max_tokens"),
+        ([""], 8, "prompt"),
+        (["x" * 600, "--raw"], 8, "prompt"),
+        (["Hello", "--memory", "lots"], 8, "memory"),
+        (["Hello", "--memory", "1"], 9, "memory"),
+        (["Hello", "--raw", "--system", "Be brief."], 2, "--system"),
+    ],
+)
+def test_bad_requests_name_what_is_wrong(arguments: list[str], code: int, named: str, tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, *arguments)
+    assert result.exit_code == code, result.output
+    assert named in result.stderr.lower()
+    assert result.stdout == ""
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    result = generate(tmp_path / "absent.bundle", "Hello", "--json")
+    assert result.exit_code == 7
+    assert json.loads(result.stdout)["error"]["exit_code"] == 7
+
+
+def test_ctrl_c_ends_it_cleanly(tiny_bundle: Path) -> None:
+    code = "from enginewright.optimizer.cli.app import main; main()"
+    arguments = ["generate", str(tiny_bundle), "Hi", "--max-tokens", "400", "--temperature", "1", "--stop", "\0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    deadline = time.monotonic() + 60
+    while not process.stdout.read() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("it had finished before the signal came")
+    assert process.returncode == 130
+    assert errors == "\ninterrupted\n"

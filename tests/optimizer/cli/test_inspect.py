@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+
+
+def inspect(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["inspect", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_summary(tiny_bundle: Path) -> None:
+    text = inspect(str(tiny_bundle))
+    assert "LlamaForCausalLM" in text
+    assert "cpu: ready" in text
+    assert "2 layers, 2 heads of 16, f32" in text  # the KV cache
+
+
+def test_the_summary_as_json(tiny_bundle: Path) -> None:
+    data = json.loads(inspect(str(tiny_bundle), "--json"))
+    assert data["model"]["vocab_size"] == 259
+    assert data["targets"]["cpu"]["state"] == "ready"
+    assert data["recipe"] == "f32"
+    assert data["sizes"]["bundle_bytes"] > data["sizes"]["weight_bytes"] > 0
+
+
+def test_the_program(tiny_bundle: Path) -> None:
+    lines = inspect(str(tiny_bundle), "--program").splitlines()
+    assert sum("paged_attention(" in line for line in lines) == 2
+    assert any("# model.layers.1" in line for line in lines)
+    assert lines[-1].strip().startswith("logits -> ")
+    data = json.loads(inspect(str(tiny_bundle), "--program", "--json"))
+    assert len(data["steps"]) == len(lines) - 1
+
+
+def test_the_weights(tiny_bundle: Path) -> None:
+    data = json.loads(inspect(str(tiny_bundle), "--weights", "--json"))
+    lines = inspect(str(tiny_bundle), "--weights").splitlines()
+    assert len(lines) == len(data) > 10
+    assert any("panel32" in line for line in lines)
+
+
+def test_the_passes(tiny_bundle: Path) -> None:
+    data = json.loads(inspect(str(tiny_bundle), "--passes", "--json"))
+    lines = inspect(str(tiny_bundle), "--passes").splitlines()
+    assert len(lines) == len(data) + 1
+    assert {p["name"]: p["matched"] for p in data}["fuse_gate_up"] == 2
+
+
+def test_two_views_at_once_are_refused(tiny_bundle: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--weights"])
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "too new"])
+def test_a_damaged_bundle(damage: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "damaged.bundle"
+    if damage != "missing":
+        shutil.copytree(tiny_bundle, bundle)
+        manifest = bundle / "manifest.json"
+        text = manifest.read_text()
+        new = (
+            text[: len(text) // 2]
+            if damage == "truncated"
+            else text.replace('"format_version": 1', '"format_version": 99')
+        )
+        assert new != text
+        manifest.write_text(new)
+    result = CliRunner().invoke(app, ["inspect", str(bundle), "--json"])
+    assert result.exit_code == 7
+    assert json.loads(result.stdout)["error"]["type"] == "BundleError"
+    assert str(bundle) in result.stderr
+
+
+def test_a_target_that_is_not_there(tiny_bundle: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--target", "cuda"])
+    assert result.exit_code == 7
+    assert "cuda" in result.stderr
