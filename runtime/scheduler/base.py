@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,21 +16,26 @@ from ..sampling import sampling_batch
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens start..start+count-1 of a request, in one step."""
+    """Tokens start..start+count-1 of a request, in one step.
+
+    Attributes:
+        rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
+    """
 
     request: Request
     start: int
     count: int
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Kept, because the request's tokens grow when the step is committed.
+        last = self.start + self.count == len(self.request.tokens)
+        object.__setattr__(self, "rows", self.count if self.request.scores else int(last))
 
     @property
     def samples(self) -> bool:
-        """Whether the step gives the request a new token: its chunk ends with its last known token."""
-        return not self.request.scores and self.start + self.count == len(self.request.tokens)
-
-    @property
-    def rows(self) -> int:
-        """How many rows of logits the request wants: those of the last ``rows`` tokens of the chunk."""
-        return self.count if self.request.scores else int(self.samples)
+        """Whether the step gives the request a new token: the chunk ends with its last known token."""
+        return self.rows == 1 and not self.request.scores
 
 
 @dataclass(frozen=True)
