@@ -204,8 +204,9 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
 
     def operand(
         o: Operand, subject: str
-    ) -> tuple[str, int, str, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]],
-               tuple[int, int, int, int], str]:
+    ) -> tuple[
+        str, int, str, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]], tuple[int, int, int, int], str
+    ]:
         if (o.kind, o.name) not in indices:
             raise ValueError(f"{subject}: there is no {o.kind} {o.name}")
         shape = [size.coefficients() for size in o.shape]

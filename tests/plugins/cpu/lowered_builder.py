@@ -44,9 +44,7 @@ def dense_strides(shape: Sequence[Size]) -> tuple[Affine, ...]:
     return tuple(strides)
 
 
-def view(
-    operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None = None, offset: Size = 0
-) -> Operand:
+def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None = None, offset: Size = 0) -> Operand:
     """The same memory under another shape; ``offset`` in elements is added."""
     return operand.model_copy(
         update={
@@ -72,7 +70,12 @@ class LoweredBuilder:
     def group(self, name: str, layers: Sequence[int], kv_heads: int, key: int, value: int, window: int = 0) -> None:
         self.groups.append(
             CacheGroupModel(
-                name=name, layers=tuple(layers), kv_heads=kv_heads, key_head_size=key, value_head_size=value, window=window
+                name=name,
+                layers=tuple(layers),
+                kv_heads=kv_heads,
+                key_head_size=key,
+                value_head_size=value,
+                window=window,
             )
         )
 
@@ -102,7 +105,12 @@ class LoweredBuilder:
         return Operand(kind="buffer", name=name, dtype=dtype, shape=sizes, strides=dense_strides(shape))
 
     def step(
-        self, op: str, inputs: Sequence[Operand], outputs: Sequence[Operand], where: str = "", **attrs: int | float | str
+        self,
+        op: str,
+        inputs: Sequence[Operand],
+        outputs: Sequence[Operand],
+        where: str = "",
+        **attrs: int | float | str,
     ) -> int:
         """The index of the new step."""
         self.steps.append(Step(op=op, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, where=where))

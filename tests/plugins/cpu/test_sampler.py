@@ -1,0 +1,158 @@
+"""The C++ sampler: cuts against a plain numpy version, draws against exact probabilities, log probabilities, faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from enginewright.plugins.contracts import SamplingBatch
+from enginewright.plugins.cpu.executable import _sampling_arrays
+from enginewright.plugins.cpu.extension import cpu_extension as cpu
+from tests.plugins.cpu.lowered_builder import sampling_batch
+
+Float = npt.NDArray[np.float32]
+
+
+def sample(logits: Float, batch: SamplingBatch, threads: int = 1) -> npt.NDArray[np.int32]:
+    return cpu.sample(logits, _sampling_arrays(batch), batch.logprobs, threads)["tokens"]
+
+
+def reference(logits: Float, temperature: float, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.float64]:
+    """The distribution that is sampled, by sorting everything in float64."""
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    scaled = logits[order].astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled[0])
+    if top_k:
+        weights[top_k:] = 0
+    before = np.cumsum(weights) - weights
+    weights[(before >= top_p * weights.sum()) & (np.arange(len(logits)) > 0)] = 0
+    weights[weights < min_p] = 0
+    result = np.empty_like(weights)
+    result[order] = weights / weights.sum()
+    return result
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 49_153])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        (0, 1.0, 0.0), (1, 1.0, 0.0), (5, 1.0, 0.0), (300, 1.0, 0.0), (10**6, 1.0, 0.0),
+        (0, 0.0, 0.0), (0, 0.3, 0.0), (0, 0.9, 0.0), (0, 0.999, 0.0),
+        (0, 1.0, 0.05), (0, 1.0, 1.0), (50, 0.8, 0.0), (50, 1.0, 0.1), (0, 0.95, 0.02), (40, 0.95, 0.02),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+def test_cuts(vocab: int, cut: tuple[int, float, float], temperature: float) -> None:
+    logits = (4 * np.random.default_rng(vocab).standard_normal(vocab)).astype(np.float32)
+    weights = cpu.sampling_distribution(logits, temperature, *cut)
+    expected = reference(logits, temperature, *cut)
+    # The weights are exp in float32, so a token on the edge of top_p or min_p may fall to either side: none does here.
+    # Below exp(-87) they are 0.
+    np.testing.assert_array_equal(weights > 0, expected > expected.max() * np.exp(-87))
+    # exp(x) inherits the rounding of x in float32, which is up to 87 * 2^-24.
+    np.testing.assert_allclose(weights / weights.sum(dtype=np.float64), expected, rtol=1e-5, atol=1e-37)
+
+
+def test_equal_logits_are_cut_by_id() -> None:
+    logits = np.array([1, 2, 2, 2, 0, 2], np.float32)
+    assert np.flatnonzero(cpu.sampling_distribution(logits, 1.0, top_k=3)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(cpu.sampling_distribution(np.zeros(8, np.float32), 1.0, top_p=0.5)).tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(cpu.sampling_distribution(np.zeros(1000, np.float32), 1.0, top_k=700)).tolist() == [
+        *range(700)
+    ]
+    rows = np.stack([logits, logits[::-1]]).copy()
+    assert sample(rows, sampling_batch(2, temperature=0)).tolist() == [1, 0]
+
+
+def test_extreme_logits() -> None:
+    logits = np.array([-np.inf, 3e38, -3e38, -np.inf], np.float32)
+    np.testing.assert_array_equal(cpu.sampling_distribution(logits, 1e-30), [0, 1, 0, 0])
+    assert sample(logits[None], sampling_batch(1)).tolist() == [1]
+    np.testing.assert_array_equal(cpu.sampling_distribution(np.array([-np.inf, 0], np.float32), 1.0, top_k=1), [0, 1])
+
+
+@pytest.mark.parametrize("vocab", [5, 2000])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.2}])
+def test_draws_follow_the_distribution(vocab: int, cut: dict[str, float]) -> None:
+    draws = 20_000
+    logits = (1.5 * np.random.default_rng(vocab).standard_normal(vocab)).astype(np.float32)
+    batch = sampling_batch(draws, temperature=0.8, seed=11, **cut)  # type: ignore[arg-type]
+    batch.counter[:] = np.arange(draws)
+    tokens = sample(np.broadcast_to(logits, (draws, vocab)).copy(), batch)
+    probabilities = reference(
+        logits, 0.8, int(cut.get("top_k", 0)), float(cut.get("top_p", 1)), float(cut.get("min_p", 0))
+    )
+    counts = np.bincount(tokens, minlength=vocab)
+    assert counts[probabilities == 0].sum() == 0
+    expected = probabilities * draws
+    common = expected >= 10  # chi-square needs some counts in every cell; the rest is one cell
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    chi_square = ((observed - wanted) ** 2 / wanted).sum()
+    freedom = len(wanted) - 1
+    # Mean k, deviation sqrt(2k): six deviations with this fixed seed say that something is wrong.
+    assert chi_square < freedom + 6 * np.sqrt(2 * freedom) + 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_is_drawn_alike_in_any_company(threads: int) -> None:
+    rng = np.random.default_rng(5)
+    rows, vocab = 33, 700
+    logits = rng.standard_normal((rows, vocab)).astype(np.float32)
+    batch = SamplingBatch(
+        temperature=rng.choice([0.0, 0.5, 1.3], rows).astype(np.float32),
+        top_k=rng.choice([0, 3, 90], rows).astype(np.int32),
+        top_p=rng.choice([1.0, 0.6], rows).astype(np.float32),
+        min_p=rng.choice([0.0, 0.1], rows).astype(np.float32),
+        seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+        counter=rng.integers(0, 2**40, rows, dtype=np.uint64),
+    )
+    together = sample(logits, batch, threads)
+    for row in range(rows):
+        one = SamplingBatch(
+            *(
+                getattr(batch, name)[row : row + 1]
+                for name in ("temperature", "top_k", "top_p", "min_p", "seed", "counter")
+            )
+        )
+        assert sample(logits[row : row + 1], one)[0] == together[row]
+
+
+def test_seed_and_counter_both_matter() -> None:
+    logits = np.zeros((1, 1_000_000), np.float32)
+    tokens = {
+        int(sample(logits, sampling_batch(1, seed=seed, counter=counter))[0])
+        for seed in (0, 1, 2**40)
+        for counter in (0, 1, 2**40)
+    }
+    assert len(tokens) == 9
+
+
+@pytest.mark.parametrize("vocab", [9, 3000])
+def test_log_probabilities_are_of_the_unscaled_logits(vocab: int) -> None:
+    logits = (3 * np.random.default_rng(1).standard_normal((4, vocab))).astype(np.float32)
+    batch = sampling_batch(4, temperature=0.5, top_k=3, seed=3, logprobs=5)
+    result = cpu.sample(logits, _sampling_arrays(batch), batch.logprobs)
+    wide = logits.astype(np.float64)
+    expected = (
+        wide - np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1, keepdims=True)) - wide.max(-1, keepdims=True)
+    )
+    assert result["top_ids"] is not None and result["top_logprobs"] is not None and result["token_logprobs"] is not None
+    np.testing.assert_array_equal(result["top_ids"], np.argsort(-logits, axis=-1)[:, :5])
+    # float32 results of size 10, from exp in float32 and a sum in float64.
+    np.testing.assert_allclose(result["top_logprobs"], np.take_along_axis(expected, result["top_ids"], -1), atol=2e-6)
+    tokens = result["tokens"][:, None]
+    np.testing.assert_allclose(result["token_logprobs"], np.take_along_axis(expected, tokens, -1)[:, 0], atol=2e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_cannot_be_sampled_name_their_row(bad: float, temperature: float) -> None:
+    logits = np.zeros((3, 10), np.float32)
+    logits[2, 7] = bad
+    with pytest.raises(RuntimeError, match="sampled row 2 has a NaN or infinite logit"):
+        sample(logits, sampling_batch(3, temperature=temperature))
+    with pytest.raises(RuntimeError, match="sampled row 0 has no logit above -infinity"):
+        sample(np.full((1, 10), -np.inf, np.float32), sampling_batch(1, temperature=temperature))
