@@ -6,6 +6,7 @@ rearranged tensors are transformers' knowledge, applied here tensor by tensor.
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,50 @@ _MEANINGFUL = {
 # A divisor for each rotary frequency, which takes the place of a rope scaling in the configuration.
 _ROPE_FACTORS = "rope_freqs.weight"
 
-_DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, AttributeError)
+_DAMAGED = (ValueError, struct.error, IndexError, KeyError, TypeError, OverflowError, OSError, AttributeError)
+
+
+class _Names:
+    """Stands in for a model where transformers maps tensor names: the names of the whole and of its base model only.
+
+    It would look into every submodule, and build the table of names for each: seconds for a small model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._names = list(model.state_dict())
+        self._prefix: str = model.base_model_prefix
+
+    def state_dict(self) -> list[str]:
+        return self._names
+
+    def named_children(self) -> list[tuple[str, _Names]]:
+        inner = object.__new__(_Names)
+        inner._names = [n.removeprefix(f"{self._prefix}.") for n in self._names if n.startswith(f"{self._prefix}.")]
+        inner._prefix = ""
+        return [(self._prefix, inner)] if self._prefix and inner._names else []
+
+
+class _Reader(gguf.GGUFReader):
+    """A reader that steps over arrays: seconds for a vocabulary, which the tokenizer's conversion reads itself."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        if raw_type != gguf.GGUFValueType.ARRAY:
+            parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+            return parts
+        item = gguf.GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
+        count = int(self._get(orig_offs + 4, np.uint64)[0])
+        end = orig_offs + 12
+        scalar = self.gguf_scalar_to_np.get(item)
+        if scalar is not None:
+            end += count * np.dtype(scalar).itemsize
+        elif item == gguf.GGUFValueType.STRING:
+            layout = "<Q" if self.endianess == gguf.GGUFEndian.LITTLE else ">Q"
+            for _ in range(count):
+                (length,) = struct.unpack_from(layout, self.data, end)
+                end += 8 + length
+        else:
+            raise ValueError(f"an array of {item.name}")
+        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, item]
 
 
 @dataclass(frozen=True)
@@ -54,7 +98,7 @@ class GgufFile:
 def open_gguf(path: Path) -> GgufFile:
     """Opens a GGUF file. Raises SourceError naming it if it is damaged or has tensors of a type that can't be read."""
     try:
-        reader = gguf.GGUFReader(str(path))
+        reader = _Reader(str(path))
         metadata = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != [gguf.GGUFValueType.ARRAY]}
     except _DAMAGED as e:
         raise SourceError(f"{path}: damaged or truncated GGUF file: {e}", hint="Download the file again.") from e
@@ -94,7 +138,9 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     """
     processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=model.config.to_dict())
     try:
-        names = get_gguf_hf_weights_map(model, processor, model_type=file.architecture)
+        names = get_gguf_hf_weights_map(
+            _Names(model), processor, model_type=file.architecture, num_layers=int(model.config.num_hidden_layers)
+        )
     except NotImplementedError as e:
         raise UnsupportedModelError(
             f"{file.path}: general.architecture {file.architecture!r}: tensor names are not known",

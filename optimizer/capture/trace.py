@@ -17,6 +17,7 @@ from enginewright.plugins.errors import UnsupportedModelError
 
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
+from .functional_graph import make_functional
 
 _PREFIX = "model_."
 
@@ -76,7 +77,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     try:
         with torch.no_grad(), capturing(model) as attention:
             exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
-            exported = exported.run_decompositions({})
+            exported = make_functional(exported)
     except UnsupportedModelError:
         raise
     except (UserError, TorchDynamoException, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as e:

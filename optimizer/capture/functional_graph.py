@@ -1,0 +1,109 @@
+"""Brings torch.export's training graph into functional form, as ``run_decompositions({})`` does, in a fraction of the time.
+
+That call traces the whole graph again. Most decoders need far less: what isn't functional in them is a handful of ops
+that may or may not return a view of their argument. Those are replaced here by what they come to; a graph with anything
+else goes the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Node
+
+aten = torch.ops.aten
+
+_CASTS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default)
+_RESHAPES = (aten.reshape.default,)
+
+
+def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``exported`` with functional ATen ops only; its graph may be changed in place."""
+    nodes = list(exported.graph.nodes)
+    if any(_needs_retracing(n) for n in nodes):
+        return exported.run_decompositions({})
+    for node in nodes:
+        if node.target in _CASTS:
+            _replace_cast(exported.graph, node)
+        elif node.target in _RESHAPES:
+            _replace_reshape(exported.graph, node)
+        elif node.target is aten.contiguous.default:
+            _replace_contiguous(exported.graph, node)
+    return exported
+
+
+def _needs_retracing(node: Node) -> bool:
+    if node.op in ("placeholder", "output") or node.target in (*_CASTS, *_RESHAPES):
+        return False
+    if node.target is aten.contiguous.default:
+        return bool(node.kwargs) or len(node.args) > 1
+    if node.op != "call_function":
+        return True  # a submodule: a part with autograd or autocast switched
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return not (callable(node.target) and node.target.__module__ in ("_operator", "operator", "math"))
+    schema = node.target._schema
+    aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
+    return schema.is_mutable or (aliases and _is_composite(node.target))
+
+
+def _is_composite(op: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def _replace_cast(graph: torch.fx.Graph, node: Node) -> None:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    if _value(source).dtype == _value(node).dtype:
+        _replace(graph, node, source)
+    else:
+        _call(graph, node, aten._to_copy.default, (source,), {"dtype": _value(node).dtype})
+
+
+def _replace_contiguous(graph: torch.fx.Graph, node: Node) -> None:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    if _value(source).is_contiguous():
+        _replace(graph, node, source)
+    else:
+        _call(graph, node, aten.clone.default, (source,), {"memory_format": torch.contiguous_format})
+
+
+def _replace_reshape(graph: torch.fx.Graph, node: Node) -> None:
+    source, shape = node.args
+    assert isinstance(source, Node)
+    if not _value(source).is_contiguous():
+        copy = graph.create_node(
+            "call_function", aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+        )
+        node.prepend(copy)
+        copy.meta = dict(node.meta)
+        with _value(source).fake_mode:
+            copy.meta["val"] = _value(source).clone(memory_format=torch.contiguous_format)
+        source = copy
+    _call(graph, node, aten.view.default, (source, shape), {})
+
+
+def _call(
+    graph: torch.fx.Graph,
+    node: Node,
+    target: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> None:
+    with graph.inserting_before(node):
+        new = graph.create_node("call_function", target, args, kwargs)  # type: ignore[arg-type]
+    new.meta = dict(node.meta)
+    _replace(graph, node, new)
+
+
+def _replace(graph: torch.fx.Graph, node: Node, new: Node) -> None:
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+
+
+def _value(node: Node) -> FakeTensor:
+    value = node.meta["val"]
+    assert isinstance(value, FakeTensor)
+    return value
