@@ -12,12 +12,13 @@ from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
-from enginewright.passes.normalize.drop_batch_dimension import DropBatchDimension
+from enginewright.passes.normalize.normalize_activation import NormalizeActivation
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.normalize_gated_activation import NormalizeGatedActivation
 from enginewright.passes.normalize.normalize_linear import NormalizeLinear
 from enginewright.passes.normalize.normalize_norm import NormalizeNorm
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
+from enginewright.passes.normalize.sink_views import SinkViews
 
 OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
 """Passes that a recipe may turn off; every other is needed for the program to be lowered."""
@@ -29,15 +30,19 @@ def default_pipeline() -> list[Pass]:
         # 1. The graph as torch.export gives it, without what says nothing.
         RemoveNoops(),
         RemoveDeadCode(),
-        # 2. Every spelling becomes the one ew op that means it; [1, T, ...] becomes [T, ...].
-        DropBatchDimension(),
+        # 2. [1, T, ...] becomes [T, ...] and [1, N, T, D] becomes [T, N, D]; then every spelling the one ew op that
+        # means it. What is constant is folded first (Gemma's 1 + weight), and values that are one are made one node.
+        SinkViews(),
+        FoldConstants(),
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
         NormalizeLinear(),
         NormalizeEmbedding(),
         NormalizeNorm(),
         NormalizeRope(),
+        NormalizeActivation(),
         NormalizeGatedActivation(),
         # 3. What the rewrites left over.
-        FoldConstants(),
         RemoveNoops(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),

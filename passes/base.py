@@ -1,4 +1,4 @@
-"""What a pass is: it states what it requires, rewrites, and what it ensures; ``run`` checks both, and can't be skipped."""
+"""What a pass is: it states what it requires and ensures, and rewrites; ``run`` checks both, and can't be skipped."""
 
 from __future__ import annotations
 

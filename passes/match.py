@@ -55,6 +55,8 @@ class Match:
 
 
 class Pattern(ABC):
+    """What a value may look like."""
+
     @abstractmethod
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
         """Every way in which ``value`` fits, each with what ``match`` had bound and more."""
@@ -82,9 +84,10 @@ class Weight(Pattern):
     rank: int | None = None
 
     def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
-        if isinstance(value, Node) and value.op == "get_attr":
-            if self.rank is None or program.value(value).dim() == self.rank:
-                yield from _bind(self.name, value, match)
+        if not isinstance(value, Node) or value.op != "get_attr":
+            return
+        if self.rank is None or program.value(value).dim() == self.rank:
+            yield from _bind(self.name, value, match)
 
 
 @dataclass(frozen=True)

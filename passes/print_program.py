@@ -29,7 +29,8 @@ def print_program(program: Program, *, provenance: bool = True) -> str:
         provenance: append the module path to every call.
     """
     names: dict[Node, str] = {}
-    lines, calls = [], []
+    lines: list[str] = []
+    calls: list[str] = []
     for node in program.graph.nodes:
         if node.op == "placeholder":
             names[node] = f"%{node.target}"

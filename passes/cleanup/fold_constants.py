@@ -11,6 +11,7 @@ from ..base import Pass, PassContext, PassResult, Rejection
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr
+from ..match import bound_arguments
 from ..views import RESHAPES, slice_bounds
 
 aten = torch.ops.aten
@@ -73,7 +74,7 @@ def _short(node: Node) -> str:
 
 
 def _expression(program: Program, node: Node) -> WeightExpr:
-    if node.target in _SPECIAL and (found := _SPECIAL[node.target](program, node)) is not None:  # type: ignore[index]
+    if node.target in _SPECIAL and (found := _SPECIAL[node.target](program, node)) is not None:
         return found
     assert isinstance(node.target, torch._ops.OpOverload)
     val = program.value(node)
@@ -116,7 +117,8 @@ def _concat(program: Program, node: Node) -> WeightExpr | None:
     exprs = tuple(p for p in parts if p is not None)
     if len(exprs) != len(parts) or len({e.dtype for e in exprs}) != 1:
         return None
-    return Concat(exprs, (node.args[1] if len(node.args) > 1 else 0) % len(exprs[0].shape))  # type: ignore[operator]
+    dim: int = bound_arguments(node)["dim"]
+    return Concat(exprs, dim % len(exprs[0].shape))
 
 
 def _cast(program: Program, node: Node) -> WeightExpr | None:
@@ -135,5 +137,5 @@ _SPECIAL: dict[object, Callable[[Program, Node], WeightExpr | None]] = {
     aten.slice.Tensor: _slice,
     aten.cat.default: _concat,
     aten._to_copy.default: _cast,
-    **{op: _same for op in (*RESHAPES, aten.clone.default, aten.alias.default)},
+    **dict.fromkeys((*RESHAPES, aten.clone.default, aten.alias.default), _same),
 }

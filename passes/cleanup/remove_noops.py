@@ -79,9 +79,9 @@ def _adjoin(program: Program, node: Node) -> bool:
 
 def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] | None:
     """(base, dim, start, stop) of the slice that a cat of adjoining slices is."""
-    parts = node.args[0]
-    assert isinstance(parts, (list, tuple))
-    dim = (node.args[1] if len(node.args) > 1 else 0) % program.value(node).dim()  # type: ignore[operator]
+    given = bound_arguments(node)
+    parts: list[Node] = given["tensors"]
+    dim: int = given["dim"] % program.value(node).dim()
     found = [slice_bounds(program, p) for p in parts]
     bounds = [b for b in found if b is not None]
     if len(bounds) != len(found) or any(b[0] is not bounds[0][0] or b[1] != dim or b[4] != 1 for b in bounds):
@@ -89,6 +89,16 @@ def _joined_bounds(program: Program, node: Node) -> tuple[Node, int, int, int] |
     if any(a[3] != b[2] for a, b in pairwise(bounds)):
         return None
     return bounds[0][0], dim, bounds[0][2], bounds[-1][3]
+
+
+def _is_empty(program: Program, node: Node) -> bool:
+    return any(s == 0 for s in program.shape(node))
+
+
+def _has_empty_parts(program: Program, node: Node) -> bool:
+    """Whether a cat has a part that adds nothing, or only one part."""
+    parts = [p for p in bound_arguments(node)["tensors"] if not _is_empty(program, p)]
+    return len(parts) == 1 or 0 < len(parts) < len(bound_arguments(node)["tensors"])
 
 
 class _GivesX(Rule):
@@ -99,6 +109,8 @@ class _GivesX(Rule):
 
 
 class DropCast(_GivesX):
+    """A cast to the dtype that x has."""
+
     name = "drop_cast"
     pattern = Call((aten._to_copy.default, aten.type_as.default), Bind("x"))
 
@@ -111,16 +123,22 @@ class DropCopy(_GivesX):
     """A copy of a value that is never written to."""
 
     name = "drop_copy"
-    pattern = Call((aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), Bind("x"))
+    pattern = Call(
+        (aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), Bind("x")
+    )
 
     def check(self, program: Program, match: Match) -> str | None:
-        strides = [tuple(program.expression(s) for s in program.value(n).stride()) for n in (match.node("x"), match.root)]
+        strides = [
+            tuple(program.expression(s) for s in program.value(n).stride()) for n in (match.node("x"), match.root)
+        ]
         if strides[0] == strides[1] or not any(u.target in RESHAPES for u in match.root.users):
             return None
         return "a view needs the order in memory that the copy has"
 
 
 class DropDropout(_GivesX):
+    """Dropout while nothing is trained."""
+
     name = "drop_dropout"
     pattern = Call(aten.dropout.default, Bind("x"), train=False)
 
@@ -129,10 +147,9 @@ class DropNeutral(_GivesX):
     """x * 1, x / 1, x + 0, x - 0."""
 
     name = "drop_neutral"
-    pattern = (
-        Call((aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar), Bind("x"), 1)
-        | Call((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar), Bind("x"), 0)
-    )
+    pattern = Call(
+        (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar), Bind("x"), 1
+    ) | Call((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar), Bind("x"), 0)
 
     def check(self, program: Program, match: Match) -> str | None:
         old, new = program.value(match.node("x")).dtype, program.value(match.root).dtype
@@ -221,6 +238,18 @@ class JoinSlices(Rule):
         )
 
 
+class DropEmptyParts(Rule):
+    """A cat of nothing, something and nothing is that something (partial rotary of a whole head, in Phi-3)."""
+
+    name = "drop_empty_parts"
+    pattern = When(Call(aten.cat.default), _has_empty_parts)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        given = bound_arguments(match.root)
+        parts = [p for p in given["tensors"] if not _is_empty(program, p)]
+        return parts[0] if len(parts) == 1 else program.call(aten.cat.default, parts, given["dim"], where=match.where)
+
+
 class RemoveNoops(RewritePass):
     """Copies, casts to the same dtype, dropout, neutral numbers, views that show the same or cancel each other go.
 
@@ -238,5 +267,6 @@ class RemoveNoops(RewritePass):
         CancelTransposes(),
         CancelUnsqueeze(),
         SplitToSlices(),
+        DropEmptyParts(),
         JoinSlices(),
     )

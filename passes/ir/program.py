@@ -62,7 +62,8 @@ class Program:
     @property
     def output(self) -> Node:
         """The node that returns; its first argument is a tuple."""
-        return next(n for n in reversed(self.graph.nodes) if n.op == "output")
+        found: Node = next(n for n in reversed(self.graph.nodes) if n.op == "output")
+        return found
 
     @property
     def logits(self) -> Node:
@@ -113,9 +114,7 @@ class Program:
         with self.graph.inserting_before(node):
             yield
 
-    def call(
-        self, target: Callable[..., Any], *args: Argument, where: tuple[str, ...], **kwargs: Argument
-    ) -> Node:
+    def call(self, target: Callable[..., Any], *args: Argument, where: tuple[str, ...], **kwargs: Argument) -> Node:
         """Adds a call at the insertion point, with its fake value computed from the arguments'.
 
         ``where``: module paths this node stands for. Raises PassError if the op turns the arguments down.
@@ -138,13 +137,14 @@ class Program:
     def weight(self, name: str, expr: WeightExpr | None = None, *, where: tuple[str, ...] | None = None) -> Node:
         """A ``get_attr`` node for the weight ``name`` (added under that name first if ``expr`` is given).
 
-        ``where``: module paths that a new node stands for; by default the one that its name begins with. One node a weight: an existing one is returned. New ones stand right after the placeholders.
+        ``where``: module paths that a new node stands for; by default the one that its name begins with. One node a
+        weight: an existing one is returned. New ones stand right after the placeholders.
         """
         if expr is not None:
             name = self.weights.add(name, expr)
-        for node in self.graph.nodes:
-            if node.op == "get_attr" and node.target == name:
-                return node
+        found: list[Node] = [n for n in self.graph.nodes if n.op == "get_attr" and n.target == name]
+        if found:
+            return found[0]
         anchor = next(n for n in self.graph.nodes if n.op != "placeholder")
         with self.graph.inserting_before(anchor):
             node = self.graph.create_node("get_attr", name, (), {}, name=_identifier(name))
@@ -165,7 +165,7 @@ class Program:
         return node
 
     def replace(self, old: Node, new: Node) -> None:
-        """Every user of ``old`` uses ``new`` instead; ``old`` goes, and what only it used goes with the next cleanup."""
+        """Every user of ``old`` uses ``new`` instead; ``old`` goes, what only it used goes with the next cleanup."""
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
         if not old.users:
             self.graph.erase_node(old)
@@ -212,13 +212,11 @@ class Program:
         last_use: dict[Node, Node] = {a: n for n in self.graph.nodes for a in n.all_input_nodes}
         for node in self.graph.nodes:
             if node.op == "output":
-                return tuple(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
+                return tuple(map_arg(node.args[0], values.__getitem__))
             if node.op == "placeholder":
                 values[node] = inputs[str(node.target)]
             elif node.op == "call_function":
-                args = [
-                    map_arg(a, lambda n: self._read(n, values)) for a in node.args
-                ]
+                args = [map_arg(a, lambda n: self._read(n, values)) for a in node.args]
                 kwargs = {k: map_arg(v, lambda n: self._read(n, values)) for k, v in node.kwargs.items()}
                 with torch.no_grad():
                     values[node] = node.target(*args, **kwargs)
@@ -260,9 +258,7 @@ def from_exported(
         **signature.inputs_to_lifted_tensor_constants,
     }
     store, graph, mapping = WeightStore(), torch.fx.Graph(), dict[Node, Node]()
-    fake_mode = next(
-        n.meta["val"].fake_mode for n in exported.graph.nodes if isinstance(n.meta.get("val"), FakeTensor)
-    )
+    fake_mode = next(n.meta["val"].fake_mode for n in exported.graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     nodes = list(exported.graph.nodes)
     # Placeholders first, then weights, as Program.weight and Program.add_input keep it.
     for node in sorted(nodes, key=lambda n: 0 if n.op == "placeholder" and n.name not in lifted else 1):

@@ -69,7 +69,9 @@ def arrange(program: Program, value: Laid, target: Sequence[int], rank: int, *, 
     node = permute(program, node, [p for p in places if p is not None], where)
     for i in range(len(places)) if not broadcast else range(_leading_nones(places), len(places)):
         if places[i] is None:
-            node = program.call(aten.unsqueeze.default, node, i - (_leading_nones(places) if broadcast else 0), where=where)
+            node = program.call(
+                aten.unsqueeze.default, node, i - (_leading_nones(places) if broadcast else 0), where=where
+            )
     return node
 
 
@@ -130,9 +132,7 @@ def _regroup(
     return Laid(base, tuple(dims))
 
 
-def group_sizes(
-    old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]
-) -> list[tuple[list[int], list[int]]] | None:
+def group_sizes(old: Sequence[sympy.Expr], new: Sequence[sympy.Expr]) -> list[tuple[list[int], list[int]]] | None:
     """Splits two shapes with equal products into the shortest runs with equal products: (old indices, new indices).
 
     None where the sizes don't come out even.

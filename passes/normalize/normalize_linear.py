@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch.fx.node import Node
 import torch
+from torch.fx.node import Node
 
 from ..cleanup.fold_constants import transposed
 from ..ir.program import Program
 from ..match import Bind, Call, Match, RewritePass, Rule, Weight
 
 aten, ew = torch.ops.aten, torch.ops.ew
+
 
 class Linear(Rule):
     """x @ weight.T + bias, as aten has it."""
@@ -29,6 +30,7 @@ class Linear(Rule):
     def rewrite(self, program: Program, match: Match) -> Node:
         x, weight = match.node("x"), match.node("weight")
         return program.call(ew.linear.default, x, weight, match.get("bias"), where=match.where)
+
 
 class Product(Rule):
     """x @ weight with a weight [K, N] (GPT-2's Conv1D), with a bias or without."""
@@ -53,6 +55,7 @@ class Product(Rule):
         turned = program.weight(f"{weight.target}_transposed", transposed(expr), where=weight.meta["where"])
         return program.call(ew.linear.default, match.node("x"), turned, match.get("bias"), where=match.where)
 
+
 class AddBias(Rule):
     """linear(x) + bias."""
 
@@ -68,6 +71,7 @@ class AddBias(Rule):
     def rewrite(self, program: Program, match: Match) -> Node:
         x, weight, bias = match.node("x"), match.node("weight"), match.node("bias")
         return program.call(ew.linear.default, x, weight, bias, where=match.where)
+
 
 class NormalizeLinear(RewritePass):
     """aten.linear, mm, matmul and addmm with a weight -> ``ew.linear``; a weight [K, N] is transposed lazily."""

@@ -108,9 +108,7 @@ class NormBias(Rule):
 
     def rewrite(self, program: Program, match: Match) -> Node:
         weight, bias = match.node("weight"), match.node("bias")
-        return program.call(
-            ew.layer_norm.default, match.node("x"), weight, bias, match.bound["eps"], where=match.where
-        )
+        return program.call(ew.layer_norm.default, match.node("x"), weight, bias, match.bound["eps"], where=match.where)
 
 
 class AtenRmsNorm(Rule):

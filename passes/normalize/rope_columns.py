@@ -18,7 +18,7 @@ aten = torch.ops.aten
 class Columns:
     """A value [T, C] whose column c is ``scale * function(positions * frequencies[columns[c]])``.
 
-    positions: [T] of any integer type, or float. frequencies: [F], a weight. function: "cos", "sin" or "" for the angle.
+    positions: [T] of any integer type, or float. frequencies: [F], a weight. function: "cos", "sin" or "" (the angle).
     """
 
     positions: Node
@@ -51,7 +51,9 @@ def read_columns(program: Program, node: object) -> Columns | None:
         return read_columns(program, node.args[0]) if program.value(node).dtype.is_floating_point else None
     bounds = slice_bounds(program, node)
     inner = read_columns(program, bounds[0]) if bounds is not None and bounds[1] == 1 else None
-    return replace(inner, columns=inner.columns[slice(*bounds[2:])]) if inner is not None and bounds is not None else None
+    return (
+        replace(inner, columns=inner.columns[slice(*bounds[2:])]) if inner is not None and bounds is not None else None
+    )
 
 
 def _read_product(program: Program, node: Node) -> Columns | None:
@@ -75,7 +77,11 @@ def _read_cat(program: Program, node: Node) -> Columns | None:
     given = bound_arguments(node)
     parts = [read_columns(program, n) for n in given["tensors"]]
     known = [p for p in parts if p is not None]
-    if len(known) != len(parts) or given["dim"] not in (1, -1) or any(replace(p, columns=()) != replace(known[0], columns=()) for p in known):
+    if (
+        len(known) != len(parts)
+        or given["dim"] not in (1, -1)
+        or any(replace(p, columns=()) != replace(known[0], columns=()) for p in known)
+    ):
         return None
     return replace(known[0], columns=tuple(c for p in known for c in p.columns))
 

@@ -75,12 +75,11 @@ class _Sinking:
         """The value itself, from its base."""
         return materialize(self.program, self.laid[node]) if node in self.laid else node
 
-    def emit(self, node: Node, *args: Any, target: Target | None = None, **kwargs: Any) -> Node:
+    def emit(self, node: Node, *args: Any, **kwargs: Any) -> Node:
         """The call that ``node`` becomes: ``node`` itself where nothing changes."""
-        target = target or node.target
-        if target is node.target and args == tuple(node.args) and kwargs == node.kwargs:
+        if args == tuple(node.args) and kwargs == node.kwargs:
             return node
-        return self.program.call(target, *args, where=node.meta[WHERE], **kwargs)  # type: ignore[arg-type]
+        return self.program.call(node.target, *args, where=node.meta[WHERE], **kwargs)  # type: ignore[arg-type]
 
 
 def _handler(node: Node) -> Handler | None:
@@ -113,7 +112,7 @@ def _unsqueeze(s: _Sinking, node: Node) -> Laid | None:
 
 def _squeeze(s: _Sinking, node: Node) -> Laid | None:
     x, dims = s.of(node.args[0]), node.args[1]
-    at = {_dim(d, x.rank) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}  # type: ignore[type-var]
+    at = {_dim(d, x.rank) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}  # type: ignore[arg-type]
     if any(x.dims[i] is not None for i in at):
         return None
     return Laid(x.base, tuple(d for i, d in enumerate(x.dims) if i not in at))
@@ -280,13 +279,13 @@ _VIEWS: dict[Target, Handler] = {
     aten.permute.default: _permute,
     aten.t.default: _t,
     aten.expand.default: _expand,
-    **{op: _reshape for op in RESHAPES},
+    **dict.fromkeys(RESHAPES, _reshape),
 }
 
 _HANDLERS: dict[Target, Handler] = {
     **_VIEWS,
-    **{op: _pointwise for op in (aten._to_copy.default, aten.clone.default, aten.alias.default)},
-    **{op: _reduce for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default)},
+    **dict.fromkeys((aten._to_copy.default, aten.clone.default, aten.alias.default), _pointwise),
+    **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default), _reduce),
     aten.slice.Tensor: _slice,
     aten.cat.default: _cat,
     aten.stack.default: _stack,
