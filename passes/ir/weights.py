@@ -249,7 +249,7 @@ class Apply(WeightExpr):
                 found.update(dict.fromkeys(base.parts(0)))
                 continue
             aligned = len(base.shape) - len(self.shape_after) + axis  # axes align on the right, as in broadcasting
-            if 0 <= aligned and base.shape[aligned] == self.shape_after[axis]:
+            if aligned >= 0 and base.shape[aligned] == self.shape_after[axis]:
                 found.update(dict.fromkeys(base.parts(aligned)))
             else:
                 found.update(dict.fromkeys(base.parts(0)))
@@ -263,6 +263,33 @@ class Apply(WeightExpr):
 
         named = [f"{k}={v!r}" for k, v in self.kwargs]
         return f"{self.op.name().removeprefix('aten::')}({', '.join([text(a) for a in self.args] + named)})"
+
+
+@dataclass(frozen=True)
+class Zeros(WeightExpr):
+    """The bias that a linear lacks, where one is needed: a zero for each row of the weight ``beside``.
+
+    Provenance: each zero stands for the row that it is added to.
+    """
+
+    beside: WeightExpr
+
+    @property
+    def shape(self) -> Shape:
+        return self.beside.shape[:1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.beside.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.beside.parts(0)
+
+    def describe(self) -> str:
+        return f"zeros({self.shape[0]})"
 
 
 class WeightStore:

@@ -1,0 +1,78 @@
+"""A residual sum and the norm of it become one op: the sum is normalised while it is still in the cache."""
+
+from __future__ import annotations
+
+import operator
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE, where_of
+from ..match import Anything, Bind, Call, Match, Number, RewritePass, Rule
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_SUM = Call(aten.add.Tensor, Bind("x"), Bind("residual"), alpha=1)
+
+
+class _AddNorm(Rule):
+    """norm(x + residual) -> add_norm(x, residual), where the sum was; others that read the sum get it from there."""
+
+    parameters: ClassVar[tuple[str, ...]]
+    target: ClassVar[torch._ops.OpOverload]
+
+    def check(self, program: Program, match: Match) -> str | None:
+        total = next(n for n in match.covered if n.target is aten.add.Tensor)
+        values = [program.value(match.node(name)) for name in ("x", "residual")]
+        if any(program.shape(match.node(n)) != program.shape(total) for n in ("x", "residual")):
+            return "one side of the sum is broadcast"
+        if any(v.dtype != program.value(total).dtype for v in values):
+            return "the sides of the sum have different types"
+        if any(isinstance(p := match.get(n), Node) and p.op != "get_attr" for n in self.parameters):
+            return "a weight of the norm is computed from the inputs"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        total = next(n for n in match.covered if n.target is aten.add.Tensor)
+        parameters = [match.get(n) for n in self.parameters]
+        # Before the sum, not before the norm: what else reads the sum may come between them.
+        with program.inserting_before(total):
+            both = program.call(
+                self.target,
+                match.node("x"),
+                match.node("residual"),
+                *parameters,
+                match.bound["eps"],
+                where=where_of([match.root, total]),
+            )
+            normed = program.call(operator.getitem, both, 0, where=match.root.meta[WHERE])
+            new_total = program.call(operator.getitem, both, 1, where=total.meta[WHERE])
+        program.replace(total, new_total)
+        return normed
+
+
+class AddRmsNorm(_AddNorm):
+    """rms_norm(x + residual) -> add_rms_norm(x, residual)."""
+
+    name = "add_rms_norm"
+    pattern = Call(ew.rms_norm.default, _SUM, Anything("weight"), Number("eps"))
+    parameters = ("weight",)
+    target = ew.add_rms_norm.default
+
+
+class AddLayerNorm(_AddNorm):
+    """layer_norm(x + residual) -> add_layer_norm(x, residual)."""
+
+    name = "add_layer_norm"
+    pattern = Call(ew.layer_norm.default, _SUM, Anything("weight"), Anything("bias"), Number("eps"))
+    parameters = ("weight", "bias")
+    target = ew.add_layer_norm.default
+
+
+class FuseAddNorm(RewritePass):
+    """A sum and its norm -> ``ew.add_rms_norm`` or ``ew.add_layer_norm``. A second norm of the same sum stays."""
+
+    name = "fuse_add_norm"
+    rules: ClassVar[tuple[Rule, ...]] = (AddRmsNorm(), AddLayerNorm())

@@ -1,0 +1,47 @@
+"""The gate and up projections of a gated MLP become one linear, whose result the activation takes as it is."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Anything, Bind, Call, Match, RewritePass, Rule, bound_arguments
+from .concat_linears import stack_linears, why_not_stackable
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+
+class GateUp(Rule):
+    """gated_activation(cat(linear(x, gate), linear(x, up))) -> gated_activation(linear(x, gate over up))."""
+
+    name = "gate_up"
+    pattern = Call(
+        ew.gated_activation.default,
+        Call(aten.cat.default, [Bind("gate"), Bind("up")], Anything("dim")),
+        Anything("kind"),
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        linears = [match.node("gate"), match.node("up")]
+        if any(n.target is not ew.linear.default for n in linears):
+            return "gate and up are not both linears"
+        if match.bound["dim"] % program.value(linears[0]).dim() != program.value(linears[0]).dim() - 1:
+            return "gate and up are not side by side"
+        if any(len(n.users) > 1 for n in linears):
+            return "gate or up is used elsewhere"
+        return why_not_stackable(program, linears)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        both = stack_linears(program, [match.node("gate"), match.node("up")])
+        kind = bound_arguments(match.root)["kind"]
+        return program.call(ew.gated_activation.default, both, kind, where=match.where)
+
+
+class FuseGateUp(RewritePass):
+    """Gate and up -> one ``ew.linear``."""
+
+    name = "fuse_gate_up"
+    rules: ClassVar[tuple[Rule, ...]] = (GateUp(),)

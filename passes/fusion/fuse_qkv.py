@@ -1,0 +1,91 @@
+"""The projections of q, k and v become one linear: one pass over the input, and one large product."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..base import Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..match import bound_arguments
+from .concat_linears import stack_linears, why_not_stackable
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_THROUGH: frozenset[Target] = frozenset(
+    {
+        ew.rms_norm.default,
+        ew.layer_norm.default,
+        ew.rope.default,
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.clone.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.slice.Tensor,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        operator.getitem,
+        aten.mul.Tensor,
+    }
+)
+"""What may lie between a projection and attention; the first argument is followed."""
+
+
+class FuseQkv(Pass):
+    """For each attention: the ``ew.linear`` calls behind q, k and v -> one with stacked weights, and slices of it."""
+
+    name = "fuse_qkv"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        order = {node: i for i, node in enumerate(program.graph.nodes)}
+        for attention in program.nodes_of(ew.attention.default):
+            given = bound_arguments(attention)
+            found = [_projection(given[name]) for name in ("q", "k", "v")]
+            linears = list(dict.fromkeys(n for n in found if n is not None))
+            if None not in found and len(linears) == 1:
+                continue  # one linear already
+            if reason := _why_not(program, found, linears):
+                where = join_where(attention.meta[WHERE])
+                result.rejected.append(Rejection(attention.name, where, reason))
+                continue
+            _fuse(program, linears, min(linears, key=order.__getitem__))
+            result.matched += 1
+        return result
+
+
+def _why_not(program: Program, found: list[Node | None], linears: list[Node]) -> str | None:
+    if None in found:
+        names = [n for n, f in zip("qkv", found, strict=True) if f is None]
+        return f"{' and '.join(names)} does not come from a linear"
+    return why_not_stackable(program, linears)
+
+
+def _projection(value: object) -> Node | None:
+    """The linear that a value comes from."""
+    while isinstance(value, Node):
+        if value.target is ew.linear.default:
+            return value
+        if value.target not in _THROUGH:
+            return None
+        value = value.args[0]
+    return None
+
+
+def _fuse(program: Program, linears: list[Node], first: Node) -> None:
+    with program.inserting_before(first):
+        stacked = stack_linears(program, linears)
+        start = 0
+        for linear in linears:
+            stop = start + int(program.value(linear).shape[-1])
+            part = program.call(aten.slice.Tensor, stacked, -1, start, stop, where=linear.meta[WHERE])
+            program.replace(linear, part)
+            start = stop

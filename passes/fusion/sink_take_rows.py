@@ -1,0 +1,164 @@
+"""``ew.take_rows`` moves up to where tokens last meet: what only makes logits runs for the sampled rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import sympy
+import torch
+from torch.fx.node import Argument, Node, Target, map_arg
+
+from ..base import Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..match import bound_arguments
+from ..views import RESHAPES, size_arguments
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+Rebuild = Callable[[Program, Node, Mapping[Node, Node]], Node]
+"""Makes a node again over the rows that were taken of its arguments."""
+
+_EW = frozenset({ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default})
+_ELEMENTWISE = frozenset(
+    {
+        *(getattr(aten, n).Tensor for n in ("add", "sub", "mul", "div")),
+        *(getattr(aten, n).Scalar for n in ("add", "sub", "mul", "div")),
+        *(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor),
+        *(aten.where.self, aten.clamp.default, aten._to_copy.default, aten.clone.default, aten.gelu.default),
+        *(aten.maximum.default, aten.minimum.default),
+        *(
+            getattr(aten, n).default
+            for n in (
+                "neg",
+                "abs",
+                "exp",
+                "log",
+                "sqrt",
+                "rsqrt",
+                "tanh",
+                "sigmoid",
+                "silu",
+                "relu",
+                "sin",
+                "cos",
+                "erf",
+            )
+        ),
+    }
+)
+_OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
+    aten.slice.Tensor: "dim",
+    aten.select.int: "dim",
+    aten.squeeze.dim: "dim",
+    aten.squeeze.dims: "dim",
+    aten.cat.default: "dim",
+    aten.mean.dim: "dim",
+    aten.sum.dim_IntList: "dim",
+    aten.amax.default: "dim",
+    aten.permute.default: "dims",
+}
+"""Ops that leave tokens apart if the named argument doesn't touch dimension 0."""
+
+
+class SinkTakeRows(Pass):
+    """Moves ``ew.take_rows`` up through token-local ops, as long as nothing else needs their values for all tokens."""
+
+    name = "sink_take_rows"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        while moved := sum(_sink(program, node) for node in program.nodes_of(ew.take_rows.default)):
+            result.matched += moved
+        for node in program.nodes_of(ew.take_rows.default):
+            reason = _why_not(program, node)
+            assert reason is not None
+            result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+        return result
+
+
+def _why_not(program: Program, take: Node) -> str | None:
+    """Why a take_rows stays below its argument."""
+    value, rows = _arguments(take)
+    if value.op != "call_function" or not isinstance(value.meta["val"], torch.Tensor):
+        return f"it takes rows of {value.name}"
+    if not _is_token_local(program, value):
+        return f"{value.target} mixes tokens, or makes them"
+    if any(user.target is not ew.take_rows.default or _arguments(user)[1] is not rows for user in value.users):
+        return f"{value.name} is needed for all tokens"
+    return None
+
+
+def _sink(program: Program, take: Node) -> bool:
+    if not take.users or _why_not(program, take) is not None:
+        return False
+    value, rows = _arguments(take)
+    tokens = program.shape(value)[0]
+    taken = {a: _take(program, a, rows, take) for a in _token_arguments(program, value, tokens)}
+    with program.inserting_before(take):
+        new = _rebuild(program, value, taken)
+    for user in list(value.users):
+        program.replace(user, new)
+    program.graph.erase_node(value)
+    return True
+
+
+def _take(program: Program, value: Node, rows: Node, like: Node) -> Node:
+    """The take_rows of ``value`` that is there already, or a new one right behind it."""
+    for user in value.users:
+        if user.target is ew.take_rows.default and _arguments(user)[1] is rows:
+            return user
+    with program.inserting_before(value.next):
+        return program.call(ew.take_rows.default, value, rows, where=like.meta[WHERE])
+
+
+def _arguments(take: Node) -> tuple[Node, Node]:
+    value, rows = take.args
+    assert isinstance(value, Node) and isinstance(rows, Node)
+    return value, rows
+
+
+def _is_token_local(program: Program, node: Node) -> bool:
+    """Whether each row of the result depends on the same row of the arguments alone, and can be made from it."""
+    shape = program.shape(node)
+    if not shape or not _token_arguments(program, node, shape[0]):
+        return False
+    given = bound_arguments(node)
+    if node.target in _EW:
+        return len(shape) > 1
+    if node.target in _ELEMENTWISE:
+        return all(len(program.shape(n)) == len(shape) for n in _token_arguments(program, node, shape[0]))
+    first = node.all_input_nodes[0]
+    rank = len(program.shape(first))
+    if node.target in _OF_OTHER_DIMENSIONS:
+        dims = given[_OF_OTHER_DIMENSIONS[node.target]]
+        dims = [dims] if isinstance(dims, int) else dims
+        if not dims:
+            return False
+        positions = [d % rank for d in dims]
+        return positions[0] == 0 if node.target is aten.permute.default else 0 not in positions
+    if node.target is aten.transpose.int:
+        return 0 not in (given["dim0"] % rank, given["dim1"] % rank)
+    if node.target is aten.unsqueeze.default:
+        return bool(given["dim"] % (rank + 1) != 0)
+    if node.target in RESHAPES or node.target is aten.expand.default:
+        return size_arguments(shape) is not None
+    return False
+
+
+def _token_arguments(program: Program, node: Node, tokens: sympy.Expr) -> list[Node]:
+    """The arguments that have a row for each token: as many dimensions as broadcasting needs, and the first T long."""
+    if tokens.is_Integer:
+        return []
+    values = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+    return [n for n in values if (shape := program.shape(n)) and shape[0] == tokens]
+
+
+def _rebuild(program: Program, node: Node, taken: Mapping[Node, Node]) -> Node:
+    args: list[Argument] = [map_arg(a, lambda n: taken.get(n, n)) for a in node.args]
+    kwargs = {k: map_arg(v, lambda n: taken.get(n, n)) for k, v in node.kwargs.items()}
+    if node.target in RESHAPES or node.target is aten.expand.default:
+        # The sizes may name T; -1 stands for the one that is symbolic (a view) or stays (an expand).
+        args[1] = size_arguments(program.shape(node))
+    assert callable(node.target)
+    return program.call(node.target, *args, where=node.meta[WHERE], **kwargs)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enginewright.passes.base import PassContext
+from enginewright.passes.fusion.concat_linears import join_names
+from enginewright.passes.fusion.fuse_qkv import FuseQkv
+from tests.passes.small_programs import (
+    Linear,
+    Shape,
+    captured_programs,
+    decoder,
+    evaluate,
+    program_from,
+    random_sequences,
+    whole_inputs,
+)
+
+aten, ew = torch.ops.aten, torch.ops.ew
+# A wider product may be blocked in another way by BLAS: float32 rounding of logits of size 10.
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("name", list(captured_programs()))
+def test_numbers(name: str) -> None:
+    before = decoder(captured_programs()[name])
+    after = before.copy()
+    record = FuseQkv().run(after, PassContext(required=frozenset({"fuse_qkv"})))
+    assert record.matched == len(captured_programs()[name].windows) and not record.rejected
+    for lengths in ((5, 1, 17), (33,)):
+        inputs = whole_inputs(random_sequences(lengths, 67))
+        torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs), rtol=0, atol=TOLERANCE)
+
+
+def test_structure_and_parts() -> None:
+    program = decoder(Shape(windows=(0,), bias=(True, False, True)))
+    before = len(program.nodes_of(ew.linear.default))
+    FuseQkv().run(program, PassContext())
+    linears = program.nodes_of(ew.linear.default)
+    assert len(linears) == before - 2
+    fused = linears[0]
+    weight, bias = program.weight_of(fused.args[1]), program.weight_of(fused.args[2])
+    assert fused.args[1].target == "layers.0.q_proj+k_proj+v_proj.weight"
+    assert weight.shape == (64, 32) and bias.shape == (64,)
+    assert [(p.source, p.start, p.stop) for p in weight.parts()] == [
+        ("layers.0.q_proj.weight", 0, 32),
+        ("layers.0.k_proj.weight", 0, 16),
+        ("layers.0.v_proj.weight", 0, 16),
+    ]
+    # A missing bias is zero, and stands for the rows of its weight.
+    assert [p.source for p in bias.parts()] == [
+        f"layers.0.{x}" for x in ("q_proj.bias", "k_proj.weight", "v_proj.bias")
+    ]
+    assert torch.equal(bias.evaluate()[32:48], torch.zeros(16))
+    assert set(fused.meta["where"]) == {f"layers.0.{x}_proj" for x in "qkv"}
+    assert [(n.args[2], n.args[3]) for n in fused.users] == [(0, 32), (32, 48), (48, 64)]
+
+
+def test_one_linear_stays_and_is_no_candidate() -> None:
+    program = decoder(Shape())
+    FuseQkv().run(program, PassContext())
+    record = FuseQkv().run(program, PassContext())
+    assert record.matched == 0 and not record.rejected
+
+
+def _attend(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    heads = [t.view(-1, 2, 4) for t in (q, k, k)]
+    return ew.take_rows(ew.attention(*heads, i["q_start"], 0, 0.5, 0, 0.0, None).flatten(1), i["rows"])
+
+
+def test_linears_of_different_values_stay() -> None:
+    inner = torch.nn.Module()
+    inner.q, inner.k = Linear(8, 8), Linear(8, 8)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = i["ids"].float()[:, None] * torch.tensor([0.1 * j for j in range(8)])
+        return _attend(x, m.q(x), m.k(torch.tanh(x)), i)
+
+    record = FuseQkv().run(program_from(call, inner), PassContext())
+    assert record.matched == 0
+    assert [r.reason for r in record.rejected] == ["the linears have different inputs"]
+
+
+def test_keys_that_no_linear_makes_stay() -> None:
+    inner = torch.nn.Module()
+    inner.q = Linear(8, 8)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = i["ids"].float()[:, None] * torch.tensor([0.1 * j for j in range(8)])
+        return _attend(x, m.q(x), torch.tanh(x), i)
+
+    record = FuseQkv().run(program_from(call, inner), PassContext())
+    assert [r.reason for r in record.rejected] == ["k and v does not come from a linear"]
+
+
+def test_names_of_stacked_weights() -> None:
+    assert join_names(["a.q.weight", "a.k.weight"]) == "a.q+k.weight"
+    assert join_names(["a.b.q", "a.b.k"]) == "a.b.q+k"
+    assert join_names(["x.w", "y.z.w"]) == "x+y.z.w"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from enginewright.passes.base import PassContext
+from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
+from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
+from enginewright.passes.ir.program import Program
+from tests.passes.small_programs import (
+    Linear,
+    Shape,
+    captured_programs,
+    decoder,
+    evaluate,
+    program_from,
+    random_sequences,
+    whole_inputs,
+)
+
+aten, ew = torch.ops.aten, torch.ops.ew
+Call = Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+def check(before: Program, after: Program, vocabulary: int = 67) -> None:
+    for lengths, rows in (((5, 1, 17), None), ((33,), [4, 32, 0]), ((2, 2), [])):
+        inputs = whole_inputs(random_sequences(lengths, vocabulary), rows)
+        # Products of fewer rows may be blocked in another way by BLAS: float32 rounding of logits of size 10.
+        torch.testing.assert_close(evaluate(after, inputs), evaluate(before, inputs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(captured_programs()))
+def test_numbers(name: str) -> None:
+    before = decoder(captured_programs()[name])
+    after = before.copy()
+    assert SinkTakeRows().run(after, PassContext()).matched > 8
+    check(before, after)
+    FuseAddNorm().run(after, PassContext())
+    check(before, after)
+
+
+def test_the_last_block_runs_for_sampled_rows_alone() -> None:
+    program = decoder(Shape(windows=(0, 0)))
+    record = SinkTakeRows().run(program, PassContext())
+    rows = {
+        n.meta["where"][0]: str(program.shape(n)[0]) for n in program.nodes_of(ew.linear.default, ew.rms_norm.default)
+    }
+    sampled = {where for where, size in rows.items() if size == "R"}
+    assert sampled == {
+        "",  # the logits
+        "norm",
+        *(f"layers.1.{x}" for x in ("o_proj", "post_norm", "gate_proj", "up_proj", "down_proj")),
+    }
+    takes = program.nodes_of(ew.take_rows.default)
+    assert {t.args[0].target for t in takes} == {ew.attention.default, aten.add.Tensor}, "attention and the residual"
+    assert sorted(r.reason for r in record.rejected) == sorted(
+        [
+            next(r.reason for r in record.rejected if "is needed for all tokens" in r.reason),
+            "ew.attention.default mixes tokens, or makes them",
+        ]
+    )
+
+
+def features(i: dict[str, torch.Tensor], width: int = 8) -> torch.Tensor:
+    """[T, width], where rows differ and attention, which nothing sinks through, has made them."""
+    x = (i["ids"].float()[:, None] * torch.tensor([0.1 * j - 0.4 for j in range(width)])).view(-1, 2, width // 2)
+    return ew.attention(x, x, x, i["q_start"], 0, 0.5, 0, 0.0, None).flatten(1)
+
+
+def _views(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    x = features(i).view(-1, 2, 4).transpose(1, 2)[:, 1:, :].unsqueeze(1)
+    x = torch.cat((x.squeeze(1).reshape(-1, 6), x.mean((1, 2))), -1)
+    return ew.take_rows(x * x.sum(-1, keepdim=True).expand(-1, 8), i["rows"])
+
+
+def _softcap(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    return ew.take_rows(torch.tanh(m.head(features(i)) / 3.0) * 3.0 + torch.tensor([0.5] * 8), i["rows"])
+
+
+@pytest.mark.parametrize("call", [_views, _softcap])
+def test_goes_up_to_attention(call: Call) -> None:
+    inner = torch.nn.Module()
+    inner.head = Linear(8, 8)
+    before = program_from(call, inner)
+    after = before.copy()
+    SinkTakeRows().run(after, PassContext())
+    (take,) = after.nodes_of(ew.take_rows.default)
+    assert take.args[0].target is ew.attention.default
+    check(before, after)
+
+
+def _flips(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    return ew.take_rows(features(i).flip(0), i["rows"])
+
+
+def _mean_over_tokens(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    return ew.take_rows(features(i) - features(i).mean(0, keepdim=True), i["rows"])
+
+
+def _splits_rows(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    return ew.take_rows(features(i).view(-1, 4), i["rows"])
+
+
+@pytest.mark.parametrize("call", [_flips, _splits_rows])
+def test_stops_where_tokens_mix(call: Call) -> None:
+    before = program_from(call)
+    after = before.copy()
+    record = SinkTakeRows().run(after, PassContext())
+    assert record.matched == 0
+    assert [r.reason.endswith("mixes tokens, or makes them") for r in record.rejected] == [True]
+
+
+def test_a_mean_over_tokens_is_not_taken_rows_of() -> None:
+    before = program_from(_mean_over_tokens)
+    after = before.copy()
+    SinkTakeRows().run(after, PassContext())
+    (mean,) = after.nodes_of(aten.mean.dim)
+    assert str(after.shape(mean.args[0])[0]) == "T"
+    check(before, after)
+
+
+def test_stops_where_all_tokens_are_needed() -> None:
+    inner = torch.nn.Module()
+    inner.head = Linear(8, 8)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = torch.tanh(m.head(features(i)))
+        return ew.take_rows(x, i["rows"]) * x.mean(0, keepdim=True)
+
+    program = program_from(call, inner)
+    record = SinkTakeRows().run(program, PassContext())
+    assert record.matched == 0
+    (rejection,) = record.rejected
+    assert rejection.reason == "tanh is needed for all tokens"
