@@ -113,7 +113,9 @@ class ToyExecutor:
             slots = step.block_tables[group.name][b][p // group.block_size] * group.block_size + p % group.block_size
             total = zlib.crc32(self.memory[group.name][slots].tobytes(), total)
         if step.sampling is not None and step.sampling.temperature[r] > 0:
-            total = zlib.crc32(step.sampling.seed[r : r + 1].tobytes() + step.sampling.counter[r : r + 1].tobytes(), total)
+            total = zlib.crc32(
+                step.sampling.seed[r : r + 1].tobytes() + step.sampling.counter[r : r + 1].tobytes(), total
+            )
         return total % 256
 
 

@@ -1,0 +1,216 @@
+"""A sound bundle opens; any other is refused with the file and field that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import unpack_panel32
+from enginewright.runtime.bundle.writer import BundleWriter
+from enginewright.runtime.tokenizer import Tokenizer
+
+Make = Callable[..., Path]
+WEIGHT = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    """Changes a JSON file, and the manifest's size of it."""
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def resize(bundle: Path, name: str) -> None:
+    edit(bundle / "manifest.json", lambda m: m["files"][name].update(bytes=(bundle / name).stat().st_size))
+
+
+def test_weights_are_mapped_and_read_only(make_bundle: Make) -> None:
+    bundle = Bundle.open(make_bundle())
+    head = bundle.weight("head")
+    np.testing.assert_array_equal(unpack_panel32(head, 40), WEIGHT)
+    np.testing.assert_array_equal(bundle.weight("norm"), WEIGHT[0])
+    assert head.shape == (2, 6, 32) and head.dtype == np.float32 and not head.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        head[0] = 0
+    assert [p.source for p in bundle.tensor("head").parts] == ["a", "b"]
+    with pytest.raises(BundleError, match="no tensor 'tail'"):
+        bundle.weight("tail")
+
+
+def test_what_else_is_in_it(make_bundle: Make) -> None:
+    bundle = Bundle.open(make_bundle())
+    assert bundle.model.context_length == 128
+    assert bundle.program("cpu").cache_groups[0].name == "full"
+    assert Tokenizer(bundle.tokenizer_files()).encode("a") == [ord("a")]
+    with pytest.raises(BundleError, match=r"other\.txt is not listed"):
+        bundle.read_bytes("other.txt")
+
+
+@pytest.mark.parametrize("path", ["none.bundle", "file", "."])
+def test_what_is_no_bundle(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BundleError, match="is no folder|manifest.json is missing"):
+        Bundle.open(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights/weights-00000.bin", "weights/index.json", "targets/cpu/program.json", "tokenizer/tokenizer.json"]
+)
+def test_every_file_is_there_with_its_size(make_bundle: Make, name: str) -> None:
+    path = make_bundle()
+    size = (path / name).stat().st_size
+    os.truncate(path / name, size - 1)
+    with pytest.raises(BundleError, match=rf"{name}: {size - 1:,} bytes, files\.{name}\.bytes .* is {size:,}"):
+        Bundle.open(path)
+    (path / name).unlink()
+    with pytest.raises(BundleError, match=f"{name}: No such file"):
+        Bundle.open(path)
+    (path / name).mkdir()
+    with pytest.raises(BundleError, match=f"{name} is no file"):
+        Bundle.open(path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 50, -2])
+def test_a_manifest_that_was_cut_off(make_bundle: Make, keep: int) -> None:
+    manifest = make_bundle() / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:keep])
+    with pytest.raises(BundleError, match=r"manifest\.json: not JSON"):
+        Bundle.open(manifest.parent)
+
+
+def test_a_newer_bundle_says_what_to_do(make_bundle: Make) -> None:
+    path = make_bundle()
+    edit(path / "manifest.json", lambda m: m.update(format_version=2))
+    with pytest.raises(BundleError, match=r"manifest\.json: format_version is 2.*\n.*newer enginewright"):
+        Bundle.open(path)
+
+
+def test_links_do_not_lead_out(make_bundle: Make, tmp_path: Path) -> None:
+    path = make_bundle()
+    name = "tokenizer/tokenizer.json"
+    (path / name).rename(tmp_path / "outside.json")
+    (path / name).symlink_to(tmp_path / "outside.json")
+    with pytest.raises(BundleError, match=rf"{name} is no file of this bundle"):
+        Bundle.open(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: i["blobs"][0].update(bytes=10**6), r"blobs\.0: weights/weights-00000\.bin with 1000000 bytes"),
+        (lambda i: i["blobs"][0].update(file="weights/other.bin"), r"blobs\.0: weights/other\.bin"),
+        (lambda i: i["blobs"][0].update(file="../../etc/passwd"), r"blobs\.0\.file: "),
+        (lambda i: i["tensors"]["norm"].update(offset=1 << 40), r"tensors\.norm: ends at byte"),
+        (lambda i: i["tensors"].pop("norm"), r"program\.json: weight 'norm' is not in"),
+        (lambda i: i["tensors"]["norm"].update(dtype="i32"), r"weight 'norm' needs dtype f32, .* has i32"),
+        (lambda i: i["tensors"]["norm"].update(shape=[2, 3]), r"weight 'norm' needs shape \(6,\), .* has \(2, 3\)"),
+        (lambda i: i["tensors"].update(norm=i["tensors"]["head"]), r"weight 'norm' needs shape"),
+        (
+            lambda i: i["tensors"]["head"].update(layout="rows", bytes=960),
+            r"weight 'head' needs layout panel32, .* has rows",
+        ),
+    ],
+)
+def test_an_index_that_is_wrong(make_bundle: Make, change: Callable[[Any], Any], message: str) -> None:
+    path = make_bundle()
+    edit(path / "weights/index.json", change)
+    resize(path, "weights/index.json")
+    with pytest.raises(BundleError, match=message):
+        Bundle.open(path)
+
+
+def test_a_program_that_is_wrong(make_bundle: Make) -> None:
+    path = make_bundle()
+    edit(path / "targets/cpu/program.json", lambda p: p["weights"][0].update(shape="wide"))
+    resize(path, "targets/cpu/program.json")
+    with pytest.raises(BundleError, match=r"program\.json: weights\.0\.shape"):
+        Bundle.open(path)
+
+
+def test_targets(make_bundle: Make) -> None:
+    path = make_bundle()
+    with pytest.raises(BundleError, match=r"no target 'cuda'; it has cpu\n.*--target cuda"):
+        Bundle.open(path).target("cuda")
+    waiting = {"path": "targets/cpu", "state": "needs-build", "needs": "a GPU of SM 8.9"}
+    edit(path / "manifest.json", lambda m: m["targets"].update(cpu=waiting))
+    bundle = Bundle.open(path)
+    with pytest.raises(BundleError, match=r"needs a GPU of SM 8\.9\n.*optimize build"):
+        bundle.program("cpu")
+    edit(path / "manifest.json", lambda m: m["targets"].update(cpu={"path": "targets/other"}))
+    with pytest.raises(BundleError, match=r"targets/other/program\.json is not listed"):
+        Bundle.open(path).program("cpu")
+
+
+def test_hashes_name_the_file_that_was_altered(make_bundle: Make) -> None:
+    path = make_bundle()
+    seen: list[int] = []
+    Bundle.open(path).verify_hashes(seen.append)
+    assert sum(seen) == sum(f.bytes for f in Bundle.open(path).manifest.files.values())
+    blob = path / "weights/weights-00000.bin"
+    data = bytearray(blob.read_bytes())
+    data[100] ^= 1
+    blob.write_bytes(data)
+    bundle = Bundle.open(path)  # sizes are right: opening doesn't read weights
+    with pytest.raises(BundleError, match=r"weights-00000\.bin: SHA-256"):
+        bundle.verify_hashes()
+
+
+def test_files_that_may_not_be_read(make_bundle: Make, monkeypatch: Any) -> None:
+    def denied(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    path = make_bundle()
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(BundleError, match=r"manifest\.json: cannot be read: Permission denied"):
+        Bundle.open(path)
+
+
+def test_opening_a_large_bundle_is_quick(tmp_path: Path, manifest: Manifest) -> None:
+    """300 tensors in a blob that reads as 540 MB, and a program that uses them all."""
+    path = tmp_path / "large.bundle"
+    names = [f"layers.{i}" for i in range(300)]
+    program = LoweredProgram.model_validate(
+        {
+            "cache_groups": [],
+            "weights": [{"name": n, "dtype": "f32", "shape": [16], "layout": "rows"} for n in names],
+            "buffers": [],
+            "steps": [
+                {
+                    "op": "add",
+                    "inputs": [
+                        {"kind": "buffer", "name": "b", "dtype": "f32", "shape": [{"T": 1}, 16], "strides": [16, 1]},
+                        {"kind": "weight", "name": n, "dtype": "f32", "shape": [16], "strides": [1]},
+                    ],
+                    "outputs": [],
+                }
+                for n in names * 2
+            ],
+            "outputs": {},
+        }
+    )
+    with BundleWriter(path) as writer:
+        for name in names:
+            writer.weights().add(name, np.zeros(16, np.float32))
+        writer.write_text("targets/cpu/program.json", program.to_json())
+        writer.commit(manifest)
+    blob = path / "weights/weights-00000.bin"
+    os.truncate(blob, 540_000_000)  # a hole: takes no disk
+    edit(path / "weights/index.json", lambda i: i["blobs"][0].update(bytes=540_000_000))
+    resize(path, "weights/index.json")
+    resize(path, "weights/weights-00000.bin")
+    start = time.perf_counter()
+    bundle = Bundle.open(path)
+    for name in names:
+        bundle.weight(name)
+    assert time.perf_counter() - start < 0.5

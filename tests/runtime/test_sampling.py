@@ -1,0 +1,74 @@
+"""Sampling parameters are checked by name, and a request's seed is a function of its prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.sampling import SamplingParams, sampling_batch, seed_of
+
+
+def test_greedy_unless_told_otherwise() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.seed, params.stop) == (0, None, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", [-0.1, float("nan"), float("inf"), "hot", True]),
+        ("top_k", [-1, 1.5, 2**31, True]),
+        ("top_p", [0, -0.1, 1.1, float("nan")]),
+        ("min_p", [-0.1, 1.1, None]),
+        ("seed", [-1, 2**64, 1.0, True]),
+        ("max_tokens", [0, -5, 1.0]),
+        ("stop", [("",), ("a", ""), (1,)]),
+        ("stop_token_ids", [(-1,), ("a",)]),
+        ("ignore_eos", [1, None]),
+        ("logprobs", [-1, 101, True, None]),
+    ],
+)
+def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=f"^{field}: "):
+            SamplingParams(**{field: value})
+
+
+def test_values_at_the_edge() -> None:
+    SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, max_tokens=1, logprobs=0)
+    SamplingParams(temperature=100, top_k=2**31 - 1, top_p=1e-9, min_p=1, seed=2**64 - 1, logprobs=100)
+
+
+def test_one_stop_string_or_several() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_defaults_of_a_bundle() -> None:
+    defaults = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
+    assert SamplingParams.from_defaults(defaults) == SamplingParams(temperature=0.6, top_k=20)
+    assert SamplingParams.from_defaults(defaults, top_k=3, max_tokens=9).top_k == 3
+    assert SamplingParams.from_defaults({"do_sample": True}).temperature == 1
+    assert SamplingParams.from_defaults({"do_sample": False, "temperature": 0.6}).temperature == 0
+    assert SamplingParams.from_defaults({"temperature": 0.6}).temperature == 0.6
+    assert SamplingParams.from_defaults({}) == SamplingParams()
+
+
+def test_the_seed_is_a_fixed_function_of_the_prompt() -> None:
+    assert seed_of([1, 2, 3]) == seed_of(np.array([1, 2, 3]).tolist()) == 11402386789778234582
+    assert len({seed_of(p) for p in ([1], [2], [1, 2], [2, 1], [])}) == 5
+
+
+def test_the_arrays_of_rows() -> None:
+    one = SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, logprobs=2)
+    batch = sampling_batch([(one, 2**64 - 1, 7), (SamplingParams(), 0, 0)])
+    assert batch.temperature.dtype == batch.top_p.dtype == batch.min_p.dtype == np.float32
+    assert batch.top_k.dtype == np.int32
+    assert batch.seed.dtype == batch.counter.dtype == np.uint64
+    assert batch.seed.tolist() == [2**64 - 1, 0]
+    assert batch.counter.tolist() == [7, 0]
+    assert batch.top_k.tolist() == [3, 0]
+    assert batch.logprobs == 2
