@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 _Int32 = npt.NDArray[np.int32]
 _Float = npt.NDArray[np.float32]
-_Affine = tuple[int, int, int, int]
+Coefficients = tuple[int, int, int, int]
 """(constant, T, B, R)"""
-_Operand = tuple[str, int, str, Sequence[_Affine], Sequence[_Affine], _Affine, str]
+OperandTuple = tuple[str, int, str, Sequence[Coefficients], Sequence[Coefficients], Coefficients, str]
 """(kind, index, dtype, shape, strides, offset, name)
 
 index: of a buffer, a weight or a cache what add_buffer, add_weight and find_cache returned; of an input 0 ids,
@@ -43,20 +43,20 @@ class Program:
         layout: str,
         memory: npt.NDArray[np.uint8],
         offset: int,
-        bytes: int,
+        nbytes: int,
     ) -> int:
-        """``bytes`` bytes of ``memory`` from ``offset``, 64-byte aligned, are the weight; memory is kept alive."""
-    def add_buffer(self, name: str, size: _Affine, offset: _Affine) -> int: ...
-    def set_arena(self, bytes: _Affine) -> None: ...
+        """``nbytes`` bytes of ``memory`` from ``offset``, 64-byte aligned, are the weight; memory is kept alive."""
+    def add_buffer(self, name: str, size: Coefficients, offset: Coefficients) -> int: ...
+    def set_arena(self, nbytes: Coefficients) -> None: ...
     def add_step(
         self,
         op: str,
-        inputs: list[_Operand],
-        outputs: list[_Operand],
+        inputs: Sequence[OperandTuple],
+        outputs: Sequence[OperandTuple],
         attributes: Mapping[str, int | float | bool | str],
         where: str,
     ) -> None: ...
-    def set_logits(self, operand: _Operand) -> None: ...
+    def set_logits(self, operand: OperandTuple) -> None: ...
     def finish(self) -> None: ...
     def find_cache(self, group: str, layer: int) -> int:
         """-1 if there is none."""
@@ -113,5 +113,5 @@ def pack_panel32(rows: _Float, threads: int = 1) -> _Float:
 def unpack_panel32(panels: _Float, n: int) -> _Float:
     """The inverse of ``pack_panel32``, [N, K]."""
 
-def measure_bandwidth(bytes: int, threads: int) -> float:
-    """GB/s (10^9) that ``threads`` threads read a working set of ``bytes`` with; best of a few passes."""
+def measure_bandwidth(nbytes: int, threads: int) -> float:
+    """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""

@@ -86,7 +86,7 @@ Operand operand(nb::handle value) {
   return result;
 }
 
-std::vector<Operand> operands(const nb::list& list) {
+std::vector<Operand> operands(const nb::sequence& list) {
   std::vector<Operand> result;
   for (nb::handle value : list) result.push_back(operand(value));
   return result;
@@ -275,7 +275,7 @@ nb::object unpack_panel32(const nb::ndarray<const float, nb::ndim<3>, nb::c_cont
 
 NB_MODULE(_cpu, m) {
   m.def("isas", &ew::available_isas);
-  m.def("measure_bandwidth", &ew::measure_bandwidth, "bytes"_a, "threads"_a,
+  m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("pack_panel32", &pack_panel32, "rows"_a.noconvert(), "threads"_a = 1);
   m.def("unpack_panel32", &unpack_panel32, "panels"_a.noconvert(), "n"_a);
@@ -294,7 +294,7 @@ NB_MODULE(_cpu, m) {
           },
           "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a)
       .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
-           "offset"_a, "bytes"_a, nb::keep_alive<1, 6>())
+           "offset"_a, "nbytes"_a, nb::keep_alive<1, 6>())
       .def(
           "add_buffer",
           [](Program& program, const std::string& name, nb::tuple size, nb::tuple offset) {
@@ -302,10 +302,11 @@ NB_MODULE(_cpu, m) {
           },
           "name"_a, "size"_a, "offset"_a)
       .def(
-          "set_arena", [](Program& program, nb::tuple bytes) { program.set_arena(affine(bytes)); }, "bytes"_a)
+          "set_arena", [](Program& program, nb::tuple bytes) { program.set_arena(affine(bytes)); },
+          "nbytes"_a)
       .def(
           "add_step",
-          [](Program& program, const std::string& op, const nb::list& inputs, const nb::list& outputs,
+          [](Program& program, const std::string& op, const nb::sequence& inputs, const nb::sequence& outputs,
              const ew::AttributeMap& attributes, const std::string& where) {
             program.add_step(op, operands(inputs), operands(outputs), attributes, where);
           },

@@ -7,6 +7,7 @@ built, and the rest on every step.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ from ..errors import BundleError, CapacityError, EnginewrightError, RequestError
 from ..lowered_program import Affine, LoweredProgram, Operand
 from .extension import cpu_extension as _cpu
 from .threads import available_threads
+
+if TYPE_CHECKING:
+    from ._cpu import OperandTuple
 
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
@@ -99,15 +103,13 @@ class CpuProgram:
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
         """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs."""
-        return list(self._run(step, dump_step=index)[1]["dumped"])  # type: ignore[call-overload]
+        return list(self._run(step, dump_step=index)[1]["dumped"])
 
     def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
         """Views of a layer's cache memory: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools."""
         return _cpu.cache_arrays(self._executor, group, layer)
 
-    def _run(
-        self, step: StepInput, *, profile: bool = False, dump_step: int = -1
-    ) -> tuple[StepOutput, dict[str, object]]:
+    def _run(self, step: StepInput, *, profile: bool = False, dump_step: int = -1) -> tuple[StepOutput, dict[str, Any]]:
         for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
             if set(mapping) != set(self._groups):
                 raise RequestError(f"{name} must name the cache groups {list(self._groups)}, not {list(mapping)}")
@@ -115,11 +117,15 @@ class CpuProgram:
             (_int32(f"slots:{name}", step.slots[name], 1), _int32(f"block_table:{name}", step.block_tables[name], 2))
             for name in self._groups
         ]
-        arrays = [_int32(name, getattr(step, name), 1) for name in _INPUTS]
+        ids, positions, q_start, kv_len, rows = (_int32(name, getattr(step, name), 1) for name in _INPUTS)
         sampling = step.sampling
         try:
             result = self._executor.run(
-                *arrays,
+                ids,
+                positions,
+                q_start,
+                kv_len,
+                rows,
                 groups,
                 _sampling_arrays(sampling) if sampling is not None else None,
                 sampling.logprobs if sampling is not None else 0,
@@ -202,11 +208,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
         )
     program.set_arena(Affine.of(lowered.arena_bytes).coefficients())
 
-    def operand(
-        o: Operand, subject: str
-    ) -> tuple[
-        str, int, str, list[tuple[int, int, int, int]], list[tuple[int, int, int, int]], tuple[int, int, int, int], str
-    ]:
+    def operand(o: Operand, subject: str) -> OperandTuple:
         if (o.kind, o.name) not in indices:
             raise ValueError(f"{subject}: there is no {o.kind} {o.name}")
         shape = [size.coefficients() for size in o.shape]

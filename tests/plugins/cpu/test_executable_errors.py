@@ -181,7 +181,7 @@ def test_misaligned_weight() -> None:
 def test_weight_of_wrong_size() -> None:
     b = sound()
     b.weights["w0"] = aligned(b.weights["w0"][:-1])
-    with pytest.raises(BundleError, match="weight w0: it has 160 bytes, where .* take 48 elements"):
+    with pytest.raises(BundleError, match=r"weight w0: it has 160 bytes, where .* take 48 elements"):
         b.build()
 
 
