@@ -39,7 +39,7 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
     try:
         with no_init_weights():
             if model_class is None:
-                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
             else:
                 model = model_class._from_config(config, **options)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError, ZeroDivisionError) as e:
@@ -48,7 +48,8 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
             hint="Its attention must be on transformers' attention interface, and its sizes must fit together.",
         ) from e
     model.tie_weights()
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def architecture(config: PretrainedConfig) -> str:

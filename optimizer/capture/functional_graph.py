@@ -1,4 +1,4 @@
-"""Brings torch.export's training graph into functional form, as ``run_decompositions({})`` does, in a fraction of the time.
+"""Brings torch.export's training graph into functional form, as ``run_decompositions({})`` does, much faster.
 
 That call traces the whole graph again. Most decoders need far less: what isn't functional in them is a handful of ops
 that may or may not return a view of their argument. Those are replaced here by what they come to; a graph with anything
@@ -23,7 +23,8 @@ def make_functional(exported: torch.export.ExportedProgram) -> torch.export.Expo
     """``exported`` with functional ATen ops only; its graph may be changed in place."""
     nodes = list(exported.graph.nodes)
     if any(_needs_retracing(n) for n in nodes):
-        return exported.run_decompositions({})
+        retraced: torch.export.ExportedProgram = exported.run_decompositions({})
+        return retraced
     for node in nodes:
         if node.target in _CASTS:
             _replace_cast(exported.graph, node)

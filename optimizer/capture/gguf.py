@@ -75,7 +75,7 @@ class _Reader(gguf.GGUFReader):
         elif item == gguf.GGUFValueType.STRING:
             layout = "<Q" if self.endianess == gguf.GGUFEndian.LITTLE else ">Q"
             for _ in range(count):
-                (length,) = struct.unpack_from(layout, self.data, end)
+                (length,) = struct.unpack_from(layout, self.data.data, end)
                 end += 8 + length
         else:
             raise ValueError(f"an array of {item.name}")
@@ -136,7 +136,8 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     Rope factors in the file are applied to the model's frequencies. Raises UnsupportedModelError where transformers has
     no map of names, SourceError for a tensor without a place in the model.
     """
-    processor = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)(config=model.config.to_dict())
+    kind: type[Any] = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
+    processor: TensorProcessor = kind(config=model.config.to_dict())
     try:
         names = get_gguf_hf_weights_map(
             _Names(model), processor, model_type=file.architecture, num_layers=int(model.config.num_hidden_layers)

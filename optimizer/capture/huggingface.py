@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) ->
 def _read_file(path: Path) -> dict[str, WeightExpr]:
     try:
         # The library checks the header: offsets in order, without holes or overlap, and ending with the file.
-        handle = safe_open(str(path), framework="pt")
+        handle: Any = safe_open(str(path), framework="pt")
         tensors: dict[str, WeightExpr] = {}
         for name in handle.keys():  # noqa: SIM118  not a mapping
             part = handle.get_slice(name)
@@ -143,7 +144,7 @@ def _read_file(path: Path) -> dict[str, WeightExpr]:
                 )
             if math.prod(shape) == 0:
                 raise SourceError(f"{path}: tensor {name} is empty (shape {shape})")
-            tensors[name] = Source(name, shape, dtype, lambda name=name: handle.get_tensor(name))
+            tensors[name] = Source(name, shape, dtype, partial(handle.get_tensor, name))
     except (SafetensorError, OSError, ValueError) as e:
         raise SourceError(f"{path}: damaged or truncated: {e}", hint="Download the file again.") from e
     return tensors

@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from enginewright.plugins.errors import SourceError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
+from .huggingface import read_json
+
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -20,13 +22,16 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
     """
     if gguf_file is None and not any((directory / f).is_file() for f in _FILES):
         return None
+    if (directory / "tokenizer.json").is_file() and gguf_file is None:
+        model = read_json(directory / "tokenizer.json").get("model")
+        if not isinstance(model, dict):
+            raise SourceError(f"{directory / 'tokenizer.json'}: model is missing", hint="Download the file again.")
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     try:
         loaded = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, **options
         )
-    # tokenizers raises bare Exceptions for files that it can't parse.
-    except Exception as e:  # noqa: BLE001
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError) as e:
         raise SourceError(
             f"{directory / gguf_file if gguf_file else directory}: the tokenizer can't be read: {e}",
             hint="Pass a tokenizer of your own, or a directory that has its tokenizer.json.",

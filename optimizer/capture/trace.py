@@ -8,7 +8,6 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.exc import TorchDynamoException, UserError
-
 from transformers import PreTrainedModel
 
 from enginewright.passes.ir.program import Program, from_exported
@@ -161,7 +160,7 @@ def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
         value = exported.constants[name] if name in exported.constants else exported.state_dict[name]
         assert isinstance(value, torch.Tensor)
         short = name.removeprefix(_PREFIX)
-        found[short] = Source(f"computed:{short}", tuple(value.shape), value.dtype, lambda value=value: value)
+        found[short] = Source(f"computed:{short}", tuple(value.shape), value.dtype, value.detach)
     return found
 
 

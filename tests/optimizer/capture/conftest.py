@@ -1,0 +1,21 @@
+"""Families captured once for all tests of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer.capture import capture
+
+
+@pytest.fixture(scope="session")
+def captured_families(tiny_model):
+    """``captured_families("Llama")`` -> (the tiny model, what capture makes of it)."""
+    found = {}
+
+    def get(family):
+        if family not in found:
+            model = tiny_model(family)
+            found[family] = model, capture(model)
+        return found[family]
+
+    return get

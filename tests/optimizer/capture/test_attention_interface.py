@@ -1,0 +1,135 @@
+"""What the interface turns down, and that masks are known by their values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
+
+from enginewright.optimizer.capture.attention_interface import (
+    CausalMask,
+    attention_function,
+    begin_forward,
+    capturing,
+    causal_window,
+    mask_function,
+)
+from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.ops import attention
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, layer_idx=0):
+        super().__init__()
+        self.layer_idx = layer_idx
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.ModuleList([Attention(0), Attention(1)])
+
+
+def call(layers=(0,), mask=None, **kwargs):
+    model = Decoder()
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 6)
+    q_start = torch.tensor([0, 2, 5])
+    with capturing(model) as capture:
+        begin_forward(q_start)
+        for layer in layers:
+            out, weights = attention_function(model.inner[layer], q, k, v, mask or CausalMask(0), **kwargs)
+    assert weights is None
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    return out, (q, k, v, q_start), capture
+
+
+@pytest.mark.parametrize(("window", "softcap", "scaling"), [(0, None, None), (2, 3.0, 0.7)])
+def test_calls_ew_attention(window, softcap, scaling):
+    sinks = torch.randn(4) if softcap else None
+    out, packed, capture = call(
+        layers=(1,),
+        mask=CausalMask(window),
+        scaling=scaling,
+        softcap=softcap,
+        s_aux=sinks,
+        sliding_window=window or None,
+        position_ids=torch.arange(5),
+        output_attentions=False,
+        head_mask=None,
+    )
+    want = attention(*packed, 1, 8**-0.5 if scaling is None else scaling, window, softcap or 0.0, sinks)
+    assert torch.equal(out, want[None])
+    assert capture.layers == [1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "named"),
+    [
+        ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"alibi": torch.zeros(1)}, "alibi"),
+        ({"head_mask": torch.ones(4)}, "head_mask"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"is_causal": False}, "is_causal"),
+        ({"sliding_window": 4}, "sliding_window"),
+    ],
+)
+def test_unknown_meaning_is_refused(kwargs, named):
+    with pytest.raises(UnsupportedModelError, match=rf"inner\.0.*{named}"):
+        call(**kwargs)
+
+
+def test_own_masks_are_refused():
+    with pytest.raises(UnsupportedModelError, match=r"inner\.0.*attention_mask"):
+        call(mask=torch.zeros(1, 1, 5, 5))
+    model = Decoder()
+    with capturing(model), pytest.raises(UnsupportedModelError, match="no mask"):
+        begin_forward(torch.tensor([0, 5]))
+        attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), None)
+
+
+def test_a_layer_attends_once():
+    with pytest.raises(UnsupportedModelError, match=r"inner\.0 calls attention twice for layer 0"):
+        call(layers=(0, 0))
+
+
+def test_a_new_forward_pass_begins_anew():
+    model = Decoder()
+    with capturing(model) as capture:
+        for _ in range(2):
+            begin_forward(torch.tensor([0, 5]))
+            attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+    assert capture.layers == [0]
+
+
+@pytest.mark.parametrize(
+    ("mask", "windows", "expected"),
+    [
+        (causal_mask_function, [], 0),
+        (causal_mask_function, [8], 0),
+        (sliding_window_causal_mask_function(8), [8], 8),
+        (sliding_window_causal_mask_function(4096), [4096], 4096),
+        (sliding_window_causal_mask_function(8), [9], None),
+        (sliding_window_causal_mask_function(8), [], None),
+        (bidirectional_mask_function, [], None),
+        (chunked_causal_mask_function(8192, torch.zeros(1, dtype=torch.long)), [], None),
+        (or_masks(causal_mask_function, lambda b, h, q, k: (q < 4) & (k < 4)), [], None),
+        (and_masks(causal_mask_function, sliding_window_overlay(5)), [5], 5),
+        (lambda b, h, q, k: k < q, [], None),
+    ],
+)
+def test_masks_are_known_by_their_values(mask, windows, expected):
+    assert causal_window(mask, longest=131072, windows=windows) == expected
+
+
+def test_mask_function_names_what_it_refuses():
+    assert mask_function(mask_function=sliding_window_causal_mask_function(8), local_size=8) == CausalMask(8)
+    with pytest.raises(UnsupportedModelError, match="bidirectional_mask_function"):
+        mask_function(mask_function=bidirectional_mask_function)

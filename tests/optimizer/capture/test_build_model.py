@@ -1,0 +1,82 @@
+"""Models without memory for their weights, and the configurations that are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from enginewright.optimizer.capture.build_model import build_model
+from enginewright.plugins.errors import UnsupportedModelError
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as handle:
+        return int(handle.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("hidden", [512, 2048])
+def test_weights_take_no_memory(hidden):
+    config = transformers.LlamaConfig(
+        hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=8, vocab_size=64000
+    )
+    before = resident_bytes()
+    model = build_model(config)
+    size = sum(p.numel() * 4 for p in model.parameters())
+    assert size > 300e6
+    assert resident_bytes() - before < 0.1 * size
+    assert not model.training
+
+
+def test_buffers_have_values(tiny_model):
+    model = tiny_model("Llama")
+    built = build_model(model.config)
+    assert torch.equal(built.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert model.config._attn_implementation == "eager"
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (transformers.T5Config(), "no decoder-only language model"),
+        (transformers.ViTConfig(), "no decoder-only language model"),
+        (transformers.CLIPConfig(), "no decoder-only language model"),
+        (transformers.BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM is no decoder-only"),
+        (transformers.LlamaConfig(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+        (
+            transformers.LlamaConfig(
+                **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+            ),
+            "'dynamic'.*longest position",
+        ),
+        (
+            transformers.Phi3Config(
+                **SIZES,
+                pad_token_id=0,
+                original_max_position_embeddings=64,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "rope_theta": 10000.0,
+                    "original_max_position_embeddings": 64,
+                },
+            ),
+            "'longrope'.*longest position",
+        ),
+        (transformers.GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, rotary_dim=8), "can't build"),
+    ],
+    ids=["seq2seq", "vision", "contrastive", "encoder", "classifier", "dynamic", "longrope", "no-interface"],
+)
+def test_refused(config, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        build_model(config)
+
+
+def test_code_that_comes_with_a_model_is_refused():
+    config = transformers.LlamaConfig(**SIZES, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    with pytest.raises(UnsupportedModelError, match="auto_map"):
+        build_model(config)
