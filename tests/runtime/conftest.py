@@ -93,7 +93,8 @@ class ToyExecutor:
         counts = np.diff(step.q_start)
         assert (counts > 0).all()
         first = step.kv_len - counts
-        np.testing.assert_array_equal(step.positions, np.concatenate([f + np.arange(c) for f, c in zip(first, counts)]))
+        positions = [f + np.arange(c) for f, c in zip(first, counts, strict=True)]
+        np.testing.assert_array_equal(step.positions, np.concatenate(positions))
         for group in self.cache_groups:
             slots = step.slots[group.name]
             assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
@@ -101,7 +102,7 @@ class ToyExecutor:
             for row, length in zip(table, step.kv_len, strict=True):
                 assert (row[: -(-length // group.block_size)] >= 0).all()
         if not self.caps.ragged:
-            assert (counts == 1).all() or not ((counts == 1) & (first > 0)).any() or len(counts) == 1
+            assert len({c > 1 for c in counts}) == 1 or not (first > 0).any()
 
     def _token(self, step: StepInput, r: int, b: int, row: int) -> int:
         position = int(step.positions[row])

@@ -60,7 +60,7 @@ def test_what_else_is_in_it(make_bundle: Make) -> None:
 @pytest.mark.parametrize("path", ["none.bundle", "file", "."])
 def test_what_is_no_bundle(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match="is no folder|manifest.json is missing"):
+    with pytest.raises(BundleError, match=r"is no folder|manifest\.json is missing"):
         Bundle.open(tmp_path / path)
 
 

@@ -1,0 +1,174 @@
+"""LLM over the C++ interpreter: a hand-written model of one attention layer, against numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.bundle.weights import pack_panel32
+from enginewright.runtime.bundle.writer import BundleWriter
+from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+
+V, H = 260, 8
+BLOCK_BYTES = 32 * (H + H) * 4
+RNG = np.random.default_rng(3)
+TABLE: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
+HEAD: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
+
+
+def view(kind: str, name: str, *shape: Any, dtype: str = "f32") -> dict[str, Any]:
+    """A dense operand; the first dimension may be a symbol."""
+    strides = [int(np.prod([s for s in shape[i + 1 :]], dtype=int)) for i in range(len(shape))]
+    sizes = [{s: 1} if isinstance(s, str) else s for s in shape]
+    return {"kind": kind, "name": name, "dtype": dtype, "shape": sizes, "strides": strides}
+
+
+def program() -> LoweredProgram:
+    """logits = take_rows(attention(x, x, x)) @ HEAD.T with x = TABLE[ids], one head."""
+    ids, rows = view("input", "ids", "T", dtype="i32"), view("input", "rows", "R", dtype="i32")
+    q_start = view("input", "q_start", 0, dtype="i32") | {"shape": [{"B": 1, "1": 1}]}
+    kv_len = view("input", "kv_len", "B", dtype="i32")
+    slots = view("input", "slots:full", "T", dtype="i32")
+    # The width of the block table is not known at export: the table is read by its rows.
+    table = view("input", "block_table:full", "B", 0, dtype="i32")
+    cache = {"kind": "cache", "name": "full/0", "dtype": "f32", "shape": [], "strides": []}
+    x, x3 = view("buffer", "x", "T", H), view("buffer", "x", "T", 1, H)
+    a, a3, last = view("buffer", "a", "T", H), view("buffer", "a", "T", 1, H), view("buffer", "last", "R", H)
+    logits = view("buffer", "logits", "R", V)
+    attention = {"scale": 0.5, "window": 0, "softcap": 0.0, "has_sinks": False}
+    return LoweredProgram.model_validate(
+        {
+            "cache_groups": [{"name": "full", "layers": [0], "kv_heads": 1, "key_head_size": H, "value_head_size": H}],
+            "weights": [
+                {"name": "table", "dtype": "f32", "shape": [V, H], "layout": "rows"},
+                {"name": "head", "dtype": "f32", "shape": [V, H], "layout": "panel32"},
+            ],
+            "buffers": [
+                {"name": "x", "size": {"T": 4 * H}, "offset": 0},
+                {"name": "a", "size": {"T": 4 * H}, "offset": {"T": 64}},
+                {"name": "last", "size": {"R": 4 * H}, "offset": {"T": 128}},
+                {"name": "logits", "size": {"R": 4 * V}, "offset": {"T": 128, "R": 64}},
+            ],
+            "arena_bytes": {"T": 128, "R": 64 + 4 * V + 48, "1": 64},
+            "steps": [
+                {"op": "embedding", "inputs": [ids, view("weight", "table", V, H)], "outputs": [x]},
+                {"op": "kv_write", "inputs": [x3, x3, slots, cache], "outputs": []},
+                {
+                    "op": "paged_attention",
+                    "inputs": [x3, cache, table, q_start, kv_len],
+                    "outputs": [a3],
+                    "attrs": attention,
+                },
+                {"op": "take_rows", "inputs": [a, rows], "outputs": [last]},
+                {"op": "linear", "inputs": [last, view("weight", "head", V, H)], "outputs": [logits]},
+            ],
+            "outputs": {"logits": logits},
+        }
+    )
+
+
+def reference(ids: list[int]) -> FloatArray:
+    """Logits [S, V] in float64."""
+    x = TABLE[ids].astype(np.float64)
+    scores = np.where(np.tri(len(ids), dtype=bool), 0.5 * x @ x.T, -np.inf)
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return (p / p.sum(1, keepdims=True)) @ x @ HEAD.T.astype(np.float64)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Path:
+    with BundleWriter(tmp_path / "tiny.bundle") as writer:
+        writer.weights().add("table", TABLE)
+        writer.weights().add("head", pack_panel32(HEAD), "panel32", shape=HEAD.shape)
+        writer.write_text("targets/cpu/program.json", program().to_json())
+        for path, data in tokenizer_files.to_files().items():
+            writer.write_bytes(path, data)
+        writer.commit(manifest)
+    return tmp_path / "tiny.bundle"
+
+
+@pytest.mark.parametrize("length", [1, 33, 100])
+def test_logits_equal_numpy_whole_and_in_chunks(bundle: Path, length: int) -> None:
+    ids = np.random.default_rng(length).integers(0, V, length).tolist()
+    with LLM(bundle) as llm, LLM(bundle, prefill_chunk=7, threads=1) as chunked:
+        logits = llm.logits(ids)
+        # One attention and a product of 8: rounding is some eps of values up to about 10.
+        np.testing.assert_allclose(logits, reference(ids), atol=2e-5, rtol=0)
+        np.testing.assert_array_equal(chunked.logits(ids), logits)
+
+
+def test_tokens_on_a_pool_too_small_equal_those_alone(bundle: Path) -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, V, rng.integers(1, 60)).tolist() for _ in range(24)]
+    params = [
+        SamplingParams(max_tokens=int(n), ignore_eos=True, temperature=i % 2, logprobs=i % 3)
+        for i, n in enumerate(rng.integers(1, 60, 24))
+    ]
+    with LLM(bundle) as llm:
+        alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
+    with LLM(bundle, memory=8 * BLOCK_BYTES, prefill_chunk=16) as tight:
+        assert tight.info()["kv_cache"] == "KV cache: 16.0 KiB, 8 blocks of 32 tokens = 256 tokens"
+        assert tight.generate(prompts, params) == alone
+        assert tight.engine.preemptions > 0
+        assert tight.engine.pools["full"].free_blocks == 8
+
+
+def test_greedy_tokens_are_the_best_of_the_logits(bundle: Path) -> None:
+    with LLM(bundle, memory="1MiB") as llm:
+        (result,) = llm.generate([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2))
+        ids = [5, 6, 7, *result.token_ids]
+        logits = llm.logits(ids)[2:-1]
+        assert logits.argmax(1).tolist() == list(result.token_ids)
+        assert result.logprobs is not None
+        for row, entry in zip(logits.astype(np.float64), result.logprobs, strict=True):
+            logprobs = row - row.max() - np.log(np.exp(row - row.max()).sum())
+            assert entry.logprob == pytest.approx(logprobs.max(), abs=1e-5)
+            assert [i for i, _ in entry.top] == np.argsort(-row)[:2].tolist()
+
+
+def test_what_runs_is_described(bundle: Path) -> None:
+    with LLM(bundle, threads=1, isa="portable") as llm:
+        assert llm.info()["executor"] == {"target": "cpu", "isa": "portable", "threads": 1}
+
+
+def test_the_default_pool_is_no_larger_than_needed(bundle: Path) -> None:
+    with LLM(bundle, max_requests=3) as llm:
+        assert llm.info()["kv_cache_tokens"] == 3 * 128
+
+
+def test_wrong_options(bundle: Path) -> None:
+    with pytest.raises(CapacityError, match="memory: a KV budget of 1000 B holds no block"):
+        LLM(bundle, memory=1000)
+    with pytest.raises(BundleError, match="no target 'cuda'"):
+        LLM(bundle, target="cuda")
+    with pytest.raises(EnginewrightError):
+        LLM(bundle, isa="none such")
+
+
+def test_verify_checks_the_hashes(bundle: Path) -> None:
+    LLM(bundle, verify=True).close()
+    blob = bundle / "weights/weights-00000.bin"
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    LLM(bundle).close()
+    with pytest.raises(BundleError, match="SHA-256"):
+        LLM(bundle, verify=True)
+
+
+def test_an_executor_made_by_hand(bundle: Path) -> None:
+    executor = CpuExecutor(Bundle.open(bundle), {"full": 4})
+    assert executor.blocks == {"full": 4} and executor.cache_groups[0].name == "full"
+    with LLM.from_executor(executor, Bundle.open(bundle).model) as llm:
+        assert llm.logits([1]).shape == (1, V)

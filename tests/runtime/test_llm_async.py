@@ -1,0 +1,128 @@
+"""LLM for coroutines: streams, cancellation, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+
+MakeLLM = Callable[..., LLM]
+Toy = Callable[..., Any]
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+
+
+async def idle(llm: LLM) -> None:
+    deadline = time.monotonic() + 10
+    while any(pool.free_blocks < pool.total_blocks for pool in llm.engine.pools.values()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+def slow(executor: Any, seconds: float = 0.002) -> Any:
+    run = executor.run
+
+    def slowly(step: Any) -> Any:
+        time.sleep(seconds)
+        return run(step)
+
+    executor.run = slowly
+    return executor
+
+
+def test_streams_run_together_and_equal_generate(make_llm: MakeLLM, toy: Toy) -> None:
+    executor = slow(toy())
+    llm = make_llm(executor)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    expected = llm.generate([[1], [2], [3]], params)
+
+    async def collect(prompt: list[int]) -> tuple[int, ...]:
+        return tuple([t async for piece in llm.astream(prompt, params) for t in piece.token_ids])
+
+    async def main() -> list[tuple[int, ...]]:
+        return await asyncio.gather(*(collect([n]) for n in (1, 2, 3)))
+
+    executor.steps.clear()
+    assert asyncio.run(main()) == [r.token_ids for r in expected]
+    assert len(executor.steps) < 40  # 60 if they ran one after the other
+    assert llm.engine.pools["g0"].free_blocks == 64
+
+
+def test_cancelling_the_task_frees_the_blocks(make_llm: MakeLLM, toy: Toy) -> None:
+    executor = slow(toy())
+    llm = make_llm(executor)
+    pieces: list[object] = []
+
+    async def consume() -> None:
+        async for piece in llm.astream("abc", LONG):
+            pieces.append(piece)
+
+    async def main() -> None:
+        task = asyncio.create_task(consume())
+        while len(pieces) < 3:
+            await asyncio.sleep(0.001)
+        assert llm.engine.pools["g0"].free_blocks < 64
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        seen = len(pieces)
+        await idle(llm)
+        assert len(pieces) == seen < 100
+        assert not llm.engine.has_work()
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_and_closing_frees_the_blocks(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(slow(toy()))
+
+    async def main() -> None:
+        stream = llm.astream("abc", LONG)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await idle(llm)
+
+    asyncio.run(main())
+
+
+def test_an_event_loop_that_ends_early_does_no_harm(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(slow(toy()))
+
+    async def main() -> None:
+        await anext(llm.astream("abc", LONG))
+
+    asyncio.run(main())
+    assert len(llm.generate("abc", LONG)[0].token_ids) == 100
+
+
+def test_chat(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+    messages = [{"role": "user", "content": "hi"}]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+
+    async def main() -> tuple[int, ...]:
+        return tuple([t async for piece in llm.astream_chat(messages, params) for t in piece.token_ids])
+
+    assert asyncio.run(main()) == llm.chat(messages, params)[0].token_ids
+
+
+def test_errors(make_llm: MakeLLM, toy: Toy) -> None:
+    executor = toy()
+    llm = make_llm(executor)
+    with pytest.raises(RequestError, match="empty"):
+        llm.astream("")  # at once, with no event loop
+
+    async def main() -> None:
+        async for _ in llm.astream("a"):
+            pass
+
+    executor.fail = ValueError("bad step")
+    with pytest.raises(EnginewrightError, match="bad step"):
+        asyncio.run(main())
