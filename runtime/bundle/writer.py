@@ -156,7 +156,7 @@ class BundleWriter:
         if not _is_bundle(path):
             raise BundleError(f"{path} exists and is no bundle", hint="Choose another path, or remove it yourself.")
         if not self._overwrite:
-            raise BundleError(f"{path} exists", hint="Pass overwrite (--overwrite) to replace it, or another path.")
+            raise BundleError(f"{path} exists", hint="Pass overwrite=True (--force) to replace it, or another path.")
 
     def _sibling(self, role: str) -> Path:
         return self.final_path.with_name(f".{self.final_path.name}.{role}-{uuid.uuid4().hex[:12]}")

@@ -29,7 +29,7 @@ HEAD: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
 
 def view(kind: str, name: str, *shape: Any, dtype: str = "f32") -> dict[str, Any]:
     """A dense operand; the first dimension may be a symbol."""
-    strides = [int(np.prod([s for s in shape[i + 1 :]], dtype=int)) for i in range(len(shape))]
+    strides = [int(np.prod(shape[i + 1 :], dtype=int)) for i in range(len(shape))]
     sizes = [{s: 1} if isinstance(s, str) else s for s in shape]
     return {"kind": kind, "name": name, "dtype": dtype, "shape": sizes, "strides": strides}
 
