@@ -20,6 +20,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
 from enginewright.plugins.errors import CapacityError, RecipeError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from .capture import CapturedModel, capture
@@ -116,7 +117,7 @@ def export(
         stages["emit"] = time.perf_counter() - start - sum(stages.values())
 
         tell(ProgressEvent("write", 0, 1, str(output)))
-        for path, data in captured.tokenizer_files.to_files().items():
+        for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
             writer.write_bytes(path, data)
         summaries = [
             PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records

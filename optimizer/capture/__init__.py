@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.bundle.manifest import SourceSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from . import gguf, huggingface, module
@@ -34,7 +35,7 @@ class CapturedModel:
     program: Program
     model_info: ModelInfo
     tokenizer_files: TokenizerFiles | None
-    source_description: str
+    source: SourceSection
 
 
 def capture(source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None) -> CapturedModel:
@@ -77,7 +78,7 @@ def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase |
         trace(twin, weights),
         model_info(twin, Path(name).name, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
-        f"transformers model {type(model).__name__}",
+        SourceSection(kind="module", name=type(model).__name__),
     )
 
 
@@ -92,7 +93,7 @@ def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | Non
         trace(model, weights),
         model_info(model, directory.resolve().name, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
-        f"Hugging Face directory {directory.resolve().name}",
+        SourceSection(kind="huggingface", name=directory.resolve().name),
     )
 
 
@@ -119,7 +120,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> Capt
         trace(model, weights),
         model_info(model, name, gguf.generation_settings(file), eos),
         files,
-        f"GGUF file {path.name}",
+        SourceSection(kind="gguf", name=path.name),
     )
 
 
