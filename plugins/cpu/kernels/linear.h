@@ -79,8 +79,8 @@ void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, i
 // once.
 template <int R>
 void linear_stream(const LinearArgs& a, int64_t panel, int64_t panel_end) {
-  constexpr int kFit = kMaxRows / R;  // R rows x P panels need as many registers as kMaxRows x 1
-  constexpr int P = kFit < 1 ? 1 : kFit > kStreamPanels ? kStreamPanels : kFit;
+  constexpr int kFit = (kRegisters / 2 - 1) / (R + 1);  // R x 2P sums and 2P weights at once, and a broadcast
+  constexpr int P = R == 1 || kFit > kStreamPanels ? kStreamPanels : kFit < 1 ? 1 : kFit;
   if constexpr (P > 1) {
     for (; panel + P <= panel_end; panel += P) linear_block<R, P>(a, 0, panel, 0, a.k);
   }

@@ -19,6 +19,7 @@ constexpr int64_t kAhead =
 template <int R, int P, int C, bool Prefetch>
 EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t panel_stride,
                      int64_t count, F16 (&acc)[R][P * C]) {
+  constexpr bool kKeep = R > 1 && (R + 1) * P * C < kRegisters;
   for (int64_t k = 0; k < count; ++k) {
     F16 column[P * C];
 #pragma GCC unroll 8
@@ -28,6 +29,7 @@ EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w
         const float* at = w + p * panel_stride + c * 16;
         if constexpr (Prefetch) __builtin_prefetch(at + kAhead * w_stride);
         column[p * C + c] = load(at);
+        if constexpr (kKeep) keep(column[p * C + c]);
       }
     }
 #pragma GCC unroll 12

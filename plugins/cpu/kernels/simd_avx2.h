@@ -10,9 +10,9 @@
 namespace ew {
 namespace {
 
-constexpr bool kHasFma = true;
 constexpr int kMaxRows =
     3;  // rows of a microkernel: 3 x 4 accumulators, 3 broadcasts and 1 weight of 16 registers
+constexpr int kRegisters = 8;
 constexpr int kStreamPanels = 2;
 
 struct F16 {
@@ -28,6 +28,7 @@ EW_INLINE void store(float* p, F16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
+EW_INLINE void keep(F16& a) { asm("" : "+x"(a.lo), "+x"(a.hi)); }
 EW_INLINE M16 first_lanes(int64_t n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const int count = static_cast<int>(n);

@@ -15,9 +15,9 @@
 namespace ew {
 namespace {
 
-constexpr bool kHasFma = true;
 constexpr int kMaxRows =
     12;  // rows of a microkernel: 12 x 2 accumulators, 2 weights and 1 broadcast of 32 registers
+constexpr int kRegisters = 32;
 constexpr int kStreamPanels = 4;
 
 struct F16 {
@@ -30,6 +30,7 @@ struct M16 {
 EW_INLINE F16 splat(float a) { return {_mm512_set1_ps(a)}; }
 EW_INLINE F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 EW_INLINE void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+EW_INLINE void keep(F16& a) { asm("" : "+v"(a.v)); }
 EW_INLINE M16 first_lanes(int64_t n) { return {static_cast<__mmask16>((1u << n) - 1)}; }
 EW_INLINE F16 load_n(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n).v, p)}; }
 EW_INLINE void store_n(float* p, F16 a, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n).v, a.v); }

@@ -13,11 +13,12 @@
 namespace ew {
 namespace {
 
-constexpr bool kHasFma = false;   // whether fma rounds once
 constexpr int kMaxRows = 1;       // most rows of a microkernel (8 accumulators a row of 16 registers)
+constexpr int kRegisters = 4;     // that hold an F16 each
 constexpr int kStreamPanels = 1;  // panels that a linear of few rows streams at once
 
 typedef float F4 __attribute__((vector_size(16)));
+typedef float F4InMemory __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
 struct F16 {
@@ -36,11 +37,15 @@ EW_INLINE F16 splat(float a) {
   return {{s, s, s, s}};
 }
 EW_INLINE F16 load(const float* p) {
-  F16 r;
-  __builtin_memcpy(&r, p, sizeof r);
-  return r;
+  const F4InMemory* from = reinterpret_cast<const F4InMemory*>(p);
+  return {{from[0], from[1], from[2], from[3]}};
 }
-EW_INLINE void store(float* p, F16 a) { __builtin_memcpy(p, &a, sizeof a); }
+EW_INLINE void store(float* p, F16 a) {
+  F4InMemory* to = reinterpret_cast<F4InMemory*>(p);
+  to[0] = a.v[0], to[1] = a.v[1], to[2] = a.v[2], to[3] = a.v[3];
+}
+// Keeps a in registers, where the compiler would rather load it again for every use.
+EW_INLINE void keep(F16&) {}
 
 // The first n lanes (0 .. 16); load_n gives zeros in the others, and neither touches memory past p[n - 1].
 EW_INLINE F16 load_n(const float* p, int64_t n) {
