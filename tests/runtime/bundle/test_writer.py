@@ -50,7 +50,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
         yield np.zeros(10, np.float32)
         raise error
 
-    with pytest.raises(error), BundleWriter(tmp_path / "x.bundle") as writer:  # noqa: PT012
+    with pytest.raises(error), BundleWriter(tmp_path / "x.bundle") as writer:
         writer.write_text("a/b.txt", "x")
         writer.weights().add("w", interrupted(), shape=(20,))
     assert list(tmp_path.iterdir()) == []
