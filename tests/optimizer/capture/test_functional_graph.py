@@ -11,8 +11,9 @@ from enginewright.optimizer.capture.functional_graph import make_functional
 
 
 def targets(exported):
-    # run_decompositions writes the reshape of something strided as _unsafe_view or view, clone included.
-    return Counter(str(n.target).replace("_unsafe_view", "view") for n in exported.graph.nodes if n.op != "placeholder")
+    """The tensor ops; run_decompositions writes the view of a copy as _unsafe_view, and -1 in shapes as a product."""
+    names = (str(n.target).replace("_unsafe_view", "view") for n in exported.graph.nodes if n.op == "call_function")
+    return Counter(n for n in names if n.startswith("aten.") and "sym_size" not in n)
 
 
 class Casts(torch.nn.Module):
@@ -29,7 +30,7 @@ class Reshapes(torch.nn.Module):
 class Writes(torch.nn.Module):
     def forward(self, x):
         y = x.clone()
-        y[1:].add_(x[:-1])
+        y[:, 1:].add_(x[:, :-1])
         return y.chunk(2, dim=-1)[0] * 2
 
 

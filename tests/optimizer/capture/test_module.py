@@ -1,0 +1,56 @@
+"""Live models: traced through a twin, weights by reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enginewright.optimizer.capture import capture
+from enginewright.plugins.errors import SourceError, UnsupportedModelError
+
+from .test_trace import TOLERANCE, eager_logits, step_inputs
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_weights_are_references(tiny_model, family):
+    model = tiny_model(family)
+    captured = capture(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    shared = [n for n in captured.program.weights if n in parameters]
+    assert shared
+    for name in shared:
+        assert captured.program.weights[name].evaluate().data_ptr() == parameters[name].data_ptr()
+    assert captured.source_description == f"transformers model {type(model).__name__}"
+    assert captured.tokenizer_files is None
+
+
+def test_16_bit_models(tiny_model):
+    model = tiny_model("Llama")
+    captured = capture(model.to(torch.bfloat16))
+    weight = captured.program.weights["model.layers.0.mlp.up_proj.weight"]
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight.evaluate(), model.model.layers[0].mlp.up_proj.weight.float())
+
+
+def test_frequencies_that_someone_changed_are_kept(tiny_model):
+    model = tiny_model("Llama")
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+    sequences = [torch.randint(3, 250, (6,))]
+    got = capture(model).program.evaluate(step_inputs(sequences))[0]
+    torch.testing.assert_close(got, eager_logits(model, sequences), **TOLERANCE)
+
+
+def test_a_model_that_was_rebuilt_is_refused(tiny_model):
+    model = tiny_model("Llama")
+    model.model.layers[0].mlp.up_proj = torch.nn.Linear(64, 96, bias=False)
+    with pytest.raises(SourceError, match=r"up_proj\.weight has shape \(96, 64\).*\(128, 64\)"):
+        capture(model)
+    model = tiny_model("Llama")
+    model.model.layers[0].mlp.up_proj = torch.nn.Linear(64, 128, bias=True)
+    with pytest.raises(SourceError, match=r"up_proj\.bias has no place"):
+        capture(model)
+
+
+def test_other_modules_are_refused():
+    with pytest.raises(UnsupportedModelError, match="Linear is no transformers model"):
+        capture(torch.nn.Linear(2, 2))

@@ -1,0 +1,80 @@
+"""Tokenizers on their way into a bundle."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
+from enginewright.plugins.errors import SourceError
+
+
+def make_tokenizer(words, *, template=None, adds_bos=False):
+    vocabulary = {w: i for i, w in enumerate(["<unk>", "<s>", "</s>", *words])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    if adds_bos:
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.mark.parametrize("words", [["a", "b"], ["a", "cat", "sat", "on", "mat"]])
+def test_files_have_what_the_tokenizer_has(words):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = make_tokenizer(words, template=template)
+    files = tokenizer_files(tokenizer)
+    assert files.chat_template == template
+    assert files.tokenizer_json is not None
+    text = " ".join(words)
+    assert Tokenizer.from_str(files.tokenizer_json).encode(text).ids == tokenizer(text)["input_ids"]
+    assert files.special_tokens["eos_token"] == "</s>"
+    assert files.special_tokens["pad_token"] is None
+    assert files.special_tokens["add_bos"] is False
+
+
+@pytest.mark.parametrize(("adds_bos", "wants_bos", "caller_adds"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_who_adds_the_start_token(adds_bos, wants_bos, caller_adds):
+    files = tokenizer_files(make_tokenizer(["a"], adds_bos=bool(adds_bos)), wants_bos=bool(wants_bos))
+    assert files.special_tokens["add_bos"] is caller_adds
+
+
+def test_the_default_of_several_templates():
+    tokenizer = make_tokenizer(["a"])
+    tokenizer.chat_template = {"default": "one", "tool_use": "two"}
+    assert tokenizer_files(tokenizer).chat_template == "one"
+
+
+def test_a_directory_brings_its_tokenizer(tiny_model, tmp_path):
+    tiny_model("Llama").save_pretrained(tmp_path)
+    make_tokenizer(["a", "b"], template="{{ bos_token }}").save_pretrained(tmp_path)
+    files = capture(tmp_path).tokenizer_files
+    assert files is not None and files.chat_template == "{{ bos_token }}"
+    other = capture(tmp_path, tokenizer=make_tokenizer(["c"])).tokenizer_files
+    assert other is not None and json.loads(other.tokenizer_json or "")["model"]["vocab"]["c"] == 3
+
+
+def test_a_live_model_takes_one_from_a_directory(tiny_model, tmp_path):
+    make_tokenizer(["a"]).save_pretrained(tmp_path)
+    files = capture(tiny_model("Llama"), tokenizer=tmp_path).tokenizer_files
+    assert files is not None and files.tokenizer_json is not None
+
+
+def test_damaged_or_missing(tmp_path):
+    assert load_tokenizer(tmp_path) is None
+    with pytest.raises(SourceError, match="no directory with a tokenizer"):
+        capture(tmp_path, tokenizer=tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer\.json.*model is missing"):
+        load_tokenizer(tmp_path)
