@@ -56,9 +56,8 @@ EW_INLINE int64_t first_key(int64_t window, int64_t position) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-// One row of a tile: scores to weights, for slots begin .. end-1. Returns what o is to be scaled by.
-EW_INLINE float softmax_tile(const PagedAttentionArgs& a, float* scores, int64_t begin, int64_t end, float* m,
-                             float* l) {
+// One row of a tile, in place: q.k to scores, -inf but for slots begin .. end-1. Returns the largest.
+EW_INLINE float mask_scores(const PagedAttentionArgs& a, float* scores, int64_t begin, int64_t end) {
   const F16 scale = splat(a.scale), hidden = splat(-__builtin_inff());
   F16 s0 = load(scores) * scale, s1 = load(scores + 16) * scale;
   if (a.softcap > 0) {
@@ -70,21 +69,36 @@ EW_INLINE float softmax_tile(const PagedAttentionArgs& a, float* scores, int64_t
     s0 = select(lanes_between(clamp(begin, 0, 16), clamp(end, 0, 16)), s0, hidden);
     s1 = select(lanes_between(clamp(begin - 16, 0, 16), clamp(end - 16, 0, 16)), s1, hidden);
   }
-  const float best = max_lanes(max(s0, s1));
-  float keep = 1.0f;
-  if (best > *m) {
-    float lanes[16];
-    store(lanes, exp(splat(*m - best)));  // 0 for the split's first tile, where m is -inf
-    keep = lanes[0];
-    *m = best;
-  }
-  const F16 top = splat(*m);
-  s0 = exp(s0 - top);
-  s1 = exp(s1 - top);
   store(scores, s0);
   store(scores + 16, s1);
-  *l = *l * keep + sum_lanes(s0 + s1);
-  return keep;
+  return max_lanes(max(s0, s1));
+}
+
+// One step of the online softmax for `rows` rows, given each row's largest score: scores become weights, m
+// and l take them in, o is scaled to the new m. The rows' factors are computed 16 at a time.
+EW_INLINE void softmax_rows(int64_t rows, int64_t width, const float* best, float* scores, float* m, float* l,
+                            float* o) {
+  float factors[kTileRows + 16];
+  for (int64_t r = 0; r < rows; r += 16) {
+    const F16 before = load_some(m + r, rows - r), after = max(load_some(best + r, rows - r), before);
+    store(factors + r, exp(before - after));  // 0 for a split's first tile, where m is -inf
+    store_some(m + r, after, rows - r);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const F16 top = splat(m[r]);
+    const F16 p0 = exp(load(scores + r * kBlock) - top), p1 = exp(load(scores + r * kBlock + 16) - top);
+    store(scores + r * kBlock, p0);
+    store(scores + r * kBlock + 16, p1);
+    l[r] = l[r] * factors[r] + sum_lanes(p0 + p1);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    if (factors[r] == 1.0f) continue;
+    const F16 factor = splat(factors[r]);
+    for (int64_t i = 0; i < width; i += 16) {
+      float* at = o + r * width + i;
+      store_some(at, load_some(at, width - i) * factor, width - i);
+    }
+  }
 }
 
 // Keys of split `split` for all rows of the task, into s.o, s.m, s.l.
@@ -118,14 +132,14 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
     const int64_t row = low * t.heads;
     accumulate((high - low) * t.heads, s.q + row * size, size, k, kBlock, size, s.scores + row * kBlock,
                kBlock, kBlock, true);
+    float best[kTileRows];
     for (int64_t token = low; token < high; ++token) {
       for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
-        const float keep = softmax_tile(a, s.scores + r * kBlock, begin(token), end(token), s.m + r, s.l + r);
-        if (keep == 1.0f) continue;
-        float* o = s.o + r * width;
-        for (int64_t i = 0; i < width; ++i) o[i] *= keep;
+        best[r - row] = mask_scores(a, s.scores + r * kBlock, begin(token), end(token));
       }
     }
+    softmax_rows((high - low) * t.heads, width, best, s.scores + row * kBlock, s.m + row, s.l + row,
+                 s.o + row * width);
     // p.v in ascending slots: those before what all tokens see, those that all see, those after.
     const auto values = [&](int64_t token, int64_t tokens, int64_t first, int64_t past) {
       if (first >= past) return;
