@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -300,6 +301,7 @@ def named_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, positive=True, integer=True)
 
 
+@lru_cache(maxsize=4096)  # sympy's polynomials are slow, and shapes repeat
 def affine_of(expr: sympy.Expr) -> Affine:
     """``expr`` over T, B and R as an Affine. Raises PassError if it isn't affine in them, with integer coefficients."""
     t, b, r = (named_symbol(s) for s in ("T", "B", "R"))

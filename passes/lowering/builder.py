@@ -197,6 +197,7 @@ class Builder:
 
     def unit(self, view: View) -> View:
         """``view`` with unit inner stride, copied if need be."""
+        view = self._readable(view)
         return view if view.has_unit_inner_stride else self.copy(view)
 
     def rows(self, view: View, rank: int = 3) -> View:

@@ -1,4 +1,4 @@
-"""Small decoders that call the ew ops themselves, as a captured model looks once it is normalised, and inputs for them."""
+"""Small decoders that call the ew ops themselves, as captured models look once normalised, and inputs for them."""
 
 from __future__ import annotations
 

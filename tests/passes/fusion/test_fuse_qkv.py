@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from enginewright.passes.base import PassContext
-from enginewright.passes.fusion.concat_linears import join_names
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from tests.passes.small_programs import (
     Linear,
@@ -92,9 +91,3 @@ def test_keys_that_no_linear_makes_stay() -> None:
 
     record = FuseQkv().run(program_from(call, inner), PassContext())
     assert [r.reason for r in record.rejected] == ["k and v does not come from a linear"]
-
-
-def test_names_of_stacked_weights() -> None:
-    assert join_names(["a.q.weight", "a.k.weight"]) == "a.q+k.weight"
-    assert join_names(["a.b.q", "a.b.k"]) == "a.b.q+k"
-    assert join_names(["x.w", "y.z.w"]) == "x+y.z.w"

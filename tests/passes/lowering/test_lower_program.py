@@ -178,6 +178,12 @@ def _parts_of_inputs(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Te
     return ew.take_rows(x.float(), i["rows"])
 
 
+def _looked_up_by_part(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    table = torch.tensor([[0.5 * j + k for j in range(4)] for k in range(20)])
+    ends = ew.embedding(i["q_start"][1:], table)  # [B, 4]
+    return ew.take_rows(features(i, 4) + ends.mean(1)[:1, None], i["rows"])
+
+
 def _rank_five(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
     x = features(i, 24).view(-1, 2, 3, 2, 2)
     return ew.take_rows((x * x).flatten(1), i["rows"])
@@ -205,6 +211,7 @@ def _where(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         (_integers, 0),
         (_reduced, 2),
         (_parts_of_inputs, 1),
+        (_looked_up_by_part, 1),
         (_rank_five, 0),
         (_norm_of_rank_four, 1),
         (_where, 0),
