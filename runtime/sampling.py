@@ -28,7 +28,7 @@ class SamplingParams:
         seed: of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: one prompt with the same
             parameters gives the same tokens at every call. Pass different seeds to get different samples.
         max_tokens: most new tokens; cut where the model's context ends.
-        stop: strings that end the text. The text is cut before the one that appears first.
+        stop: a string, or several, that end the text, which is cut before the one that appears first.
         stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
         ignore_eos: the model's own end tokens do not end the text.
         logprobs: how many most probable tokens to report with their logprobs for each new token; 0 reports none.
@@ -43,14 +43,13 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        given: str | tuple[str, ...] = self.stop  # one string is taken too
-        stop = (given,) if isinstance(given, str) else tuple(given)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _check("temperature", self.temperature, _is_number(self.temperature, 0), "a number >= 0")

@@ -175,6 +175,8 @@ class ContinuousScheduler:
 
     def _admitted(self, room: int) -> list[Chunk]:
         """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
+        if not self.waiting:
+            return []
         chunks = []
         promised = dict.fromkeys(self.pools, 0)  # blocks that running prefills will still take
         for request in self.running:

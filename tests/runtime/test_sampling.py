@@ -43,8 +43,8 @@ def test_values_at_the_edge() -> None:
 
 
 def test_one_stop_string_or_several() -> None:
-    assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
-    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
 
 
 def test_defaults_of_a_bundle() -> None:
