@@ -17,6 +17,7 @@ from enginewright.plugins.errors import UnsupportedModelError
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
 from .functional_graph import make_functional
+from .token_independence import check_token_independence
 
 _PREFIX = "model_."
 
@@ -70,7 +71,8 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
             the model computes itself is taken from ``model``.
 
     Raises:
-        UnsupportedModelError: torch.export can't trace it, or a layer's attention went round the interface.
+        UnsupportedModelError: torch.export can't trace it, a layer's attention went round the interface, or an op other
+            than attention may look at other tokens.
     """
     step, name = _Step(model), architecture(model.config)
     try:
@@ -99,6 +101,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         symbols=_symbols(exported),
     )
     _remove_checks(program)
+    check_token_independence(program)
     return program
 
 

@@ -45,7 +45,9 @@ def call(layers=(0,), mask=None, **kwargs):
     with capturing(model) as capture:
         begin_forward(q_start)
         for layer in layers:
-            out, weights = attention_function(model.inner[layer], q, k, v, CausalMask(0) if mask is None else mask, **kwargs)
+            out, weights = attention_function(
+                model.inner[layer], q, k, v, CausalMask(0) if mask is None else mask, **kwargs
+            )
     assert weights is None
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
     return out, (q, k, v, q_start), capture

@@ -20,7 +20,7 @@ def test_weights_are_references(tiny_model, family):
     assert shared
     for name in shared:
         assert captured.program.weights[name].evaluate().data_ptr() == parameters[name].data_ptr()
-    assert captured.source_description == f"transformers model {type(model).__name__}"
+    assert (captured.source.kind, captured.source.name) == ("module", type(model).__name__)
     assert captured.tokenizer_files is None
 
 

@@ -20,9 +20,7 @@ def make_tokenizer(words, *, template=None, adds_bos=False):
     backend.decoder = decoders.WordPiece()
     if adds_bos:
         backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = template
     return tokenizer
 

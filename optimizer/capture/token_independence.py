@@ -1,0 +1,131 @@
+"""Proves that no op but attention lets one token of a step look at another.
+
+Tokens of a step belong to different requests, and how many there are is chance. So every tensor of a program has the
+token axis T at most once, whole and in order, and no op works along it. What can't be shown to keep to that is refused:
+convolutions and recurrences over tokens, shifts, norms over the sequence, positions counted instead of given.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import sympy
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program, named_symbol
+from enginewright.plugins.errors import UnsupportedModelError
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_T = named_symbol("T")
+
+_ATTENTION = (ew.attention.default, ew.take_rows.default)
+
+# Results don't depend on which token is where.
+_FACTORIES = (aten.full, aten.ones, aten.zeros, aten.empty, aten.full_like, aten.ones_like, aten.zeros_like)
+
+# Only move axes about: whatever they do to T shows in the shape.
+_AXIS_MOVES = (aten.transpose, aten.permute, aten.unsqueeze, aten.squeeze, aten.expand, aten.t, aten.numpy_T)
+
+# Copies, and products that contract the last axis of the first argument with a weight or with an axis that isn't T: had
+# it been T, the result would lack T, or have it twice.
+_COPIES = (aten.clone, aten.alias, aten._to_copy, aten.detach, aten.dropout)
+_ROW_BY_ROW = (*_COPIES, aten.embedding, aten.linear, aten.mm, aten.addmm, aten.bmm, aten.matmul)
+
+_VIEWS = (aten.view, aten._unsafe_view, aten.reshape)
+_NORMS = (aten.layer_norm, aten.native_layer_norm, aten.rms_norm)
+
+
+def check_token_independence(program: Program) -> None:
+    """Raises UnsupportedModelError, naming the op and its module, unless only attention looks at other tokens."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target in _ATTENTION or not _shapes(program, node):
+            continue
+        if problem := _problem(program, node):
+            where = ", ".join(w for w in node.meta["where"] if w) or "the model"
+            raise UnsupportedModelError(
+                f"{where}: {node.target} {problem}, so one token could change another's result outside of attention",
+                hint="Only attention may look at other tokens; convolutions and recurrences can't be compiled.",
+            )
+
+
+def _problem(program: Program, node: Node) -> str | None:
+    inputs = [a for a in node.all_input_nodes if _shapes(program, a)]
+    before = [axis for a in inputs for shape in _shapes(program, a) if (axis := _token_axis(shape)) is not None]
+    after = [_token_axis(shape) for shape in _shapes(program, node)]
+    if not before and all(axis is None for axis in after):
+        return None
+    if any(axis is not None and axis < 0 for axis in after):
+        return "mixes the token axis with another"
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None if node.target.__module__ == "_operator" else "is unknown"
+    packet = node.target.overloadpacket
+    if packet in _FACTORIES:
+        return None
+    if before and any(axis is None for axis in after):
+        return "has lost the token axis"
+    if torch.Tag.pointwise in node.target.tags:
+        return None if _aligned(program, node, inputs) else "lays tokens beside others"
+    if packet in _AXIS_MOVES or packet in _ROW_BY_ROW:
+        return None
+    if packet in _VIEWS:
+        return None if _same_order(program, node, inputs[0]) else "takes tokens apart"
+    if packet in _NORMS:
+        axes = len(_shapes(program, inputs[0])[0]) - len(node.args[1])  # type: ignore[arg-type]
+        return None if before[0] < axes else "normalises over tokens"
+    if packet is aten.index:
+        return "picks tokens" if _token_axis(_shapes(program, inputs[0])[0]) is not None else None
+    return _along_dim(program, node, inputs)
+
+
+def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
+    """Of an op with an argument ``dim``: whether it works along the token axis."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    arguments = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    arguments |= {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)} | node.kwargs
+    dim = arguments.get("dim")
+    dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
+    if not dims or not inputs:
+        return "is unknown"
+    shape = _shapes(program, inputs[0])[0]
+    axis = _token_axis(shape)
+    if axis not in [d % len(shape) for d in dims]:
+        return None
+    whole = arguments.get("start") in (None, 0) and arguments.get("end") in (None, sys.maxsize)
+    if node.target is aten.slice.Tensor and whole and arguments.get("step") == 1:
+        return None
+    return "works along the token axis"
+
+
+def _aligned(program: Program, node: Node, inputs: list[Node]) -> bool:
+    """Whether the token axes of all arguments meet in one, counted from the right as broadcasting does."""
+    axes = set()
+    for one in (*inputs, node):
+        for shape in _shapes(program, one):
+            axis = _token_axis(shape)
+            if axis is not None:
+                axes.add(len(shape) - axis)
+    return len(axes) == 1
+
+
+def _same_order(program: Program, node: Node, source: Node) -> bool:
+    """Whether a view leaves what is outside and inside of the token axis as many elements as before."""
+    shapes = (_shapes(program, source)[0], _shapes(program, node)[0])
+    outside = [sympy.prod(shape[: _token_axis(shape)]) for shape in shapes]
+    return bool(outside[0] == outside[1])
+
+
+def _token_axis(shape: tuple[sympy.Expr, ...]) -> int | None:
+    """Which axis is T; None if none has to do with it, -1 if several have or one isn't T itself."""
+    axes = [i for i, size in enumerate(shape) if _T in size.free_symbols]
+    if not axes:
+        return None
+    return axes[0] if len(axes) == 1 and shape[axes[0]] == _T else -1
+
+
+def _shapes(program: Program, node: Node) -> list[tuple[sympy.Expr, ...]]:
+    """The shapes of a node's tensors; none for a size."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tuple(program.expression(s) for s in v.shape) for v in values if isinstance(v, torch.Tensor)]

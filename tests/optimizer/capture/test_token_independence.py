@@ -1,0 +1,88 @@
+"""Which graphs are shown to keep tokens apart, and which are refused with op and module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enginewright.optimizer.capture.functional_graph import make_functional
+from enginewright.optimizer.capture.token_independence import check_token_independence
+from enginewright.passes.ir.program import from_exported
+from enginewright.passes.ir.weights import Source
+from enginewright.plugins.errors import UnsupportedModelError
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, function, width):
+        super().__init__()
+        self.function = function
+        self.weight = torch.nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+class Wrapper(torch.nn.Module):
+    def __init__(self, function, width):
+        super().__init__()
+        self.model_ = torch.nn.ModuleDict({"layer": Layer(function, width)})
+
+    def forward(self, x, rows):
+        return torch.ops.ew.take_rows(self.model_["layer"](x), rows)
+
+
+def program_of(function, width):
+    wrapper = Wrapper(function, width)
+    T, R = torch.export.Dim("T", min=1, max=4096), torch.export.Dim("R", min=1, max=4096)
+    with torch.no_grad():
+        exported = torch.export.export(
+            wrapper,
+            (torch.randn(13, width), torch.zeros(5, dtype=torch.int32)),
+            dynamic_shapes={"x": {0: T}, "rows": {0: R}},
+            strict=False,
+        )
+        exported = make_functional(exported)
+    sizes = {n.name: n.meta["val"].shape for n in exported.graph.nodes if n.op == "placeholder"}
+    weights = {"layer.weight": Source("w", (width, width), torch.float32, lambda: wrapper.model_["layer"].weight)}
+    symbols = {sizes["x"][0].node.expr: "T", sizes["rows"][0].node.expr: "R"}
+    return from_exported(exported, weights, module_prefix="model_.", symbols=symbols)
+
+
+APART = {
+    "linear": lambda x, w: torch.nn.functional.linear(x, w),
+    "norm": lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:]) * w[0],
+    "softmax": lambda x, w: x.softmax(-1) @ w,
+    "heads": lambda x, w: (x @ w).view(1, x.shape[0], 2, -1).transpose(1, 2).transpose(1, 2).reshape(x.shape),
+    "halves": lambda x, w: torch.cat((x.chunk(2, dim=-1)[1], x[:, : x.shape[1] // 2]), dim=-1) @ w,
+    "reduced": lambda x, w: (x * x.mean(-1, keepdim=True) + x.pow(2).sum(1)[:, None]) @ w,
+    "table": lambda x, w: w[x[:, 0].clamp(0, 1).long()] + x,
+    "whole-slice": lambda x, w: x[:] @ w,
+}
+
+MIXED = {
+    "shift": lambda x, w: torch.nn.functional.pad(x, (0, 0, 1, 0))[:-1] @ w,
+    "cumsum": lambda x, w: x.cumsum(0) @ w,
+    "mean": lambda x, w: (x - x.mean(0, keepdim=True)) @ w,
+    "softmax": lambda x, w: x.softmax(0) @ w,
+    "flip": lambda x, w: x.flip(0) @ w,
+    "gram": lambda x, w: (x @ x.t()) @ (x @ w),
+    "convolution": lambda x, w: torch.nn.functional.conv1d(x.t()[None], w[:, :, None])[0].t(),
+    "counted-positions": lambda x, w: (x + torch.arange(x.shape[0])[:, None]) @ w,
+    "scrambled": lambda x, w: x.t().clone(memory_format=torch.contiguous_format).view(x.shape) @ w,
+    "norm-over-tokens": lambda x, w: torch.nn.functional.layer_norm(x.t()[None], [x.shape[1], x.shape[0]])[0].t() @ w,
+    "gathered": lambda x, w: x[x[:, 0].clamp(0, 1).long()] @ w,
+    "first-token": lambda x, w: (x + x[0]) @ w,
+}
+
+
+@pytest.mark.parametrize("width", [8, 12])
+@pytest.mark.parametrize("name", APART)
+def test_kept_apart(name, width):
+    check_token_independence(program_of(APART[name], width))
+
+
+@pytest.mark.parametrize("width", [8, 12])
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed(name, width):
+    with pytest.raises(UnsupportedModelError, match=r"^layer: (aten|<built)"):
+        check_token_independence(program_of(MIXED[name], width))
