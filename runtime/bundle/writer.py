@@ -70,14 +70,19 @@ class BundleWriter:
         self._weights: WeightsWriter | None = None
         self._lock: int | None = None
         self._folder = self._sibling("partial")
+        self._replaced = self._sibling("replaced")
 
     def __enter__(self) -> BundleWriter:
         self._check_final_path()
-        with _writing(self.final_path, 0):
-            self.final_path.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_stale()
-            self._folder.mkdir()
-        self._lock = _lock(self._folder)
+        try:
+            with _writing(self.final_path, 0):
+                self.final_path.parent.mkdir(parents=True, exist_ok=True)
+                self._remove_stale()
+                self._folder.mkdir()
+            self._lock = _lock(self._folder)
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def __exit__(
@@ -86,9 +91,17 @@ class BundleWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._weights is not None:
-            self._weights.close()
+        try:
+            if self._weights is not None:
+                self._weights.close()
+        finally:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Removes what isn't the bundle, unless it is the old bundle and there is no new one."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        if os.path.lexists(self.final_path):
+            shutil.rmtree(self._replaced, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -136,18 +149,16 @@ class BundleWriter:
 
     def _rename(self) -> None:
         """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""
-        replaced = self._sibling("replaced")
         self._check_final_path()
-        if _is_bundle(self.final_path):
-            os.rename(self.final_path, replaced)
         try:
+            if _is_bundle(self.final_path):
+                os.rename(self.final_path, self._replaced)
             os.rename(self._folder, self.final_path)
         except BaseException:
-            if replaced.exists():
-                os.rename(replaced, self.final_path)
+            if self._replaced.exists() and not os.path.lexists(self.final_path):
+                os.rename(self._replaced, self.final_path)
             raise
         _sync_folder(self.final_path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
 
     def _check_final_path(self) -> None:
         path = self.final_path

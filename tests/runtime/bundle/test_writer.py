@@ -80,6 +80,35 @@ def test_a_failed_overwrite_keeps_the_old_bundle(make_bundle: Make, manifest: Ma
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("when", [1, 2])
+def test_an_interruption_after_a_rename(make_bundle: Make, manifest: Manifest, monkeypatch: Any, when: int) -> None:
+    path = make_bundle()
+    before = contents(path)
+    rename, calls = os.rename, []
+
+    def interrupted(source: Any, target: Any) -> None:
+        rename(source, target)
+        calls.append(target)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), BundleWriter(path, overwrite=True) as writer:
+        writer.commit(manifest)
+    assert (contents(path) == before) == (when == 1)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_an_interruption_while_it_begins(tmp_path: Path, monkeypatch: Any) -> None:
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer_module, "_lock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        BundleWriter(tmp_path / "x.bundle").__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_existing_bundle_is_replaced_only_if_asked(make_bundle: Make, manifest: Manifest) -> None:
     path = make_bundle()
     before = contents(path)
