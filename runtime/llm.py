@@ -311,7 +311,8 @@ class LLM:
         loop = asyncio.get_running_loop()
 
         def put(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            with contextlib.suppress(RuntimeError):  # the event loop was closed: nobody listens any more
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         try:
             self._loop.submit(request, put)

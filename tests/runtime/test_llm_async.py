@@ -102,6 +102,16 @@ def test_an_event_loop_that_ends_early_does_no_harm(make_llm: MakeLLM, toy: Toy)
     assert len(llm.generate("abc", LONG)[0].token_ids) == 100
 
 
+def test_an_event_loop_that_is_closed_without_its_generators_does_no_harm(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(slow(toy()))
+    loop = asyncio.new_event_loop()
+    stream = llm.astream("abc", LONG)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    assert len(llm.generate("abd", LONG)[0].token_ids) == 100
+    del stream
+
+
 def test_chat(make_llm: MakeLLM, toy: Toy) -> None:
     llm = make_llm(toy())
     messages = [{"role": "user", "content": "hi"}]
