@@ -153,7 +153,8 @@ def test_interrupted_export_leaves_nothing(model_folder: Path, tmp_path: Path) -
             assert [p.name for p in out.iterdir()] == ["x.bundle"]
             continue
         interrupted += 1
-        assert process.returncode == 130, errors
+        # Before the command has begun Python itself ends with the signal, which a shell shows as 130 too.
+        assert process.returncode in (130, -signal.SIGINT), errors
         assert "Traceback" not in errors
         assert not list(out.iterdir())
     assert interrupted >= 3
