@@ -78,16 +78,19 @@ void Executor::check(const StepArrays& inputs) const {
   check_length("q_start", inputs.q_start.size(), requests + 1, "B + 1");
   if (inputs.q_start[0] != 0) fail("q_start[0] is not 0");
   for (int64_t b = 0; b < requests; ++b) {
-    const int64_t own = int64_t{inputs.q_start[b + 1]} - inputs.q_start[b];
-    if (own < 0) fail(entry("q_start", b + 1) + " is less than the one before");
-    if (inputs.kv_len[b] < own) {
-      fail(entry("kv_len", b) + " = " + std::to_string(inputs.kv_len[b]) + " is less than the request's " +
-           std::to_string(own) + " tokens of this step");
-    }
+    if (inputs.q_start[b + 1] < inputs.q_start[b])
+      fail(entry("q_start", b + 1) + " is less than the one before");
   }
   if (inputs.q_start[requests] != tokens) {
     fail("q_start ends with " + std::to_string(inputs.q_start[requests]) +
          ", not T = " + std::to_string(tokens));
+  }
+  for (int64_t b = 0; b < requests; ++b) {
+    const int32_t own = inputs.q_start[b + 1] - inputs.q_start[b];
+    if (inputs.kv_len[b] < own) {
+      fail(entry("kv_len", b) + " = " + std::to_string(inputs.kv_len[b]) + " is less than the request's " +
+           std::to_string(own) + " tokens of this step");
+    }
   }
   check_range("ids", inputs.ids, program_.input_limit(kIds));
   check_range("positions", inputs.positions, program_.input_limit(kPositions));

@@ -1,0 +1,397 @@
+// Program, resolver and executor: a small model with every kind of operand, in changing sizes and on several
+// threads, and what must be refused. Numbers are tested against numpy in tests/plugins/cpu; this runs under
+// ASan, UBSan and TSan.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "executor.h"
+#include "panels.h"
+
+namespace {
+
+using namespace ew;
+
+constexpr int64_t kHidden = 16, kHeads = 2, kSize = 8, kVocab = 37;
+
+struct FreeMemory {
+  void operator()(float* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float[], FreeMemory>;
+
+Floats random_floats(int64_t count, unsigned seed) {
+  const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+  Floats data(static_cast<float*>(std::aligned_alloc(64, bytes)));
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, 0.3f);
+  for (int64_t i = 0; i < count; ++i) data[i] = normal(generator);
+  return data;
+}
+
+Affine constant(int64_t value) { return {value}; }
+
+std::vector<Affine> dense(const std::vector<Affine>& shape) {
+  std::vector<Affine> strides(shape.size(), constant(1));
+  for (size_t i = shape.size() - 1; i-- > 0;)
+    strides[i] = constant(strides[i + 1].constant * shape[i + 1].constant);
+  return strides;
+}
+
+// Builds ids -> embedding -> kv_write, paged_attention -> linear -> add_rms_norm -> take_rows -> logits.
+class Model {
+ public:
+  Program program;
+
+  Model() {
+    program.add_cache_group({"full", {3}, kHeads, kSize, kSize, -1}, kBlock);
+    table_ = weight("table", {kVocab, kHidden}, WeightLayout::rows);
+    project_ = weight("project", {kHidden, kHidden}, WeightLayout::panel32);
+    head_ = weight("head", {kVocab, kHidden}, WeightLayout::panel32);
+    const Operand x = buffer("x", kTokens, kHidden), mixed = buffer("mixed", kTokens, kHidden);
+    const Operand projected = buffer("projected", kTokens, kHidden),
+                  normed = buffer("normed", kTokens, kHidden);
+    const Operand sum = buffer("sum", kTokens, kHidden), last = buffer("last", kRows, kHidden);
+    const Operand logits = buffer("logits", kRows, kVocab);
+    program.set_arena(arena_);
+    program.add_step("embedding", {input(kIds, {kTokens}), table_}, {x}, {}, "embed");
+    program.add_step("kv_write", {heads(x), heads(x), input(slots_input(0), {kTokens}), cache()}, {}, {},
+                     "attention");
+    program.add_step("paged_attention",
+                     {heads(x), cache(), input(table_input(0), {kRequests, constant(1)}),
+                      input(kQStart, {{1, 0, 1, 0}}), input(kKvLen, {kRequests})},
+                     {heads(mixed)},
+                     {{"scale", 0.35}, {"softcap", 0.0}, {"window", int64_t{0}}, {"has_sinks", false}},
+                     "attention");
+    program.add_step("linear", {mixed, project_}, {projected}, {}, "project");
+    program.add_step("add_rms_norm", {projected, x}, {normed, sum}, {{"eps", 1e-5}, {"has_weight", false}},
+                     "norm");
+    program.add_step("take_rows", {normed, input(kRowsInput, {kRows})}, {last}, {}, "rows");
+    program.add_step("linear", {last, head_}, {logits}, {}, "head");
+    program.set_logits(logits);
+    program.finish();
+  }
+
+  Operand weight(const std::string& name, std::vector<int64_t> shape, WeightLayout layout) {
+    Weight weight{name, Dtype::f32, shape, layout, nullptr};
+    const int64_t count = weight.elements();
+    memory_.push_back(random_floats(count, static_cast<unsigned>(memory_.size())));
+    weight.data = memory_.back().get();
+    Operand operand{OperandKind::weight, 0, Dtype::f32, {}, {}, {}, name};
+    for (const int64_t size : shape) operand.shape.push_back(constant(size));
+    operand.strides = dense(operand.shape);
+    operand.index = program.add_weight(std::move(weight), count * kElementBytes);
+    return operand;
+  }
+
+  Operand buffer(const std::string& name, Affine rows, int64_t width) {
+    const int64_t bytes = width * kElementBytes;
+    const Affine size{rows.constant * bytes, rows.t * bytes, rows.b * bytes, rows.r * bytes};
+    const int index = program.add_buffer({name, size, arena_});
+    arena_ = {arena_.constant + size.constant, arena_.t + size.t, arena_.b + size.b, arena_.r + size.r};
+    return {OperandKind::buffer,
+            index,
+            Dtype::f32,
+            {rows, constant(width)},
+            {constant(width), constant(1)},
+            {},
+            name};
+  }
+
+  static Operand heads(Operand operand) {  // [T, H] as [T, heads, size]
+    operand.shape = {operand.shape[0], constant(kHeads), constant(kSize)};
+    operand.strides = {operand.strides[0], constant(kSize), constant(1)};
+    return operand;
+  }
+
+  Operand input(int index, std::vector<Affine> shape) const {
+    const std::vector<Affine> strides = dense(shape);
+    return {OperandKind::input, index, Dtype::i32, std::move(shape), strides, {}, program.input_name(index)};
+  }
+
+  static Operand cache() { return {OperandKind::cache, 0, Dtype::f32, {}, {}, {}, "full/3"}; }
+
+ private:
+  std::vector<Floats> memory_;
+  Operand table_, project_, head_;
+  Affine arena_;
+};
+
+// One step's arrays; request b has its own blocks.
+struct StepData {
+  std::vector<int32_t> ids, positions, q_start{0}, kv_len, rows, slots, table;
+  int64_t width = 4;
+
+  void add(int32_t first_block, int32_t past, const std::vector<int32_t>& tokens, bool sample = true) {
+    for (int64_t i = 0; i < width; ++i) table.push_back(first_block + static_cast<int32_t>(i));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int32_t position = past + static_cast<int32_t>(i);
+      ids.push_back(tokens[i]);
+      positions.push_back(position);
+      slots.push_back(first_block * 32 + position);
+    }
+    q_start.push_back(static_cast<int32_t>(ids.size()));
+    kv_len.push_back(past + static_cast<int32_t>(tokens.size()));
+    if (sample) rows.push_back(static_cast<int32_t>(ids.size()) - 1);
+  }
+
+  StepArrays arrays() const { return {ids, positions, q_start, kv_len, rows, {{slots, table, width}}}; }
+};
+
+std::vector<int32_t> sequence(int length, int seed) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < length; ++i) ids.push_back((seed + 7 * i) % static_cast<int>(kVocab));
+  return ids;
+}
+
+std::vector<float> logits_of(Executor& executor) {
+  std::vector<float> logits;
+  for (int64_t r = 0; r < executor.rows(); ++r) {
+    const float* row = executor.logits() + r * executor.logits_stride();
+    logits.insert(logits.end(), row, row + kVocab);
+  }
+  return logits;
+}
+
+std::vector<float> run(Executor& executor, const StepData& step) {
+  executor.run(step.arrays());
+  return logits_of(executor);
+}
+
+void results_do_not_depend_on_company_or_threads() {
+  const Model model;
+  for (const std::string& isa : available_isas()) {
+    Executor alone(model.program, {16}, 1, isa);
+    std::vector<float> expected;
+    for (int seed = 0; seed < 3; ++seed) {
+      StepData step;
+      step.add(4 * seed, 0, sequence(40 + seed, seed));
+      const std::vector<float> logits = run(alone, step);
+      for (const float value : logits) CHECK(std::isfinite(value)) << isa;
+      expected.insert(expected.end(), logits.begin(), logits.end());
+    }
+    for (const int threads : {1, 2, 4}) {
+      Executor executor(model.program, {16}, threads, isa);
+      StepData whole;
+      for (int seed = 0; seed < 3; ++seed) whole.add(4 * seed, 0, sequence(40 + seed, seed));
+      CHECK(run(executor, whole) == expected) << isa << " " << threads;
+      StepData most, rest;
+      for (int seed = 0; seed < 3; ++seed) {
+        const std::vector<int32_t> ids = sequence(40 + seed, seed);
+        most.add(4 * seed, 0, {ids.begin(), ids.end() - 1}, false);
+        rest.add(4 * seed, 39 + seed, {ids.end() - 1, ids.end()});
+      }
+      CHECK(run(executor, most).empty());  // R = 0
+      CHECK(run(executor, rest) == expected) << isa << " " << threads;
+    }
+  }
+}
+
+void sizes_change_all_the_time() {
+  const Model model;
+  const std::string isa = available_isas()[0];
+  Executor executor(model.program, {32}, 2, isa);
+  for (int round = 0; round < 3; ++round) {
+    for (int length = 1; length < 50; length += 3) {
+      StepData step;
+      step.width = 2 + length % 3;
+      step.add(0, 0, sequence(length, 1));
+      step.add(8, 0, sequence(length / 2 + 1, 2));
+      Executor fresh(model.program, {32}, 1, isa);
+      CHECK(run(executor, step) == run(fresh, step)) << length;
+    }
+  }
+}
+
+void options_copy_and_time() {
+  const Model model;
+  Executor executor(model.program, {16}, 2, "portable");
+  StepData step;
+  step.add(0, 0, {1, 2, 3});
+  std::vector<double> seconds;
+  std::vector<DumpedArray> dumped;
+  executor.run(step.arrays(), {4, &dumped, &seconds});
+  CHECK(seconds.size() == model.program.steps().size() && seconds[0] > 0);
+  CHECK(dumped.size() == 2 && dumped[1].shape == (std::vector<int64_t>{3, kHidden}));
+  CHECK(dumped[0].bytes.size() == 3 * kHidden * sizeof(float));
+  CHECK_THROWS(executor.run(step.arrays(), {7, &dumped, nullptr}), std::invalid_argument);
+  int32_t token = -1;
+  const RowSampling greedy;
+  executor.sample(&greedy, {.tokens = &token});
+  const std::vector<float> logits = logits_of(executor);
+  CHECK(token == std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+void executors_run_at_the_same_time() {
+  const Model model;
+  StepData step;
+  step.add(0, 0, sequence(30, 3));
+  std::vector<float> results[2];
+  {
+    std::vector<std::thread> threads;
+    for (std::vector<float>& result : results) {
+      threads.emplace_back([&] {
+        Executor executor(model.program, {4}, 2, "portable");
+        for (int i = 0; i < 10; ++i) result = run(executor, step);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  CHECK(!results[0].empty() && results[0] == results[1]);
+}
+
+template <class Change>
+void refused(Executor& executor, const char* what, const Change& change) {
+  StepData step;
+  step.add(0, 31, {1, 2, 3});
+  step.add(8, 0, {4});
+  change(step);
+  bool thrown = false;
+  try {
+    executor.run(step.arrays());
+  } catch (const std::invalid_argument& e) {
+    thrown = std::string(e.what()).find(what) != std::string::npos;
+    CHECK(thrown) << e.what();
+  }
+  CHECK(thrown) << what;
+}
+
+void bad_steps_are_refused() {
+  const Model model;
+  Executor executor(model.program, {16}, 1, "portable");
+  refused(executor, "ids[1]", [](StepData& s) { s.ids[1] = kVocab; });
+  refused(executor, "ids[0]", [](StepData& s) { s.ids[0] = -1; });
+  refused(executor, "positions[0]", [](StepData& s) { s.positions[0] = -1; });
+  refused(executor, "rows[1]", [](StepData& s) { s.rows[1] = 4; });
+  refused(executor, "slots:full[2]", [](StepData& s) { s.slots[2] = 16 * 32; });
+  refused(executor, "is not where block_table:full has it", [](StepData& s) { ++s.slots[0]; });
+  refused(executor, "block_table:full[0, 1]", [](StepData& s) { s.table[1] = 16; });
+  refused(executor, "block_table:full[0, 0]", [](StepData& s) { s.table[0] = INT32_MIN; });
+  refused(executor, "too few for kv_len[0]", [](StepData& s) { s.kv_len[0] = INT32_MAX; });
+  refused(executor, "kv_len[1]", [](StepData& s) { s.kv_len[1] = -1; });
+  refused(executor, "q_start[2]", [](StepData& s) { s.q_start[1] = INT32_MAX; });
+  refused(executor, "q_start[1]", [](StepData& s) { s.q_start[1] = INT32_MIN; });
+  refused(executor, "q_start[0]", [](StepData& s) { s.q_start[0] = -1; });
+  refused(executor, "q_start ends", [](StepData& s) { s.q_start[2] = 5; });
+  refused(executor, "q_start has", [](StepData& s) { s.q_start.pop_back(); });
+  refused(executor, "positions has", [](StepData& s) { s.positions.push_back(0); });
+  refused(executor, "block_table:full has", [](StepData& s) { s.table.pop_back(); });
+  refused(executor, "slots:full has", [](StepData& s) { s.slots.pop_back(); });
+  refused(executor, "ids has 0", [](StepData& s) { s = StepData(); });
+  StepData step;
+  step.add(0, 0, {1});
+  CHECK(run(executor, step).size() == kVocab);
+}
+
+void bad_programs_are_refused() {
+  const auto add = [](const std::string& op, auto inputs, auto outputs, const AttributeMap& attributes) {
+    Model model;
+    const Operand x = model.buffer("late", kTokens, kHidden);
+    CHECK_THROWS(model.program.add_step(op, inputs(model, x), outputs(model, x), attributes, "w"),
+                 std::invalid_argument);
+  };
+  using Operands = std::vector<Operand>;
+  const auto same = [](Model&, const Operand& x) { return Operands{x}; };
+  const auto none = [](Model&, const Operand&) { return Operands{}; };
+  add("nothing", same, same, {});
+  add("copy", none, same, {});
+  add("copy", same, none, {});
+  add("copy", same, same, {{"x", true}});
+  add("copy",
+      [](Model&, Operand x) {
+        x.index = 99;
+        return Operands{x};
+      },
+      same, {});
+  add("copy",
+      [](Model&, Operand x) {
+        x.index = -1;
+        return Operands{x};
+      },
+      same, {});
+  add("copy",
+      [](Model&, Operand x) {
+        x.strides.pop_back();
+        return Operands{x};
+      },
+      same, {});
+  add("copy",
+      [](Model&, Operand x) {
+        x.shape.clear();
+        x.strides.clear();
+        return Operands{x};
+      },
+      same, {});
+  add("copy",
+      [](Model&, Operand x) {
+        x.strides[0].t = INT64_MAX;
+        return Operands{x};
+      },
+      same, {});
+  add("copy", [](Model& m, const Operand&) { return Operands{m.cache()}; }, same, {});
+  add("reduce", same, same, {{"kind", std::string("sum")}});
+  CHECK_THROWS(Program().finish(), std::invalid_argument);
+  CHECK_THROWS(Executor(Program(), {}, 1, "portable"), std::invalid_argument);
+  CHECK_THROWS(Model().program.add_cache_group({"late", {0}, 1, 1, 1, -1}, kBlock), std::invalid_argument);
+  const Model model;
+  CHECK_THROWS(Executor(model.program, {0}, 1, "portable"), std::invalid_argument);
+  CHECK_THROWS(Executor(model.program, {}, 1, "portable"), std::invalid_argument);
+  CHECK_THROWS(Executor(model.program, {1}, 0, "portable"), std::invalid_argument);
+  CHECK_THROWS(Executor(model.program, {1}, 1, "none"), std::invalid_argument);
+}
+
+// Strides and offsets that lead out of a buffer, or whose product overflows, must be seen before a kernel
+// runs.
+void operands_stay_inside_their_buffers() {
+  const auto refused_at_run = [](auto change) {
+    Model model;
+    Operand x = model.buffer("late", kTokens, kHidden);
+    Operand y = model.buffer("later", kTokens, kHidden);
+    change(x, y);
+    model.program.add_step("copy", {x}, {y}, {}, "w");
+    Executor executor(model.program, {16}, 1, "portable");
+    StepData step;
+    step.add(0, 0, {1, 2, 3});
+    CHECK_THROWS(executor.run(step.arrays()), std::invalid_argument);
+  };
+  refused_at_run([](Operand&, Operand&) {});  // the buffers were added behind what the arena has
+  refused_at_run([](Operand& x, Operand& y) {
+    x.index = y.index = 0;
+    y.offset = constant(1);
+  });
+  refused_at_run([](Operand& x, Operand& y) {
+    x.index = y.index = 0;
+    x.offset = constant(-1);
+  });
+  refused_at_run([](Operand& x, Operand& y) {
+    x.index = y.index = 0;
+    x.strides[0] = constant(int64_t{1} << 40);
+  });
+  refused_at_run([](Operand& x, Operand& y) {
+    x.index = y.index = 0;
+    x.shape[1] = y.shape[1] = constant(int64_t{1} << 40);
+    x.strides[1] = constant(int64_t{1} << 40);
+  });
+  refused_at_run([](Operand& x, Operand& y) {
+    x.index = y.index = 0;
+    y.strides[0] = {0, -1, 0, 0};
+  });
+}
+
+}  // namespace
+
+int main() {
+  RUN(results_do_not_depend_on_company_or_threads);
+  RUN(sizes_change_all_the_time);
+  RUN(options_copy_and_time);
+  RUN(executors_run_at_the_same_time);
+  RUN(bad_steps_are_refused);
+  RUN(bad_programs_are_refused);
+  RUN(operands_stay_inside_their_buffers);
+  return ew::check::result();
+}

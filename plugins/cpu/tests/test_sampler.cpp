@@ -1,0 +1,136 @@
+// Philox against its published vectors, and the sampler's edges. Its numbers are tested in tests/plugins/cpu.
+#include <cmath>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+#include "philox.h"
+#include "sampler.h"
+#include "thread_pool.h"
+
+namespace {
+
+using ew::RowSampling;
+using ew::Sampler;
+using ew::ThreadPool;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::vector<float> random_logits(size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> logits(count);
+  for (float& logit : logits) logit = normal(generator);
+  return logits;
+}
+
+int32_t sample_one(const std::vector<float>& logits, const RowSampling& parameters) {
+  ThreadPool pool(1);
+  int32_t token = -1;
+  const int64_t vocab = static_cast<int64_t>(logits.size());
+  Sampler().sample(logits.data(), 1, vocab, vocab, &parameters, {.tokens = &token}, pool);
+  return token;
+}
+
+// The known-answer vectors of Random123 for philox4x32 with 10 rounds.
+void philox_known_answers() {
+  using Counter = std::array<uint32_t, 4>;
+  const uint32_t ones = 0xffffffffu;
+  CHECK((ew::philox4x32_10({0, 0, 0, 0}, {0, 0}) == Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  CHECK((ew::philox4x32_10({ones, ones, ones, ones}, {ones, ones}) ==
+         Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  CHECK((ew::philox4x32_10({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+         Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+void uniform_is_in_range() {
+  double sum = 0;
+  for (uint64_t i = 0; i < 10000; ++i) {
+    const double u = ew::philox_uniform(42, i);
+    CHECK(u >= 0 && u < 1);
+    sum += u;
+  }
+  CHECK(std::abs(sum / 10000 - 0.5) < 0.02) << sum;  // seven deviations
+}
+
+// Cutting to one token in any way gives the greedy one.
+void cuts_to_one_token_are_greedy() {
+  for (const size_t vocab : {1, 2, 31, 32, 33, 511, 512, 513, 5000}) {
+    const std::vector<float> logits = random_logits(vocab, static_cast<unsigned>(vocab));
+    const int32_t best = sample_one(logits, {});
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      CHECK(sample_one(logits, {.temperature = 2, .top_k = 1, .seed = seed}) == best) << vocab;
+      CHECK(sample_one(logits, {.temperature = 2, .top_p = 0, .seed = seed}) == best) << vocab;
+      CHECK(sample_one(logits, {.temperature = 2, .min_p = 1, .seed = seed}) == best) << vocab;
+      CHECK(sample_one(logits, {.temperature = 1e-6f, .seed = seed}) == best) << vocab;
+    }
+  }
+}
+
+void tokens_of_no_weight_are_never_drawn() {
+  std::vector<float> logits(2000, -kInfinity);
+  logits[700] = 1;
+  logits[1999] = 1;
+  int counts[2] = {};
+  for (uint64_t counter = 0; counter < 200; ++counter) {
+    const int32_t token = sample_one(logits, {.temperature = 1, .counter = counter});
+    CHECK(token == 700 || token == 1999) << token;
+    ++counts[token == 1999];
+  }
+  CHECK(counts[0] > 60 && counts[1] > 60) << counts[0] << " " << counts[1];
+}
+
+void rows_do_not_depend_on_threads_or_stride() {
+  constexpr int64_t kRows = 17, kVocab = 300, kStride = 333;
+  const std::vector<float> logits = random_logits(kRows * kStride, 4);
+  std::vector<RowSampling> parameters;
+  for (int64_t row = 0; row < kRows; ++row) {
+    parameters.push_back({.temperature = 0.5f * static_cast<float>(row % 3),
+                          .top_k = row % 4 ? 20 : 0,
+                          .top_p = row % 5 ? 1.0f : 0.7f,
+                          .seed = static_cast<uint64_t>(row)});
+  }
+  std::vector<int32_t> first(kRows), again(kRows), top_ids(kRows * 4);
+  std::vector<float> token_logprobs(kRows), top_logprobs(kRows * 4);
+  ThreadPool one(1), two(2);
+  Sampler sampler;
+  sampler.sample(logits.data(), kRows, kVocab, kStride, parameters.data(), {.tokens = first.data()}, one);
+  sampler.sample(logits.data(), kRows, kVocab, kStride, parameters.data(),
+                 {again.data(), token_logprobs.data(), top_ids.data(), top_logprobs.data(), 4}, two);
+  CHECK(first == again);
+  for (int64_t row = 0; row < kRows; ++row) {
+    const std::vector<float> own(logits.begin() + row * kStride, logits.begin() + row * kStride + kVocab);
+    CHECK(sample_one(own, parameters[row]) == first[row]);
+    CHECK(top_ids[row * 4] == sample_one(own, {}));
+    CHECK(token_logprobs[row] <= top_logprobs[row * 4] && top_logprobs[row * 4] <= 0);
+  }
+}
+
+void faults_are_refused() {
+  const std::vector<float> good(5, 1.0f);
+  CHECK_THROWS(sample_one({1, NAN, 2}, {}), std::runtime_error);
+  CHECK_THROWS(sample_one({1, kInfinity}, {.temperature = 1}), std::runtime_error);
+  CHECK_THROWS(sample_one({-kInfinity, -kInfinity}, {}), std::runtime_error);
+  CHECK_THROWS(sample_one(good, {.temperature = -1}), std::invalid_argument);
+  CHECK_THROWS(sample_one(good, {.temperature = NAN}), std::invalid_argument);
+  CHECK_THROWS(sample_one(good, {.temperature = 1, .top_k = -1}), std::invalid_argument);
+  CHECK_THROWS(sample_one(good, {.temperature = 1, .top_p = 1.01f}), std::invalid_argument);
+  CHECK_THROWS(sample_one(good, {.temperature = 1, .min_p = NAN}), std::invalid_argument);
+  CHECK_THROWS(sample_one({}, {}), std::invalid_argument);
+  std::vector<float> weights(5);
+  CHECK_THROWS(Sampler().distribution(good.data(), 5, {}, weights.data()), std::invalid_argument);
+}
+
+}  // namespace
+
+int main() {
+  RUN(philox_known_answers);
+  RUN(uniform_is_in_range);
+  RUN(cuts_to_one_token_are_greedy);
+  RUN(tokens_of_no_weight_are_never_drawn);
+  RUN(rows_do_not_depend_on_threads_or_stride);
+  RUN(faults_are_refused);
+  return ew::check::result();
+}

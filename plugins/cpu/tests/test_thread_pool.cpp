@@ -1,0 +1,128 @@
+// The thread pool: every task once, memory ordering, uneven work, many regions, start and stop. Run it under
+// TSan.
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "thread_pool.h"
+
+namespace {
+
+using ew::ThreadPool;
+
+const int kSizes[] = {1, 2, 3, 8};
+
+void every_task_runs_once() {
+  for (const int size : kSizes) {
+    ThreadPool pool(size);
+    CHECK(pool.size() == size);
+    for (const int64_t tasks : {0, 1, 2, 7, 64, 1000}) {
+      std::vector<int> runs(static_cast<size_t>(tasks),
+                            0);  // plain ints: TSan sees it if two threads share one
+      std::vector<int64_t> by_worker(static_cast<size_t>(size) * 16, 0);
+      pool.parallel_for(tasks, [&](int64_t task, int worker) {
+        ++runs[task];
+        ++by_worker[static_cast<size_t>(worker) * 16];
+      });
+      for (const int count : runs) CHECK(count == 1);
+      CHECK(std::accumulate(by_worker.begin(), by_worker.end(), int64_t{0}) == tasks);
+    }
+  }
+}
+
+void sizes_below_one_mean_one() {
+  CHECK(ThreadPool(0).size() == 1);
+  CHECK(ThreadPool(-3).size() == 1);
+}
+
+// What one region writes, the next one reads on other threads, without atomics.
+void regions_see_each_other() {
+  for (const int size : kSizes) {
+    ThreadPool pool(size);
+    std::vector<int64_t> values(97, 1);
+    std::vector<int64_t> next(values.size());
+    const int64_t count = static_cast<int64_t>(values.size());
+    for (int round = 0; round < 300; ++round) {
+      pool.parallel_for(count,
+                        [&](int64_t i, int) { next[i] = (values[i] + values[(i + 1) % count]) % 1009; });
+      values.swap(next);
+    }
+    std::vector<int64_t> expected(values.size(), 1);
+    for (int round = 0; round < 300; ++round) {
+      for (size_t i = 0; i < expected.size(); ++i)
+        next[i] = (expected[i] + expected[(i + 1) % expected.size()]) % 1009;
+      expected.swap(next);
+    }
+    CHECK(values == expected) << "size " << size;
+  }
+}
+
+void one_slow_task_holds_nobody_else() {
+  ThreadPool pool(2);
+  std::vector<int> worker_of(200, -1);
+  pool.parallel_for(200, [&](int64_t task, int worker) {
+    if (task == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    worker_of[task] = worker;
+  });
+  int others = 0;
+  for (const int worker : worker_of) others += worker != worker_of[0];
+  CHECK(others >= 150) << others;
+}
+
+void sleeping_workers_wake_up() {
+  ThreadPool pool(3);
+  for (int round = 0; round < 5; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));  // longer than they spin
+    std::vector<int> runs(30, 0);
+    pool.parallel_for(30, [&](int64_t task, int) {
+      ++runs[task];
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    });
+    for (const int count : runs) CHECK(count == 1);
+  }
+}
+
+void pools_start_and_stop() {
+  for (int round = 0; round < 50; ++round) {
+    ThreadPool pool(1 + round % 4);
+    std::atomic<int> total{0};
+    if (round % 3)
+      pool.parallel_for(10, [&](int64_t, int) { total.fetch_add(1, std::memory_order_relaxed); });
+    CHECK(total == (round % 3 ? 10 : 0));
+  }
+}
+
+// More threads than cores, so that some are always descheduled: spinning must give way. A barrier that only
+// spins takes minutes for this.
+void crowds_get_through() {
+  ThreadPool first(8);
+  std::atomic<bool> stop{false};
+  std::thread rival([&] {
+    ThreadPool second(8);
+    while (!stop) second.parallel_for(16, [](int64_t, int) {});
+  });
+  int64_t total = 0;
+  for (int round = 0; round < 2000; ++round) {
+    int64_t part[16] = {};
+    first.parallel_for(16, [&](int64_t task, int) { part[task] = task; });
+    total += std::accumulate(part, part + 16, int64_t{0});
+  }
+  stop = true;
+  rival.join();
+  CHECK(total == 2000 * 120);
+}
+
+}  // namespace
+
+int main() {
+  RUN(every_task_runs_once);
+  RUN(sizes_below_one_mean_one);
+  RUN(regions_see_each_other);
+  RUN(one_slow_task_holds_nobody_else);
+  RUN(sleeping_workers_wake_up);
+  RUN(pools_start_and_stop);
+  RUN(crowds_get_through);
+  return ew::check::result();
+}
