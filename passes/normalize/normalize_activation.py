@@ -39,8 +39,15 @@ def _half_x_times(factor: Pattern) -> Pattern:
     )
 
 
-_CUBE: Pattern = Call(aten.pow.Tensor_Scalar, Bind("x"), 3) | Call(
-    aten.mul.Tensor, Bind("x"), Call(aten.mul.Tensor, Bind("x"), Bind("x")) | Call(aten.pow.Tensor_Scalar, Bind("x"), 2)
+_X = Bind("x")
+_SQUARE: Pattern = Call(aten.mul.Tensor, _X, _X) | Call(aten.pow.Tensor_Scalar, _X, 2)
+_CUBE: Pattern = Call(aten.pow.Tensor_Scalar, _X, 3) | Call(aten.mul.Tensor, _X, _SQUARE)
+_C_TIMES_X = Call(aten.mul.Tensor, _X, Number("cubic"))
+_CUBIC: Pattern = Call(aten.mul.Tensor, _CUBE, Number("cubic")) | Call(aten.mul.Tensor, _C_TIMES_X, _SQUARE)
+_QUADRATIC: Pattern = Call(aten.mul.Tensor, _SQUARE, Number("cubic")) | Call(aten.mul.Tensor, _C_TIMES_X, _X)
+# slope * (x + cubic x^3), and slope * x * (1 + cubic x^2)
+_INNER: Pattern = Call(aten.mul.Tensor, Call(aten.add.Tensor, _X, _CUBIC, alpha=1), Number("slope")) | Call(
+    aten.mul.Tensor, Call(aten.mul.Tensor, _X, Number("slope")), Call(aten.add.Tensor, _QUADRATIC, 1)
 )
 
 
@@ -48,16 +55,7 @@ class GeluTanh(Rule):
     """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415."""
 
     name = "gelu_tanh"
-    pattern = _half_x_times(
-        Call(
-            aten.tanh.default,
-            Call(
-                aten.mul.Tensor,
-                Call(aten.add.Tensor, Bind("x"), Call(aten.mul.Tensor, _CUBE, Number("cubic")), alpha=1),
-                Number("slope"),
-            ),
-        )
-    )
+    pattern = _half_x_times(Call(aten.tanh.default, _INNER))
 
     def check(self, program: Program, match: Match) -> str | None:
         return _differs(match, slope=math.sqrt(2 / math.pi), cubic=0.044715)

@@ -8,6 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from ..ir.program import Program
+from ..ir.provenance import where_of
 from ..match import Anything, Bind, Call, Match, Number, Pattern, RewritePass, Rule
 from ..views import RESHAPES
 from .rope_columns import Columns, read_columns
@@ -50,9 +51,9 @@ class _RopeRule(Rule):
     def rewrite(self, program: Program, match: Match) -> Node:
         cos = _table(program, match.node("cos"))
         assert cos is not None  # check has seen to it
-        where = match.where
-        table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=where)
-        return program.call(ew.rope.default, match.node("x"), table, self.interleaved, where=where)
+        made = where_of(a for n in ("cos", "sin") for a in match.node(n).all_input_nodes)
+        table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=made)
+        return program.call(ew.rope.default, match.node("x"), table, self.interleaved, where=match.where)
 
 
 def _table(program: Program, node: Node) -> Columns | None:

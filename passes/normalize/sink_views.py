@@ -47,7 +47,8 @@ class _Sinking:
             if node.op == "call_function":
                 self.visit(node)
         output = self.program.output
-        output.args = map_arg(output.args, self.remade)
+        with self.program.inserting_before(output):
+            output.args = map_arg(output.args, self.remade)
         return self.result
 
     def visit(self, node: Node) -> None:

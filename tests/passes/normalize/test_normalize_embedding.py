@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
+from tests.passes.rewriting import op_counts, rewrite
+from tests.passes.small_programs import program_from
+
+aten = torch.ops.aten
+Inputs = dict[str, torch.Tensor]
+
+
+class Table(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(width)
+        self.table = nn.Parameter(torch.randn(256, width))
+
+
+@pytest.mark.parametrize("width", [4, 9])
+def test_tokens_and_shifted_positions(width: int) -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return aten.embedding.default(m.table, i["ids"], 0) + aten.embedding.default(m.table, i["positions"] + 2)
+
+    program = program_from(call, Table(width))
+    (record,) = rewrite(program, NormalizeEmbedding())
+    assert record.matched == 2
+    assert op_counts(program) == {"ew.embedding": 2, "aten.add": 2}
+
+
+def test_reasons() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        batched = aten.embedding.default(m.table, i["ids"][None])[0]
+        return batched + aten.embedding.default(m.table * 2.0, i["ids"])
+
+    program = program_from(call, Table(4))
+    (record,) = rewrite(program, NormalizeEmbedding())
+    assert record.matched == 0
+    assert [r.reason for r in record.rejected] == [
+        "embedding: the ids have rank 2, not 1",
+        "embedding: the table is computed by the program",
+    ]
