@@ -3,8 +3,8 @@
 // A layer's cache, block by block (K = 32 slots; block_table[b][i] holds positions 32 i .. 32 i + 31 of
 // request b):
 //
-//   k  [P][Nkv][D][32]   one block of one head:  d=0: slot 0 .. 31 | d=1: slot 0 .. 31 | ...   (keys side by
-//   side) v  [P][Nkv][32][Dv]                          slot 0: 0 .. Dv-1 | slot 1: 0 .. Dv-1 | ...
+//   k  [P][Nkv][D][32]     | d=0: slot 0 .. 31 | d=1: slot 0 .. 31 | ...      keys side by side
+//   v  [P][Nkv][32][Dv]    | slot 0: 0 .. Dv-1 | slot 1: 0 .. Dv-1 | ...      one value after another
 //
 // so that q.k of a block and p.v are both products of the linear's shape: a row's element, broadcast, times a
 // vector. A query tile has rows (token, head): the query heads that share a kv head, for some tokens of one
@@ -26,9 +26,9 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kTileRows = 36;  // rows of a query tile: three full microkernels of AVX-512
-constexpr int64_t kTileTokens = 32;
-constexpr int64_t kTileHeads = 32;
+constexpr int64_t kTileRows = 36;    // most rows of a query tile: three full microkernels of AVX-512
+constexpr int64_t kTileTokens = 32;  // most tokens of one, so that few rows are cut by the diagonal
+constexpr int64_t kTileHeads = 32;   // most heads of one; a larger group is taken in pieces
 constexpr int64_t kMaxPartial = int64_t{1} << 24;  // floats of partial results: 64 MB
 
 // Some tokens and heads of one request, against its keys of splits split_begin .. split_end-1.

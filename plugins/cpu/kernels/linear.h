@@ -20,8 +20,7 @@ namespace {
 constexpr int64_t kRowBlock = 96;      // rows of x in a task
 constexpr int64_t kDepthBlock = 1024;  // k of one pass over a panel
 
-// One microkernel call: R rows of P panels, k0 <= k < k1. Loads y unless k0 is 0; adds the bias at the end of
-// K.
+// One microkernel call: R rows of P panels, k0 <= k < k1. Loads y unless k0 is 0; adds the bias when k1 is K.
 template <int R, int P>
 void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, int64_t k1) {
   const int64_t panel_stride = a.k * kPanel;
@@ -75,8 +74,7 @@ void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, i
   }
 }
 
-// Few rows: bound by memory, so several panels are streamed at once where registers allow, each weight read
-// once.
+// Few rows are bound by memory: several panels are streamed at once where registers allow.
 template <int R>
 void linear_stream(const LinearArgs& a, int64_t panel, int64_t panel_end) {
   constexpr int kFit = (kRegisters / 2 - 1) / (R + 1);  // R x 2P sums and 2P weights at once, and a broadcast

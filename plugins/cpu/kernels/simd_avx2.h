@@ -10,8 +10,7 @@
 namespace ew {
 namespace {
 
-constexpr int kMaxRows =
-    3;  // rows of a microkernel: 3 x 4 accumulators, 3 broadcasts and 1 weight of 16 registers
+constexpr int kMaxRows = 3;  // 3 x 4 accumulators, 3 broadcasts and 1 weight of 16 registers
 constexpr int kRegisters = 8;
 constexpr int kStreamPanels = 2;
 

@@ -15,8 +15,7 @@
 namespace ew {
 namespace {
 
-constexpr int kMaxRows =
-    12;  // rows of a microkernel: 12 x 2 accumulators, 2 weights and 1 broadcast of 32 registers
+constexpr int kMaxRows = 12;  // 12 x 2 accumulators, 2 weights and 1 broadcast of 32 registers
 constexpr int kRegisters = 32;
 constexpr int kStreamPanels = 4;
 

@@ -17,8 +17,7 @@ struct Walk {
   int64_t stride[N][kMaxRank];
 };
 
-// Moves sizes towards the last dimension where no operand has a gap. keep_last: the last dimension stays as
-// it is.
+// Moves sizes towards the last dimension where no operand has a gap, but not into it if keep_last.
 template <int N>
 void merge_dimensions(Walk<N>* w, bool keep_last) {
   int to = keep_last ? 2 : 3;
