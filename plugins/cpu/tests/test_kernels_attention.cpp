@@ -130,9 +130,9 @@ class Scene {
   Workspace workspace_;
 };
 
-// Scores are chains of D products of size ~2, softmax weights are within exp's 2 ulp, the sums over keys are
-// of weights that add to 1 and values of size 1: a few tens of eps in all, 2e-6 with room for portable's
-// unfused sums at D = 256.
+// Scores are chains of D products and within a few eps of their size (about 2 to 6), which their exponentials
+// pass on as a relative error; the weights add to 1 and the values are of size 1. So a few tens of eps in
+// all; this is 34 of them.
 constexpr double kTolerance = 4e-6;
 
 const std::vector<Options>& all_options() {
