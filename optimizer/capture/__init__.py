@@ -98,8 +98,11 @@ def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | Non
 
 
 def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
-    with path.open("rb") as handle:
-        magic = handle.read(len(gguf.MAGIC))
+    try:
+        with path.open("rb") as handle:
+            magic = handle.read(len(gguf.MAGIC))
+    except OSError as e:
+        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
     if magic != gguf.MAGIC:
         raise SourceError(
             f"{path} is no GGUF file (it begins with {magic!r})",

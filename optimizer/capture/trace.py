@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,9 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     """
     step, name = _Step(model), architecture(model.config)
     try:
-        with torch.no_grad(), capturing(model) as attention:
+        with torch.no_grad(), capturing(model) as attention, warnings.catch_warnings():
+            # torch copies tree specs in a way that it has deprecated itself; nobody exporting a model can change that.
+            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
             exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
             exported = make_functional(exported)
     except UnsupportedModelError:

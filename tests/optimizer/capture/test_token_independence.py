@@ -11,6 +11,8 @@ from enginewright.passes.ir.program import from_exported
 from enginewright.passes.ir.weights import Source
 from enginewright.plugins.errors import UnsupportedModelError
 
+aten = torch.ops.aten
+
 
 class Layer(torch.nn.Module):
     def __init__(self, function, width):
@@ -68,7 +70,7 @@ MIXED = {
     "gram": lambda x, w: (x @ x.t()) @ (x @ w),
     "convolution": lambda x, w: torch.nn.functional.conv1d(x.t()[None], w[:, :, None])[0].t(),
     "counted-positions": lambda x, w: (x + torch.arange(x.shape[0])[:, None]) @ w,
-    "scrambled": lambda x, w: x.t().clone(memory_format=torch.contiguous_format).view(x.shape) @ w,
+    "flattened": lambda x, w: x.view(-1).flip(0).view(x.shape) @ w,
     "norm-over-tokens": lambda x, w: torch.nn.functional.layer_norm(x.t()[None], [x.shape[1], x.shape[0]])[0].t() @ w,
     "gathered": lambda x, w: x[x[:, 0].clamp(0, 1).long()] @ w,
     "first-token": lambda x, w: (x + x[0]) @ w,
@@ -79,6 +81,22 @@ MIXED = {
 @pytest.mark.parametrize("name", APART)
 def test_kept_apart(name, width):
     check_token_independence(program_of(APART[name], width))
+
+
+@pytest.mark.parametrize("width", [8, 12])
+def test_a_view_that_scrambles_tokens(width):
+    """torch.export refuses such a view for most token counts, so the graph is made by hand."""
+    program = program_of(APART["linear"], width)
+    (take,) = program.nodes_of(torch.ops.ew.take_rows.default)
+    result = take.args[0]
+    with program.inserting_before(take):
+        tokens = program.call(aten.sym_size.int, result, 0, where=("layer",))
+        turned = program.call(aten.permute.default, result, [1, 0], where=("layer",))
+        copy = program.call(aten.clone.default, turned, where=("layer",), memory_format=torch.contiguous_format)
+        view = program.call(aten.view.default, copy, [tokens, width], where=("layer",))
+    take.replace_input_with(result, view)
+    with pytest.raises(UnsupportedModelError, match=r"^layer: aten\.view\.default takes tokens apart"):
+        check_token_independence(program)
 
 
 @pytest.mark.parametrize("width", [8, 12])
