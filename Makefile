@@ -74,12 +74,11 @@ test-cpp: setup  ## build and run the C++ tests
 	$(CMAKE_BUILD) build/cpp
 	$(CTEST) build/cpp
 
-# RelWithDebInfo: a report names the line. Only what shares memory between threads has anything to show TSan.
 sanitize: setup  ## run the C++ tests under ASan and UBSan, and the threaded ones under TSan
-	$(CMAKE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEW_SANITIZE=address,undefined
+	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined
 	$(CMAKE_BUILD) build/asan
 	$(CTEST) build/asan
-	$(CMAKE) -B build/tsan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEW_SANITIZE=thread
+	$(CMAKE) -B build/tsan -DEW_SANITIZE=thread
 	$(CMAKE_BUILD) build/tsan
 	$(CTEST) build/tsan
 
