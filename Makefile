@@ -74,7 +74,7 @@ test-cpp: setup  ## build and run the C++ tests
 	$(CMAKE_BUILD) build/cpp
 	$(CTEST) build/cpp
 
-sanitize: setup  ## run the C++ tests under ASan and UBSan, and the threaded ones under TSan
+sanitize: setup  ## run the C++ tests under ASan and UBSan, then under TSan
 	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined
 	$(CMAKE_BUILD) build/asan
 	$(CTEST) build/asan
