@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker builds, once
-
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_WHEEL_BYTES = 60e6
 
