@@ -187,22 +187,25 @@ const std::vector<ResolvedStep>& Executor::prepare() {
     memory_.arena = static_cast<char*>(arena_.data());
   }
   memory_.arena_bytes = std::max<int64_t>(needed, 0);
-  const Place place = locate(program_, memory_, sizes_, program_.logits(), "output logits");
-  logits_ = reinterpret_cast<const float*>(place.data);
-  logits_stride_ = place.strides[0];
   ++clock_;
-  for (Shape& shape : shapes_) {
-    if (shape.sizes == sizes_) {
-      shape.used = clock_;
-      return shape.steps;
+  auto shape =
+      std::find_if(shapes_.begin(), shapes_.end(), [this](const Shape& s) { return s.sizes == sizes_; });
+  if (shape == shapes_.end()) {
+    const Place logits = locate(program_, memory_, sizes_, program_.logits(), "output logits");
+    Shape resolved{sizes_, resolve(program_, memory_, sizes_), reinterpret_cast<const float*>(logits.data),
+                   logits.strides[0], clock_};
+    if (shapes_.size() < kMaxShapes) {
+      shape = shapes_.insert(shapes_.end(), std::move(resolved));
+    } else {
+      shape = std::min_element(shapes_.begin(), shapes_.end(),
+                               [](const Shape& a, const Shape& b) { return a.used < b.used; });
+      *shape = std::move(resolved);
     }
   }
-  Shape shape{sizes_, resolve(program_, memory_, sizes_), clock_};
-  if (shapes_.size() < kMaxShapes) return shapes_.emplace_back(std::move(shape)).steps;
-  const auto oldest = std::min_element(shapes_.begin(), shapes_.end(),
-                                       [](const Shape& a, const Shape& b) { return a.used < b.used; });
-  *oldest = std::move(shape);
-  return oldest->steps;
+  shape->used = clock_;
+  logits_ = shape->logits;
+  logits_stride_ = shape->logits_stride;
+  return shape->steps;
 }
 
 void Executor::execute(const ResolvedStep& step) {

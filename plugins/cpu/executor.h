@@ -67,6 +67,8 @@ class Executor {
   struct Shape {  // what was resolved for some sizes
     Sizes sizes;
     std::vector<ResolvedStep> steps;
+    const float* logits = nullptr;
+    int64_t logits_stride = 0;
     uint64_t used = 0;
   };
 
