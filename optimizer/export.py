@@ -113,7 +113,7 @@ def export(
         stages["passes"] = time.perf_counter() - start - sum(stages.values())
 
         _check_disk(program, writer.final_path)
-        sections = {name: EMITTERS[name].emit(program, writer, tell) for name in wanted}
+        emitted = {name: EMITTERS[name].emit(program, writer, tell) for name in wanted}
         stages["emit"] = time.perf_counter() - start - sum(stages.values())
 
         tell(ProgressEvent("write", 0, 1, str(output)))
@@ -122,7 +122,6 @@ def export(
         summaries = [
             PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records
         ]
-        manifest = writer_manifest(captured, chosen, records).model_copy(update={"targets": sections})
         report = ExportReport(
             path=str(output),
             recipe=chosen.name,
@@ -135,25 +134,25 @@ def export(
             passes=summaries,
         )
         writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
-        complete = writer.commit(manifest)
+        writer.commit(_manifest(captured, chosen, records), emitted)
         tell(ProgressEvent("write", 1, 1, str(output)))
     # The report in the bundle can't know the bundle's size and the time its writing takes; the caller's does.
     return ExportReport(
         **{
             **vars(report),
-            "bundle_bytes": sum(f.bytes for f in complete.files.values()),
+            "bundle_bytes": writer.bytes_written,
             "seconds": round(time.perf_counter() - start, 3),
             "peak_rss_bytes": _peak_rss(),
         }
     )
 
 
-def writer_manifest(captured: CapturedModel, recipe: Recipe, records: Sequence[PassRecord]) -> Manifest:
+def _manifest(captured: CapturedModel, recipe: Recipe, records: Sequence[PassRecord]) -> Manifest:
     """The manifest before targets and files are known."""
     return Manifest(
         model=ModelSection.of(captured.model_info),
         source=captured.source,
-        targets={},
+        targets=(),
         recipe=recipe.model_dump(mode="json"),
         passes=tuple(PassSection(name=r.name, matched=r.matched, rejected=len(r.rejected)) for r in records),
         toolchain={name: version(name) for name in ("enginewright", "torch", "transformers")},

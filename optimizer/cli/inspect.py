@@ -62,9 +62,10 @@ def command(
 
 def _summary(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
-    sections = manifest.model_dump(mode="json", include={"format_version", "model", "source", "targets", "toolchain"})
+    sections = manifest.model_dump(mode="json", include={"format_version", "model", "source", "toolchain"})
+    sections["targets"] = {n: t.model_dump(mode="json", exclude={"files"}) for n, t in bundle.targets.items()}
     recipe = manifest.recipe.get("name")
-    sizes = {"bundle_bytes": sum(f.bytes for f in manifest.files.values())}
+    sizes = {"bundle_bytes": sum(f.bytes for f in bundle.files.values())}
     sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.tensors.values())
     groups = {name: [g.model_dump(mode="json") for g in p.cache_groups] for name, p in bundle.programs.items()}
     return sections | {"recipe": recipe, "sizes": sizes, "cache_groups": groups, "passes": len(manifest.passes)}
@@ -85,7 +86,7 @@ def _print_summary(bundle: Bundle) -> None:
         f"{format_bytes(summary['sizes']['weight_bytes'])} in {len(bundle.index.tensors)} tensors",
     )
     _row("passes", f"{summary['passes']} (see --passes)")
-    for name, target in bundle.manifest.targets.items():
+    for name, target in bundle.targets.items():
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
     for name, program in bundle.programs.items():
         counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.bundle.manifest import TargetSection
+from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress
@@ -17,7 +17,7 @@ class Emitter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetSection:
+    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetManifest:
         """Writes the target's files and weights; leaves ``program`` as it is. The same program gives the same bytes.
 
         Args:
@@ -26,7 +26,7 @@ class Emitter(Protocol):
             progress: told the stage "emit", weight by weight.
 
         Returns:
-            the target's entry in the manifest.
+            the target's manifest; its files are filled in when the bundle is committed.
 
         Raises:
             UnsupportedModelError: the target can't run an op of the program.

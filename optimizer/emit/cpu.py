@@ -15,13 +15,12 @@ from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.errors import UnsupportedModelError
 from enginewright.plugins.lowered_program import WeightUse
-from enginewright.runtime.bundle.manifest import TargetSection
+from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.bundle.reader import PROGRAM_FILE
 from enginewright.runtime.bundle.weights import PANEL, SourceRows, pack_panel32
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress, ProgressEvent
-
-FOLDER = "targets/cpu"
 
 _CHUNK_BYTES = 32 << 20
 """A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
@@ -32,7 +31,7 @@ class CpuEmitter:
 
     name = "cpu"
 
-    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetSection:
+    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetManifest:
         """See ``Emitter.emit``."""
         lowering = lower_program(program)
         planned = plan_arena(lowering.program)
@@ -45,8 +44,8 @@ class CpuEmitter:
                 use.name, _chunks(use, value), use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype
             )
             progress(ProgressEvent("emit", done, total, use.name))
-        writer.write_text(f"{FOLDER}/program.json", planned.to_json())
-        return TargetSection(path=FOLDER, state="ready")
+        writer.write_text(f"{target_folder(self.name)}/{PROGRAM_FILE}", planned.to_json())
+        return TargetManifest()
 
 
 def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:

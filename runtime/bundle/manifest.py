@@ -1,4 +1,4 @@
-"""manifest.json: what a bundle holds. docs/bundle-format.md is written from this file.
+"""manifest.json and targets/NAME/manifest.json: what a bundle holds. docs/bundle-format.md is written from this file.
 
 Nothing in it depends on the machine, the folder or the time of the export, so two exports of one input are byte-equal.
 A field added later has a default, so that older bundles still open; any other change raises ``FORMAT_VERSION``.
@@ -31,6 +31,7 @@ def check_path(path: str) -> str:
 
 
 BundlePath = Annotated[str, AfterValidator(check_path)]
+TargetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9\-]*$")]
 
 
 class _Section(BaseModel):
@@ -73,14 +74,6 @@ class SourceSection(_Section):
     name: str
 
 
-class TargetSection(_Section):
-    """A target in the bundle. ``needs`` names the device that ``optimize build`` must run on to make it ready."""
-
-    path: BundlePath
-    state: Literal["ready", "needs-build"] = "ready"
-    needs: str | None = None
-
-
 class PassSection(_Section):
     """What a pass did: how many places it matched, and how many candidates its checks turned down."""
 
@@ -96,13 +89,39 @@ class FileSection(_Section):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class TargetManifest(_Section):
+    """targets/NAME/manifest.json: a target's state, and the files of its folder, by their paths in that folder.
+
+    It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
+    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer.
+    """
+
+    format_version: int = FORMAT_VERSION
+    state: Literal["ready", "needs-build"] = "ready"
+    needs: str | None = None
+    files: dict[BundlePath, FileSection] = Field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Stable, readable text: the same manifest gives the same bytes."""
+        return _stable_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str) -> TargetManifest:
+        """Raises BundleError as ``Manifest.from_json`` does."""
+        return _read_manifest(cls, text, source)
+
+
 class Manifest(_Section):
-    """The whole manifest. ``files`` is filled in by the writer: every file but this one and those in report/."""
+    """The whole manifest.
+
+    ``targets`` names the folders of targets/. ``files`` is filled in by the writer: every file but this one, those of
+    the targets (see ``TargetManifest``) and those in report/.
+    """
 
     format_version: int = FORMAT_VERSION
     model: ModelSection
     source: SourceSection
-    targets: dict[str, TargetSection]
+    targets: tuple[TargetName, ...]
     recipe: dict[str, JsonValue] = Field(default_factory=dict)
     passes: tuple[PassSection, ...] = ()
     toolchain: dict[str, str] = Field(default_factory=dict)
@@ -110,17 +129,22 @@ class Manifest(_Section):
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+        return _stable_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:
         """Raises BundleError naming ``source`` and the field if the text is no manifest that this version reads."""
-        try:
-            data = json.loads(text)
-        except ValueError as e:
-            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
-        check_format_version(data, FORMAT_VERSION, source)
-        return parse(cls, data, source)
+        return _read_manifest(cls, text, source)
+
+
+def target_folder(name: str) -> str:
+    """The folder of a target in the bundle."""
+    return f"targets/{name}"
+
+
+def target_manifest_path(name: str) -> str:
+    """Where a target's own manifest is."""
+    return f"{target_folder(name)}/{MANIFEST_PATH}"
 
 
 def check_format_version(data: object, newest: int, source: str) -> None:
@@ -136,6 +160,19 @@ def check_format_version(data: object, newest: int, source: str) -> None:
 
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def _stable_json(manifest: BaseModel) -> str:
+    return json.dumps(manifest.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+
+
+def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
+    try:
+        data = json.loads(text)
+    except ValueError as e:
+        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+    check_format_version(data, FORMAT_VERSION, source)
+    return parse(model, data, source)
 
 
 def parse(model: type[M], data: object, source: str) -> M:

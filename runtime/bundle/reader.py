@@ -15,7 +15,14 @@ from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.lowered_program import LoweredProgram
 
-from .manifest import MANIFEST_PATH, Manifest, TargetSection
+from .manifest import (
+    MANIFEST_PATH,
+    FileSection,
+    Manifest,
+    TargetManifest,
+    target_folder,
+    target_manifest_path,
+)
 from .tokenizer_files import CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH, TOKENIZER_PATH, TokenizerFiles
 from .weights import INDEX_PATH, NUMPY_DTYPES, TensorEntry, WeightsIndex
 
@@ -31,17 +38,21 @@ class Bundle:
     Attributes:
         path: its folder.
         manifest: manifest.json.
+        targets: target -> its manifest.
+        files: every file that a manifest lists, with its size and hash.
         index: weights/index.json.
         programs: target name -> its lowered program, for targets that have one and are ready.
     """
 
-    def __init__(
-        self, path: Path, manifest: Manifest, index: WeightsIndex, programs: dict[str, LoweredProgram]
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, targets: dict[str, TargetManifest]) -> None:
         self.path = path
         self.manifest = manifest
-        self.index = index
-        self.programs = programs
+        self.targets = targets
+        self.files: dict[str, FileSection] = dict(manifest.files)
+        for name, target in targets.items():
+            self.files |= {f"{target_folder(name)}/{file}": section for file, section in target.files.items()}
+        self.index = WeightsIndex()
+        self.programs: dict[str, LoweredProgram] = {}
         self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
 
     @classmethod
@@ -61,13 +72,17 @@ class Bundle:
         if not (root / MANIFEST_PATH).is_file():
             raise BundleError(f"{root / MANIFEST_PATH} is missing", hint="Pass a folder that `optimize export` wrote.")
         manifest = Manifest.from_json(_read(root / MANIFEST_PATH), source=str(root / MANIFEST_PATH))
-        bundle = cls(root, manifest, WeightsIndex(), {})
-        for name in manifest.files:
+        targets = {}
+        for name in manifest.targets:
+            path_of = root / target_manifest_path(name)
+            targets[name] = TargetManifest.from_json(_read(path_of), source=str(path_of))
+        bundle = cls(root, manifest, targets)
+        for name in bundle.files:
             bundle._check_file(name)
         bundle.index = bundle._read_index()
-        for name, target in manifest.targets.items():
-            program_path = f"{target.path}/{PROGRAM_FILE}"
-            if target.state == "ready" and program_path in manifest.files:
+        for name, target in targets.items():
+            program_path = f"{target_folder(name)}/{PROGRAM_FILE}"
+            if target.state == "ready" and program_path in bundle.files:
                 bundle.programs[name] = bundle._read_program(program_path)
         return bundle
 
@@ -75,11 +90,11 @@ class Bundle:
     def model(self) -> ModelInfo:
         return self.manifest.model.to_info()
 
-    def target(self, name: str) -> TargetSection:
+    def target(self, name: str) -> TargetManifest:
         """The ready target ``name``; raises BundleError if it isn't there or must be built first."""
-        target = self.manifest.targets.get(name)
+        target = self.targets.get(name)
         if target is None:
-            there = ", ".join(sorted(self.manifest.targets)) or "none"
+            there = ", ".join(sorted(self.targets)) or "none"
             raise BundleError(
                 f"{self.path}: no target {name!r}; it has {there}", hint=f"Export again with --target {name}."
             )
@@ -92,24 +107,24 @@ class Bundle:
 
     def program(self, name: str) -> LoweredProgram:
         """The lowered program of target ``name``; raises BundleError if the target is not ready or has none."""
-        target = self.target(name)
+        self.target(name)
         if name not in self.programs:
             raise BundleError(
-                f"{self.path / target.path / PROGRAM_FILE} is not listed in {MANIFEST_PATH}",
+                f"{self.path / target_folder(name) / PROGRAM_FILE} is not listed in {MANIFEST_PATH} there",
                 hint="Export the bundle again.",
             )
         return self.programs[name]
 
     def read_bytes(self, name: str) -> bytes:
         """The contents of a listed file; raises BundleError if it isn't listed."""
-        if name not in self.manifest.files:
+        if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
         return _read(self.path / name)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
         names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
-        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in names if n in self.manifest.files})
+        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in names if n in self.files})
 
     def tensor(self, name: str) -> TensorEntry:
         """Where a weight lies; raises BundleError if there is none of that name."""
@@ -128,7 +143,7 @@ class Bundle:
 
         ``progress`` is called with the number of bytes hashed since the last call.
         """
-        for name, expected in self.manifest.files.items():
+        for name, expected in self.files.items():
             digest = hashlib.sha256()
             with open(self.path / name, "rb") as file:
                 while chunk := file.read(_HASH_CHUNK):
@@ -142,7 +157,7 @@ class Bundle:
                 )
 
     def _check_file(self, name: str) -> None:
-        path, expected = self.path / name, self.manifest.files[name].bytes
+        path, expected = self.path / name, self.files[name].bytes
         try:
             size = path.stat().st_size
         except OSError as e:
@@ -156,11 +171,11 @@ class Bundle:
             )
 
     def _read_index(self) -> WeightsIndex:
-        if INDEX_PATH not in self.manifest.files:
+        if INDEX_PATH not in self.files:
             return WeightsIndex()
         index = WeightsIndex.from_json(self.read_bytes(INDEX_PATH), source=str(self.path / INDEX_PATH))
         for i, blob in enumerate(index.blobs):
-            listed = self.manifest.files.get(blob.file)
+            listed = self.files.get(blob.file)
             if listed is None or listed.bytes != blob.bytes:
                 raise BundleError(
                     f"{self.path / INDEX_PATH}: blobs.{i}: {blob.file} with {blob.bytes} bytes is not what "

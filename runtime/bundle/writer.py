@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,16 @@ import numpy.typing as npt
 
 from enginewright.plugins.errors import BundleError, CapacityError
 
-from .manifest import MANIFEST_PATH, REPORT_FOLDER, FileSection, Manifest, check_path
+from .manifest import (
+    MANIFEST_PATH,
+    REPORT_FOLDER,
+    FileSection,
+    Manifest,
+    TargetManifest,
+    check_path,
+    target_folder,
+    target_manifest_path,
+)
 from .weights import (
     ALIGNMENT,
     INDEX_PATH,
@@ -50,7 +59,7 @@ class BundleWriter:
         with BundleWriter("smollm2.bundle") as writer:
             writer.write_text("targets/cpu/program.json", program.to_json())
             writer.weights().add("embed", table, parts=[SourceRows(source="model.embed", rows=(0, 49152))])
-            writer.commit(manifest)
+            writer.commit(manifest, {"cpu": TargetManifest()})
 
     Leaving the block without ``commit`` leaves nothing behind.
 
@@ -122,30 +131,52 @@ class BundleWriter:
             file.close()
         self._add(path, file)
 
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of the files that the manifests list."""
+        return sum(file.bytes for file in self._files.values())
+
     def weights(self) -> WeightsWriter:
         """The writer of the weights, always the same one."""
         if self._weights is None:
             self._weights = WeightsWriter(self)
         return self._weights
 
-    def commit(self, manifest: Manifest) -> Manifest:
-        """Completes the weights, writes the manifest (with ``files`` filled in) and renames the bundle into place."""
+    def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
+        """Completes the weights, writes the manifests and renames the bundle into place.
+
+        Args:
+            manifest: its ``targets`` and ``files`` are filled in here.
+            targets: target -> its manifest, whose ``files`` are filled in here.
+
+        Returns:
+            the manifest as written.
+        """
         if self._weights is not None:
             self._weights.finish()
-        complete = manifest.model_copy(update={"files": dict(sorted(self._files.items()))})
-        data = complete.to_json().encode()
-        Manifest.from_json(data)
-        file = _HashedFile(self._folder / MANIFEST_PATH, self.final_path / MANIFEST_PATH)
-        try:
-            file.write(data, needed=len(data))
-            file.sync()
-        finally:
-            file.close()
+        files = dict(sorted(self._files.items()))
+        for name, target in targets.items():
+            prefix = f"{target_folder(name)}/"
+            own = {path.removeprefix(prefix): files.pop(path) for path in list(files) if path.startswith(prefix)}
+            self._write_manifest(target_manifest_path(name), target.model_copy(update={"files": own}).to_json())
+        complete = manifest.model_copy(update={"targets": tuple(sorted(targets)), "files": files})
+        text = complete.to_json()
+        Manifest.from_json(text)
+        self._write_manifest(MANIFEST_PATH, text)
         with _writing(self.final_path, 0):
             for folder, _, _ in os.walk(self._folder):
                 _sync_folder(Path(folder))
             self._rename()
         return complete
+
+    def _write_manifest(self, path: str, text: str) -> None:
+        file = _HashedFile(self._folder / path, self.final_path / path)
+        data = text.encode()
+        try:
+            file.write(data, needed=len(data))
+            file.sync()
+        finally:
+            file.close()
 
     def _rename(self) -> None:
         """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""

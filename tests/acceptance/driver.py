@@ -31,7 +31,9 @@ class Driver:
     def __enter__(self) -> Driver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         del self.program
 
     def step(self, work: dict[int, list[int]]) -> dict[int, FloatArray]:

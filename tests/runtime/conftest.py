@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
 from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
-from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetSection
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import SourceRows, pack_panel32
 from enginewright.runtime.bundle.writer import BundleWriter
@@ -193,7 +193,7 @@ def manifest(model_info: ModelInfo) -> Manifest:
     return Manifest(
         model=ModelSection.of(model_info),
         source=SourceSection(kind="module", name="toy"),
-        targets={"cpu": TargetSection(path="targets/cpu")},
+        targets=(),
         recipe={"name": "f32"},
         toolchain={"enginewright": "0"},
     )
@@ -225,7 +225,7 @@ def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFi
             for path, data in tokenizer_files.to_files().items():
                 writer.write_bytes(path, data)
             writer.write_text("report/report.json", "{}")
-            writer.commit(manifest)
+            writer.commit(manifest, {"cpu": TargetManifest()})
         return tmp_path / name
 
     return make

@@ -33,10 +33,10 @@ def paged(shape: Shape) -> Program:
 def emit(program: Program, path: Path) -> tuple[Bundle, list[ProgressEvent]]:
     events: list[ProgressEvent] = []
     with BundleWriter(path) as writer:
-        section = CpuEmitter().emit(program, writer, events.append)
+        target = CpuEmitter().emit(program, writer, events.append)
         model = ModelSection(name="m", architecture="a", vocab_size=67, context_length=64)
         source = SourceSection(kind="module", name="m")
-        writer.commit(Manifest(model=model, source=source, targets={"cpu": section}))
+        writer.commit(Manifest(model=model, source=source, targets=()), {"cpu": target})
     return Bundle.open(path), events
 
 

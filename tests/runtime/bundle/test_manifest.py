@@ -9,7 +9,7 @@ import pytest
 
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
-from enginewright.runtime.bundle.manifest import FORMAT_VERSION, FileSection, Manifest, check_path
+from enginewright.runtime.bundle.manifest import FORMAT_VERSION, FileSection, Manifest, TargetManifest, check_path
 
 
 def changed(manifest: Manifest, **fields: Any) -> str:
@@ -29,8 +29,7 @@ def test_round_trip(manifest: Manifest, model_info: ModelInfo) -> None:
     [
         ({"extra": 1}, "m.json: extra: "),
         ({"model": {"name": "x"}}, "m.json: model.architecture: "),
-        ({"targets": {"cpu": {"path": "targets/cpu", "state": "half"}}}, "m.json: targets.cpu.state: "),
-        ({"targets": {"cpu": {"path": "../cpu"}}}, "m.json: targets.cpu.path: "),
+        ({"targets": ["../cpu"]}, "m.json: targets.0: "),
         ({"files": {"/etc/passwd": {"bytes": 1, "sha256": "0" * 64}}}, "m.json: files./etc/passwd"),
         ({"files": {"a": {"bytes": -1, "sha256": "0" * 64}}}, "m.json: files.a.bytes: "),
         ({"files": {"a": {"bytes": 1, "sha256": "xyz"}}}, "m.json: files.a.sha256: "),
@@ -43,6 +42,14 @@ def test_round_trip(manifest: Manifest, model_info: ModelInfo) -> None:
 def test_wrong_fields_are_named(manifest: Manifest, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         Manifest.from_json(changed(manifest, **fields), source="m.json")
+
+
+def test_target_manifest() -> None:
+    one = TargetManifest(state="needs-build", needs="a GPU", files={"p.json": FileSection(bytes=1, sha256="0" * 64)})
+    assert TargetManifest.from_json(one.to_json(), source="t.json") == one
+    for fields, message in (({"state": "half"}, "t.json: state: "), ({"format_version": 99}, "newer enginewright")):
+        with pytest.raises(BundleError, match=message):
+            TargetManifest.from_json(json.dumps(json.loads(one.to_json()) | fields), source="t.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", b"\xff\xfe"])

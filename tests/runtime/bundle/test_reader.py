@@ -14,7 +14,7 @@ import pytest
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.lowered_program import LoweredProgram
-from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack_panel32
 from enginewright.runtime.bundle.writer import BundleWriter
@@ -32,7 +32,12 @@ def edit(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def resize(bundle: Path, name: str) -> None:
-    edit(bundle / "manifest.json", lambda m: m["files"][name].update(bytes=(bundle / name).stat().st_size))
+    size = (bundle / name).stat().st_size
+    if name.startswith("targets/cpu/"):
+        name = name.removeprefix("targets/cpu/")
+        edit(bundle / "targets/cpu/manifest.json", lambda m: m["files"][name].update(bytes=size))
+    else:
+        edit(bundle / "manifest.json", lambda m: m["files"][name].update(bytes=size))
 
 
 def test_weights_are_mapped_and_read_only(make_bundle: Make) -> None:
@@ -142,21 +147,28 @@ def test_targets(make_bundle: Make) -> None:
     path = make_bundle()
     with pytest.raises(BundleError, match=r"no target 'cuda'; it has cpu\n.*--target cuda"):
         Bundle.open(path).target("cuda")
-    waiting = {"path": "targets/cpu", "state": "needs-build", "needs": "a GPU of SM 8.9"}
-    edit(path / "manifest.json", lambda m: m["targets"].update(cpu=waiting))
+    root = (path / "manifest.json").read_bytes()
+    waiting = {"state": "needs-build", "needs": "a GPU of SM 8.9"}
+    edit(path / "targets/cpu/manifest.json", lambda m: m.update(waiting))
     bundle = Bundle.open(path)
+    assert bundle.targets["cpu"].needs == "a GPU of SM 8.9"
     with pytest.raises(BundleError, match=r"needs a GPU of SM 8\.9\n.*optimize build"):
         bundle.program("cpu")
-    edit(path / "manifest.json", lambda m: m["targets"].update(cpu={"path": "targets/other"}))
-    with pytest.raises(BundleError, match=r"targets/other/program\.json is not listed"):
+    edit(path / "targets/cpu/manifest.json", lambda m: m.update(state="ready", needs=None, files={}))
+    with pytest.raises(BundleError, match=r"targets/cpu/program\.json is not listed"):
         Bundle.open(path).program("cpu")
+    assert (path / "manifest.json").read_bytes() == root  # a target is finished in its own folder
+    (path / "targets/cpu/manifest.json").unlink()
+    with pytest.raises(BundleError, match=r"targets/cpu/manifest\.json: cannot be read"):
+        Bundle.open(path)
 
 
 def test_hashes_name_the_file_that_was_altered(make_bundle: Make) -> None:
     path = make_bundle()
     seen: list[int] = []
     Bundle.open(path).verify_hashes(seen.append)
-    assert sum(seen) == sum(f.bytes for f in Bundle.open(path).manifest.files.values())
+    assert "targets/cpu/program.json" in Bundle.open(path).files
+    assert sum(seen) == sum(f.bytes for f in Bundle.open(path).files.values())
     blob = path / "weights/weights-00000.bin"
     data = bytearray(blob.read_bytes())
     data[100] ^= 1
@@ -203,7 +215,7 @@ def test_opening_a_large_bundle_is_quick(tmp_path: Path, manifest: Manifest) -> 
         for name in names:
             writer.weights().add(name, np.zeros(16, np.float32))
         writer.write_text("targets/cpu/program.json", program.to_json())
-        writer.commit(manifest)
+        writer.commit(manifest, {"cpu": TargetManifest()})
     blob = path / "weights/weights-00000.bin"
     os.truncate(blob, 540_000_000)  # a hole: takes no disk
     edit(path / "weights/index.json", lambda i: i["blobs"][0].update(bytes=540_000_000))

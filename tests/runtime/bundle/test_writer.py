@@ -75,7 +75,7 @@ def test_a_failed_overwrite_keeps_the_old_bundle(make_bundle: Make, manifest: Ma
 
     monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(KeyboardInterrupt), BundleWriter(path, overwrite=True) as writer:
-        writer.commit(manifest)
+        writer.commit(manifest, {})
     assert contents(path) == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -94,7 +94,7 @@ def test_an_interruption_after_a_rename(make_bundle: Make, manifest: Manifest, m
 
     monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt), BundleWriter(path, overwrite=True) as writer:
-        writer.commit(manifest)
+        writer.commit(manifest, {})
     assert (contents(path) == before) == (when == 1)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -116,7 +116,7 @@ def test_an_existing_bundle_is_replaced_only_if_asked(make_bundle: Make, manifes
         make_bundle()
     assert contents(path) == before
     with BundleWriter(path, overwrite=True) as writer:
-        writer.commit(manifest)
+        writer.commit(manifest, {})
     assert set(contents(path)) == {"manifest.json"}
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -135,7 +135,7 @@ def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, overwrite: bool) ->
 def test_an_empty_folder_is_filled(tmp_path: Path, manifest: Manifest) -> None:
     (tmp_path / "x.bundle").mkdir()
     with BundleWriter(tmp_path / "x.bundle") as writer:
-        writer.commit(manifest)
+        writer.commit(manifest, {})
     assert (tmp_path / "x.bundle/manifest.json").is_file()
 
 
@@ -238,7 +238,7 @@ def test_every_tensor_is_aligned_and_blobs_end(tmp_path: Path, manifest: Manifes
     with BundleWriter(tmp_path / "x.bundle") as writer:
         for name, array in arrays.items():
             assert writer.weights().add(name, array).offset % 64 == 0
-        writer.commit(manifest)
+        writer.commit(manifest, {})
     bundle = Bundle.open(tmp_path / "x.bundle")
     assert len(bundle.index.blobs) == 2
     for name, array in arrays.items():

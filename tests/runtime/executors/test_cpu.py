@@ -11,7 +11,7 @@ import pytest
 from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
 from enginewright.plugins.lowered_program import LoweredProgram
-from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import pack_panel32
@@ -94,7 +94,7 @@ def bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) 
         writer.write_text("targets/cpu/program.json", program().to_json())
         for path, data in tokenizer_files.to_files().items():
             writer.write_bytes(path, data)
-        writer.commit(manifest)
+        writer.commit(manifest, {"cpu": TargetManifest()})
     return tmp_path / "tiny.bundle"
 
 
