@@ -180,8 +180,11 @@ class LoweredProgram(_Model):
 
     def to_json(self) -> str:
         """Stable text: the same program gives the same bytes."""
-        return json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"format_version": self.format_version},
-                          sort_keys=True, separators=(",", ":"))
+        return json.dumps(
+            self.model_dump(mode="json", exclude_defaults=True) | {"format_version": self.format_version},
+            sort_keys=True,
+            separators=(",", ":"),
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
@@ -194,8 +197,10 @@ class LoweredProgram(_Model):
         if not isinstance(version, int) or version < 1:
             raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
         if version > FORMAT_VERSION:
-            raise BundleError(f"{source}: program format {version} is newer than this Enginewright reads "
-                              f"({FORMAT_VERSION})", hint="Install a newer enginewright.")
+            raise BundleError(
+                f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
+                hint="Install a newer enginewright.",
+            )
         try:
             return cls.model_validate(data)
         except ValidationError as e:
