@@ -46,7 +46,10 @@ class PassSummary:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system."""
+    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system.
+
+    ``bundle_bytes`` counts all files but the manifests and report/.
+    """
 
     path: str
     recipe: str
@@ -119,6 +122,7 @@ def export(
         tell(ProgressEvent("write", 0, 1, str(output)))
         for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
             writer.write_bytes(path, data)
+        writer.finish_weights()
         summaries = [
             PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records
         ]
@@ -129,22 +133,14 @@ def export(
             parameters=captured.model_info.parameters,
             seconds=round(time.perf_counter() - start, 3),
             peak_rss_bytes=_peak_rss(),
-            bundle_bytes=0,
+            bundle_bytes=writer.bytes_written,
             stages={k: round(v, 3) for k, v in stages.items()},
             passes=summaries,
         )
         writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
         writer.commit(_manifest(captured, chosen, records), emitted)
         tell(ProgressEvent("write", 1, 1, str(output)))
-    # The report in the bundle can't know the bundle's size and the time its writing takes; the caller's does.
-    return ExportReport(
-        **{
-            **vars(report),
-            "bundle_bytes": writer.bytes_written,
-            "seconds": round(time.perf_counter() - start, 3),
-            "peak_rss_bytes": _peak_rss(),
-        }
-    )
+    return report
 
 
 def _manifest(captured: CapturedModel, recipe: Recipe, records: Sequence[PassRecord]) -> Manifest:

@@ -46,7 +46,7 @@ def default_pipeline() -> list[Pass]:
         RemoveNoops(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
-        # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's are moved too.
+        # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's move too.
         FuseQkv(),
         FuseGateUp(),
         SinkTakeRows(),

@@ -142,6 +142,11 @@ class BundleWriter:
             self._weights = WeightsWriter(self)
         return self._weights
 
+    def finish_weights(self) -> None:
+        """Completes the weights and writes their index; none may be added after. Done by ``commit`` if not before."""
+        if self._weights is not None and not self._weights.finished:
+            self._weights.finish()
+
     def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
         """Completes the weights, writes the manifests and renames the bundle into place.
 
@@ -152,8 +157,7 @@ class BundleWriter:
         Returns:
             the manifest as written.
         """
-        if self._weights is not None:
-            self._weights.finish()
+        self.finish_weights()
         files = dict(sorted(self._files.items()))
         for name, target in targets.items():
             prefix = f"{target_folder(name)}/"
@@ -225,6 +229,7 @@ class WeightsWriter:
     """Streams tensors into blobs. Holds no more of them than the chunk being written."""
 
     def __init__(self, writer: BundleWriter) -> None:
+        self.finished = False
         self._writer = writer
         self._file: _HashedFile | None = None
         self._blobs: list[Blob] = []
@@ -254,8 +259,8 @@ class WeightsWriter:
         Raises:
             ValueError: a name that was added before; data of another type or size than ``shape`` and ``dtype`` say.
         """
-        if name in self._tensors:
-            raise ValueError(f"tensor {name} was added before")
+        if name in self._tensors or self.finished:
+            raise ValueError(f"tensor {name} was added before, or after the weights were finished")
         if shape is None:
             if not isinstance(data, np.ndarray) or layout != "rows":
                 raise ValueError(f"tensor {name}: shape is needed for chunks and for layout {layout}")
@@ -285,7 +290,8 @@ class WeightsWriter:
         return entry
 
     def finish(self) -> None:
-        """Completes the last blob and writes the index; called by ``BundleWriter.commit``."""
+        """Completes the last blob and writes the index; called by ``BundleWriter.finish_weights``."""
+        self.finished = True
         self._end_blob()
         index = WeightsIndex(blobs=tuple(self._blobs), tensors=dict(sorted(self._tensors.items())))
         self._writer.write_text(INDEX_PATH, index.to_json())

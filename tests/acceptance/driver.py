@@ -13,7 +13,7 @@ from enginewright.runtime.bundle.reader import Bundle
 
 
 class Driver:
-    """Requests 0 .. ``requests - 1`` with ``blocks`` KV blocks each, scattered over the pool in a fixed random order."""
+    """Requests 0 .. ``requests - 1`` with ``blocks`` KV blocks each, scattered over the pool in a fixed order."""
 
     def __init__(
         self, bundle: Path, requests: int, blocks: int, *, threads: int = 1, isa: str | None = None, seed: int = 0
@@ -22,7 +22,7 @@ class Driver:
         lowered = opened.program("cpu")
         self.groups = {g.name: g.block_size for g in lowered.cache_groups}
         weights = {use.name: opened.weight(use.name) for use in lowered.weights}
-        pool = {name: requests * blocks for name in self.groups}
+        pool = dict.fromkeys(self.groups, requests * blocks)
         self.program = CpuProgram(lowered, weights, blocks=pool, threads=threads, isa=isa)
         order = np.random.default_rng(seed).permutation(requests * blocks).astype(np.int32)
         self.tables = order.reshape(requests, blocks)
