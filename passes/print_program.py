@@ -11,6 +11,7 @@ from .ir.program import Program
 from .ir.provenance import WHERE, join_where
 
 _DTYPES = {
+    torch.float64: "f64",
     torch.float32: "f32",
     torch.bfloat16: "bf16",
     torch.float16: "f16",
@@ -52,7 +53,7 @@ def print_program(program: Program, *, provenance: bool = True) -> str:
     for name in sorted(str(n.target) for n in program.graph.nodes if n.op == "get_attr"):
         expr = program.weights[name]
         shape = ", ".join(str(s) for s in expr.shape)
-        lines.append(f"weight @{name}: {_DTYPES[expr.dtype]}[{shape}] = {expr.describe()}")
+        lines.append(f"weight @{name}: {_dtype(expr.dtype)}[{shape}] = {expr.describe()}")
     return "\n".join(lines + calls) + "\n"
 
 
@@ -82,10 +83,14 @@ def _type(program: Program, val: Any) -> str:
     if isinstance(val, (tuple, list)):
         return "(" + ", ".join(_type(program, v) for v in val) + ")"
     if isinstance(val, torch.Tensor):
-        return f"{_DTYPES[val.dtype]}[{', '.join(str(program.expression(s)) for s in val.shape)}]"
+        return f"{_dtype(val.dtype)}[{', '.join(str(program.expression(s)) for s in val.shape)}]"
     if isinstance(val, torch.SymInt):
         return f"int = {program.expression(val)}"
     return type(val).__name__
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _where(node: Node) -> str:

@@ -122,7 +122,11 @@ class Program:
         """
         node = self.graph.call_function(target, args, kwargs)
         node.meta[WHERE] = where
-        node.meta["val"] = self.infer(node)
+        try:
+            node.meta["val"] = self.infer(node)
+        except PassError:
+            self.graph.erase_node(node)
+            raise
         return node
 
     def infer(self, node: Node) -> Any:

@@ -84,7 +84,7 @@ def _reason(call: Callable[[nn.Module, torch.Tensor], torch.Tensor], mlp: Mlp) -
 
 def test_reasons(mlp: Mlp) -> None:
     apart = "gated_activation: gate and up are neither the halves of one value nor linears of one value"
-    inner, k = mlp.gate.shape
+    k = mlp.gate.shape[1]
 
     def halves(m: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = ew.linear(x, m.both, None).chunk(2, -1)

@@ -8,6 +8,7 @@ from torch import nn
 
 from enginewright.passes.cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 from enginewright.passes.cleanup.remove_noops import RemoveNoops
+from enginewright.passes.ir.program import Program
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
 from enginewright.passes.normalize.sink_views import SinkViews
 from tests.passes.rewriting import op_counts, rewrite
@@ -93,7 +94,7 @@ PARTIAL: dict[str, tuple[Apply, bool]] = {"partial": (partial, False), "glm": (g
 PASSES = (RemoveNoops, SinkViews, RemoveNoops, MergeCommonSubexpressions, NormalizeRope, MergeCommonSubexpressions)
 
 
-def _program(apply: Apply, size: int, frequencies: int):  # type: ignore[no-untyped-def]
+def _program(apply: Apply, size: int, frequencies: int) -> Program:
     def call(m: nn.Module, i: Inputs) -> torch.Tensor:
         assert isinstance(m, Heads)
         rotated = apply(m, m.q(i), m.angles(i))
@@ -132,21 +133,33 @@ def test_queries_and_keys_share_a_table() -> None:
     assert op_counts(program)["ew.rope_table"] == 1
 
 
+def _table(f: torch.Tensor) -> torch.Tensor:
+    return torch.cat((f, f), -1)
+
+
+def _twice(f: torch.Tensor) -> torch.Tensor:
+    return f.repeat_interleave(2, -1)
+
+
+def _turned(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return q * cos[:, None] + _half(q) * sin[:, None]
+
+
 NO_ROPE: dict[str, tuple[Apply, str]] = {
     "cos for sin": (
-        lambda m, q, f: q * torch.cat((f, f), -1).sin()[:, None] + _half(q) * torch.cat((f, f), -1).cos()[:, None],
+        lambda m, q, f: _turned(q, _table(f).sin(), _table(f).cos()),
         "rotate_half: has sin where cos belongs, and cos where sin does",
     ),
     "other angles": (
-        lambda m, q, f: q * torch.cat((f, f), -1).cos()[:, None] + _half(q) * (2 * torch.cat((f, f), -1)).sin()[:, None],
+        lambda m, q, f: _turned(q, _table(f).cos(), (2 * _table(f)).sin()),
         "rotate_half: no cos and sin [T, 1, ..] of positions times frequencies",
     ),
     "two scales": (
-        lambda m, q, f: q * torch.cat((f, f), -1).cos()[:, None] + _half(q) * (torch.cat((f, f), -1).sin() * 2)[:, None],
+        lambda m, q, f: _turned(q, _table(f).cos(), _table(f).sin() * 2),
         "rotate_half: cos and sin are of different angles",
     ),
     "halves with the columns of pairs": (
-        lambda m, q, f: q * f.repeat_interleave(2, -1).cos()[:, None] + _half(q) * f.repeat_interleave(2, -1).sin()[:, None],
+        lambda m, q, f: _turned(q, _twice(f).cos(), _twice(f).sin()),
         "rotate_half: the columns of the tables are of the frequencies [0, 0, 1, 1, 2, 2, 3, 3] and "
         "[0, 0, 1, 1, 2, 2, 3, 3]",
     ),
