@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of a run; ``seed`` chooses the prompts."""
+    """Sizes of a run; ``seed`` chooses the prompts, of tokens below ``vocabulary``."""
 
     prompt: int = 512
     short_prompt: int = 128
@@ -27,12 +27,14 @@ class Workload:
     batch: int = 8
     threads: int = 2
     seed: int = 0
+    vocabulary: int = 20_000
 
     def prompts(self) -> tuple[list[int], list[list[int]]]:
         """The long prompt, and one short prompt a request of the batch."""
         random = np.random.default_rng(self.seed)
-        draw = lambda n: [int(i) for i in random.integers(1000, 20000, n)]  # noqa: E731
-        return draw(self.prompt), [draw(self.short_prompt) for _ in range(self.batch)]
+        sizes = [self.prompt, *[self.short_prompt] * self.batch]
+        long, *short = ([int(i) for i in random.integers(3, self.vocabulary, size)] for size in sizes)
+        return long, short
 
 
 @dataclass(frozen=True)
