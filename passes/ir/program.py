@@ -52,6 +52,8 @@ class Program:
         self.fake_mode = fake_mode
         self.symbols = dict(symbols)
         self.cache_groups: tuple[CacheGroup, ...] = ()
+        # What verify_program has inferred already: call -> what its result depends on.
+        self.verified: dict[Node, tuple[object, ...]] = {}
 
     # ---- reading
 

@@ -111,6 +111,18 @@ def test_broken_programs(break_it: Callable[[Program], None], message: str) -> N
         verify_program(program, after="this")
 
 
+@pytest.mark.parametrize(("break_it", "message"), BROKEN, ids=[b.__name__.strip("_") for b, _ in BROKEN])
+def test_what_breaks_after_a_verification_is_found_by_the_next(
+    break_it: Callable[[Program], None], message: str
+) -> None:
+    program = _program()
+    verify_program(program)
+    assert _tanh(program) in program.verified
+    break_it(program)
+    with pytest.raises(PassError, match=message):
+        verify_program(program)
+
+
 def test_the_pass_that_ran_last_is_named() -> None:
     program = _program()
     _drop_value(program)
