@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.cpu import isas
+from enginewright.plugins.cpu.executable import isas
 
 from .driver import Driver
 
