@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -100,3 +101,19 @@ def test_in_a_terminal(tiny_bundle: Path) -> None:
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+def test_ctrl_c_ends_it_cleanly(tiny_bundle: Path) -> None:
+    code = "from enginewright.optimizer.cli.app import main; main()"
+    command = [sys.executable, "-c", code, "chat", str(tiny_bundle), "--max-tokens", "6"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write("Hello\n")
+        process.stdin.flush()
+        assert process.stdout.readline()  # it has answered, and waits for more
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == "\ninterrupted\n"

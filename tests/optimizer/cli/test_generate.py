@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -96,16 +92,3 @@ def test_no_bundle(tmp_path: Path) -> None:
     result = generate(tmp_path / "absent.bundle", "Hello", "--json")
     assert result.exit_code == 7
     assert json.loads(result.stdout)["error"]["exit_code"] == 7
-
-
-def test_ctrl_c_ends_it_cleanly(tiny_bundle: Path) -> None:
-    code = "from enginewright.optimizer.cli.app import main; main()"
-    prompts = [f"Tell me number {i}" for i in range(400)]  # far more than is done before the signal comes
-    command = [sys.executable, "-c", code, "generate", str(tiny_bundle), "--raw", "--max-tokens", "480", *prompts]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(2)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == "\ninterrupted\n"
-    assert output == ""
