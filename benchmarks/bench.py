@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
     parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "bench.json", help="where the result goes")
+    parser.add_argument("--json", type=Path, default=BUILD / "result.json", help="where the result goes")
     arguments = parser.parse_args()
 
     work = Workload(prompt=arguments.prompt, steps=arguments.steps, threads=arguments.threads)
@@ -124,8 +125,9 @@ def summarize(
                 "runs": [asdict(s) for s in runs[contender.name]],
             }
         )
-    machine = {"processor": _processor(), "bandwidth_gb_per_second": bandwidth}
-    return {"machine": machine, "workload": asdict(work), "results": rows}
+    machine = {"processor": _processor(), "cores": os.cpu_count(), "bandwidth_gb_per_second": bandwidth}
+    measured = {"date": date.today().isoformat(), "commit": _commit(), "command": " ".join(sys.argv)}
+    return {"measured": measured, "machine": machine, "workload": asdict(work), "results": rows}
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -148,6 +150,12 @@ def print_table(result: dict[str, Any]) -> None:
         "in parentheses ours over theirs",
         soft_wrap=True,
     )
+
+
+def _commit() -> str:
+    """What was measured: the commit, with -dirty if files differ from it."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def _processor() -> str:

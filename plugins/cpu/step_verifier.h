@@ -9,6 +9,9 @@
 
 namespace ew {
 
+// A view as errors name it: "b3 [T, 576]".
+std::string shape_text(const Operand& operand);
+
 class StepVerifier {
  public:
   StepVerifier(Program& program, Step& step, const std::string& title)

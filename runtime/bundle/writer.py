@@ -7,23 +7,20 @@ while another process writes in it: the writer holds a lock (flock) on it, which
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.errors import BundleError, CapacityError
+from enginewright.plugins.errors import BundleError
 
+from .hashed_file import HashedFile, sync_folder, writing
 from .manifest import (
     MANIFEST_PATH,
     REPORT_FOLDER,
@@ -84,7 +81,7 @@ class BundleWriter:
     def __enter__(self) -> BundleWriter:
         self._check_final_path()
         try:
-            with _writing(self.final_path, 0):
+            with writing(self.final_path, 0):
                 self.final_path.parent.mkdir(parents=True, exist_ok=True)
                 self._remove_stale()
                 self._folder.mkdir()
@@ -123,7 +120,7 @@ class BundleWriter:
         """Writes the file ``path`` (relative, forward slashes). Raises ValueError for a path written before."""
         if path in self._files or path == MANIFEST_PATH:
             raise ValueError(f"{path} was written before")
-        file = _HashedFile(self._folder / check_path(path), self.final_path / path)
+        file = HashedFile(self._folder / check_path(path), self.final_path / path)
         try:
             file.write(data, needed=len(data))
             file.sync()
@@ -167,14 +164,14 @@ class BundleWriter:
         text = complete.to_json()
         Manifest.from_json(text)
         self._write_manifest(MANIFEST_PATH, text)
-        with _writing(self.final_path, 0):
+        with writing(self.final_path, 0):
             for folder, _, _ in os.walk(self._folder):
-                _sync_folder(Path(folder))
+                sync_folder(Path(folder))
             self._rename()
         return complete
 
     def _write_manifest(self, path: str, text: str) -> None:
-        file = _HashedFile(self._folder / path, self.final_path / path)
+        file = HashedFile(self._folder / path, self.final_path / path)
         data = text.encode()
         try:
             file.write(data, needed=len(data))
@@ -193,7 +190,7 @@ class BundleWriter:
             if self._replaced.exists() and not os.path.lexists(self.final_path):
                 os.rename(self._replaced, self.final_path)
             raise
-        _sync_folder(self.final_path.parent)
+        sync_folder(self.final_path.parent)
 
     def _check_final_path(self) -> None:
         path = self.final_path
@@ -220,7 +217,7 @@ class BundleWriter:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 
-    def _add(self, path: str, file: _HashedFile) -> None:
+    def _add(self, path: str, file: HashedFile) -> None:
         if not path.startswith(REPORT_FOLDER):
             self._files[path] = FileSection(bytes=file.bytes, sha256=file.digest())
 
@@ -231,7 +228,7 @@ class WeightsWriter:
     def __init__(self, writer: BundleWriter) -> None:
         self.finished = False
         self._writer = writer
-        self._file: _HashedFile | None = None
+        self._file: HashedFile | None = None
         self._blobs: list[Blob] = []
         self._tensors: dict[str, TensorEntry] = {}
 
@@ -304,10 +301,10 @@ class WeightsWriter:
     def _blob_path(self) -> str:
         return f"weights/weights-{len(self._blobs):05d}.bin"
 
-    def _open_blob(self) -> _HashedFile:
+    def _open_blob(self) -> HashedFile:
         if self._file is None:
             path = self._blob_path()
-            self._file = _HashedFile(self._writer._folder / path, self._writer.final_path / path)
+            self._file = HashedFile(self._writer._folder / path, self._writer.final_path / path)
         return self._file
 
     def _end_blob(self) -> None:
@@ -319,59 +316,6 @@ class WeightsWriter:
         self._file = None
         self._blobs.append(Blob(file=path, bytes=file.bytes))
         self._writer._add(path, file)
-
-
-class _HashedFile:
-    """A new file that is hashed as it is written. ``shown`` is the path that errors name."""
-
-    def __init__(self, path: Path, shown: Path) -> None:
-        self.bytes = 0
-        self._shown = shown
-        self._hash = hashlib.sha256()
-        with _writing(shown, 0):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115  closed by its owner
-
-    def write(self, data: bytes | memoryview, *, needed: int) -> None:
-        with _writing(self._shown, needed):
-            self._file.write(data)
-        self._hash.update(data)
-        self.bytes += len(data)
-
-    def sync(self) -> None:
-        with _writing(self._shown, self.bytes):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        # A full disk is reported by write or sync; closing tries to write the same bytes again and would hide it.
-        try:
-            self._file.close()
-        except OSError as e:
-            if e.errno not in _FULL:
-                raise
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def _writing(path: Path, needed: int) -> Iterator[None]:
-    """Turns an OSError into a typed error that names ``path`` and the bytes that were to be written."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno in _FULL:
-            raise CapacityError(
-                f"{path}: no space for {needed:,} more bytes ({os.strerror(e.errno or 0)})",
-                hint="Free space on that disk, or write the bundle to another one.",
-            ) from e
-        raise BundleError(
-            f"{path}: cannot be written: {e.strerror or e}", hint="Choose a folder that you may write to."
-        ) from e
 
 
 def _is_bundle(path: Path) -> bool:
@@ -395,11 +339,3 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,9 @@ from enginewright.passes.ir.weights import Source
 from enginewright.plugins.errors import UnsupportedModelError
 
 # Sums of at most 128 products in f32 in another order, through two layers, into logits of up to 30.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+# Both sides are f32 over 2 layers with sums in another order, which differs with the number of threads too; logits
+# reach 30, and a rounding there is 2e-6. What is captured wrongly moves logits by 1e-2 and more.
+TOLERANCE = {"rtol": 1e-5, "atol": 5e-5}
 
 
 def step_inputs(sequences, rows=None):

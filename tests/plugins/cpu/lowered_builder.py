@@ -209,3 +209,19 @@ def sampling_batch(
         counter=np.full(rows, counter, np.uint64),
         logprobs=logprobs,
     )
+
+
+def sound_program() -> LoweredBuilder:
+    """A cache of one layer, ids looked up in a table of 6, written to the cache, attended to, and sampled from."""
+    b = LoweredBuilder()
+    b.group("full", [0], 2, 4, 4)
+    x = view(b.values(np.arange(48, dtype=np.float32).reshape(6, 8)), (T, 2, 4))
+    b.step("kv_write", [x, x, b.input("slots:full"), b.cache("full/0")], [], "layers.0")
+    tables = [b.input(name) for name in ("block_table:full", "q_start", "kv_len")]
+    b.step(
+        "paged_attention", [x, b.cache("full/0"), *tables], [b.buffer(T, 2, 4)], "layers.0.attention",
+        scale=1.0, window=0, softcap=0.0, has_sinks=False,
+    )  # fmt: skip
+    b.logits = b.buffer(R, 8)
+    b.step("take_rows", [view(x, (T, 8)), b.input("rows")], [b.logits], "head")
+    return b

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
 from enginewright.plugins.lowered_program import Affine, Buffer, Operand
-from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, aligned, sampling_batch, step_input, view
+from tests.plugins.cpu.lowered_builder import (
+    LoweredBuilder,
+    R,
+    T,
+    aligned,
+    sound_program,
+    step_input,
+    view,
+)
 
 ONES = np.ones((6, 8), np.float32)
 
 
-def sound() -> LoweredBuilder:
-    """A cache of one layer, ids looked up in a table of 6, written to the cache, attended to, and sampled from."""
-    b = LoweredBuilder()
-    b.group("full", [0], 2, 4, 4)
-    x = view(b.values(np.arange(48, dtype=np.float32).reshape(6, 8)), (T, 2, 4))
-    b.step("kv_write", [x, x, b.input("slots:full"), b.cache("full/0")], [], "layers.0")
-    tables = [b.input(name) for name in ("block_table:full", "q_start", "kv_len")]
-    b.step(
-        "paged_attention", [x, b.cache("full/0"), *tables], [b.buffer(T, 2, 4)], "layers.0.attention",
-        scale=1.0, window=0, softcap=0.0, has_sinks=False,
-    )  # fmt: skip
-    b.logits = b.buffer(R, 8)
-    b.step("take_rows", [view(x, (T, 8)), b.input("rows")], [b.logits], "head")
-    return b
-
-
 def test_the_sound_program_runs() -> None:
-    program = sound().build()
+    program = sound_program().build()
     assert program.run(step_input([[5, 0, 2]], groups=["full"], return_logits=True)).logits is not None
 
 
@@ -165,49 +155,49 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
 
 @pytest.mark.parametrize(("spoil", "message"), BAD_PROGRAMS, ids=lambda p: getattr(p, "__name__", ""))
 def test_bad_step(spoil: Callable[[LoweredBuilder], None], message: str) -> None:
-    b = sound()
+    b = sound_program()
     spoil(b)
     with pytest.raises(BundleError, match=message):
         b.build()
 
 
 def test_misaligned_weight() -> None:
-    b = sound()
+    b = sound_program()
     b.weights["w0"] = aligned(b.weights["w0"], offset=4)
     with pytest.raises(BundleError, match="weight w0: its memory is not aligned to 64 bytes"):
         b.build()
 
 
 def test_weight_of_wrong_size() -> None:
-    b = sound()
+    b = sound_program()
     b.weights["w0"] = aligned(b.weights["w0"][:-1])
     with pytest.raises(BundleError, match=r"weight w0: it has 160 bytes, where .* take 48 elements"):
         b.build()
 
 
 def test_weight_with_holes() -> None:
-    b = sound()
+    b = sound_program()
     b.weights["w0"] = aligned(np.ones((6, 16), np.float32))[:, ::2]
     with pytest.raises(BundleError, match="weight w0: its memory is not contiguous"):
         b.build()
 
 
 def test_missing_weight() -> None:
-    b = sound()
+    b = sound_program()
     del b.weights["w0"]
     with pytest.raises(BundleError, match="weight w0 is missing"):
         b.build()
 
 
 def test_unplanned_buffer() -> None:
-    b = sound()
+    b = sound_program()
     b.buffers[0] = Buffer(name="b0", size=4)
     with pytest.raises(BundleError, match="buffer b0 has no offset"):
         b.build()
 
 
 def test_cache_of_a_kind_we_lack() -> None:
-    b = sound()
+    b = sound_program()
     b.groups[0] = b.groups[0].model_copy(update={"dtype": "fp8"})
     with pytest.raises(BundleError, match="cache group full: the cpu target has no fp8 cache"):
         b.build()
@@ -219,14 +209,14 @@ def test_cache_of_a_kind_we_lack() -> None:
 @pytest.mark.parametrize("blocks", [{"full": 0}, {"full": 1 << 40}, {}, {"full": 2, "other": 2}])
 def test_bad_number_of_blocks(blocks: dict[str, int]) -> None:
     with pytest.raises(EnginewrightError, match="blocks"):
-        sound().build(blocks=blocks)
+        sound_program().build(blocks=blocks)
 
 
 def test_bad_threads_and_isa() -> None:
     with pytest.raises(EnginewrightError, match="threads = -1"):
-        sound().build(threads=-1)
+        sound_program().build(threads=-1)
     with pytest.raises(EnginewrightError, match="isa sse9 is not available"):
-        sound().build(isa="sse9")
+        sound_program().build(isa="sse9")
 
 
 def operand_outside_of_its_buffer(b: LoweredBuilder) -> None:
@@ -272,14 +262,14 @@ BAD_PLACES: list[tuple[Callable[[LoweredBuilder], None], str]] = [
 
 @pytest.mark.parametrize(("spoil", "message"), BAD_PLACES, ids=lambda p: getattr(p, "__name__", ""))
 def test_bad_place(spoil: Callable[[LoweredBuilder], None], message: str) -> None:
-    b = sound()
+    b = sound_program()
     spoil(b)
     with pytest.raises(RequestError, match=message):
         b.build().run(step_input([[0, 1, 2]], groups=["full"]))
 
 
 def test_in_place_is_allowed_where_the_kernel_can() -> None:
-    b = sound()
+    b = sound_program()
     x = b.values(ONES)
     out = b.buffer(T, 8)
     first = next(buffer for buffer in b.buffers if buffer.name == x.name)
@@ -288,114 +278,8 @@ def test_in_place_is_allowed_where_the_kernel_can() -> None:
     np.testing.assert_array_equal(b.run(step, 3)[0], np.full((3, 8), 2, np.float32))
 
 
-def set_entry(name: str, index: int, value: int) -> Callable[[StepInput], None]:
-    def change(step: StepInput) -> None:
-        array = getattr(step, name)
-        array = array["full"] if isinstance(array, dict) else array
-        array.reshape(-1)[index] = value
-
-    return change
-
-
-def cut(name: str) -> Callable[[StepInput], None]:
-    def change(step: StepInput) -> None:
-        array = getattr(step, name)
-        if isinstance(array, dict):
-            array["full"] = array["full"][..., :-1]
-        else:
-            setattr(step, name, array[:-1])
-
-    return change
-
-
-def as_int64(step: StepInput) -> None:
-    step.ids = step.ids.astype(np.int64)  # type: ignore[assignment]
-
-
-def other_group(step: StepInput) -> None:
-    step.slots["sliding"] = step.slots["full"]
-
-
-# The step: two requests, 3 tokens behind 31, and 1 token behind nothing; blocks 0 and 1, and 2.
-BAD_STEPS: list[tuple[Callable[[StepInput], None], str]] = [
-    (set_entry("ids", 2, 6), r"ids\[2\] = 6 is not in \[0, 6\)"),
-    (set_entry("ids", 0, -1), r"ids\[0\] = -1"),
-    (set_entry("positions", 1, -4), r"positions\[1\] = -4"),
-    (set_entry("rows", 0, 4), r"rows\[0\] = 4 is not in \[0, 4\)"),
-    (set_entry("slots", 0, 8 * 32), r"slots:full\[0\] = 256 is not in \[0, 256\)"),
-    (set_entry("slots", 0, -1), r"slots:full\[0\] = -1"),
-    (set_entry("slots", 1, 3), r"slots:full\[1\] = 3 is not where block_table:full has it, 32"),
-    (set_entry("block_tables", 0, 8), r"block_table:full\[0, 0\] = 8 is not in \[0, 8\)"),
-    (set_entry("block_tables", 0, -1), r"block_table:full\[0, 0\] = -1"),
-    (set_entry("q_start", 0, 1), r"q_start\[0\] is not 0"),
-    (set_entry("q_start", 1, 5), r"q_start\[2\] is less than the one before"),
-    (set_entry("q_start", 2, 3), "q_start ends with 3, not T = 4"),
-    (set_entry("kv_len", 0, 2), r"kv_len\[0\] = 2 is less than the request's 3 tokens"),
-    (set_entry("kv_len", 0, 65), r"block_table:full has 2 blocks a request, too few for kv_len\[0\] = 65"),
-    (cut("positions"), "positions has 3 entries, not T = 4"),
-    (cut("kv_len"), "block table must have B = 1 rows|q_start has 3 entries"),
-    (cut("slots"), "slots:full has 3 entries, not T = 4"),
-    (cut("block_tables"), "too few for kv_len"),
-    (as_int64, "ids must be an int32 array"),
-    (other_group, "slots must name the cache groups"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "message"), BAD_STEPS)
-def test_bad_step_input(spoil: Callable[[StepInput], None], message: str) -> None:
-    program = sound().build()
-    good = step_input([[1, 2, 3], [4]], [31, 0], groups=["full"], return_logits=True)
-    program.run(good)
-    bad = step_input([[1, 2, 3], [4]], [31, 0], groups=["full"])
-    spoil(bad)
-    before = program.cache_arrays("full", 0)[0].copy()
-    with pytest.raises(RequestError, match=message):
-        program.run(bad)
-    np.testing.assert_array_equal(program.cache_arrays("full", 0)[0], before)
-    assert program.run(good).logits is not None  # and the program still works
-
-
-def test_empty_step() -> None:
-    with pytest.raises(RequestError, match="ids has 0 entries"):
-        sound().build().run(step_input([[]], [1], groups=["full"], rows=[]))
-
-
-def test_ids_that_a_step_computes_are_checked_when_they_are_known() -> None:
-    b = LoweredBuilder()
-    ids = b.buffer(T, dtype="i32")
-    b.step("elementwise", [b.input("positions")], [ids], fn="add", scalar=2)
-    step = b.step("embedding", [ids, b.weight(ONES)], [b.buffer(T, 8)], "wpe")
-    assert b.run(step, 4)[0].shape == (4, 8)
-    with pytest.raises(RequestError, match=r"step 1 embedding \(wpe\): ids\[4\] = 6 is not in \[0, 6\)"):
-        b.run(step, 5)
-
-
-def test_bad_sampling_parameters() -> None:
-    program = sound().build()
-    step = step_input([[1, 2]], groups=["full"])
-    for name, value, message in (
-        ("temperature", -1.0, "temperature"),
-        ("temperature", np.nan, "temperature"),
-        ("top_k", -1, "top_k"),
-        ("top_p", 1.5, "top_p"),
-        ("min_p", -0.5, "min_p"),
-    ):
-        sampling = replace(sampling_batch(1), **{name: np.array([value])})
-        with pytest.raises(RequestError, match=f"sampled row 0 has a .*{message}"):
-            program.run(replace(step, sampling=sampling))
-    with pytest.raises(RequestError, match="logprobs = 9"):
-        program.run(replace(step, sampling=sampling_batch(1, logprobs=9)))
-    with pytest.raises(RequestError, match="R = 1 entries"):
-        program.run(replace(step, sampling=sampling_batch(2)))
-
-
-def test_trace_of_no_step() -> None:
-    with pytest.raises(RequestError, match=r"dump_step = 4 is not in \[0, 4\)"):
-        sound().build().trace(step_input([[1]], groups=["full"]), 4)
-
-
 def test_programs_without_logits() -> None:
-    b = sound()
+    b = sound_program()
     program = b.program().model_copy(update={"outputs": {}})
     with pytest.raises(BundleError, match="no output logits"):
         CpuProgram(program, b.weights, blocks={"full": 1})

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.errors import BundleError, CapacityError
+from enginewright.runtime.bundle import hashed_file
 from enginewright.runtime.bundle import writer as writer_module
 from enginewright.runtime.bundle.manifest import Manifest
 from enginewright.runtime.bundle.reader import Bundle
@@ -196,7 +197,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: Any, code: int) -> None:
         def close(self) -> None:
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(writer_module, "open", FullFile, raising=False)
+    monkeypatch.setattr(hashed_file, "open", FullFile, raising=False)
     with (
         pytest.raises(CapacityError, match=r"weights-00000\.bin: no space for 4,000 more bytes"),
         BundleWriter(tmp_path / "x.bundle") as writer,

@@ -1,0 +1,235 @@
+// What each op asks of its operands and attributes; see step_verifier.h.
+
+#include <algorithm>
+#include <cmath>
+
+#include "step_verifier.h"
+
+namespace ew {
+namespace {
+
+int arity(ElementwiseFn fn) {
+  switch (fn) {
+    case ElementwiseFn::add:
+    case ElementwiseFn::sub:
+    case ElementwiseFn::mul:
+    case ElementwiseFn::div:
+    case ElementwiseFn::pow:
+    case ElementwiseFn::maximum:
+    case ElementwiseFn::minimum:
+      return 2;
+    case ElementwiseFn::where:
+      return 3;
+    default:
+      return 1;
+  }
+}
+
+bool has_integer_form(ElementwiseFn fn) {
+  return fn == ElementwiseFn::add || fn == ElementwiseFn::sub || fn == ElementwiseFn::mul ||
+         fn == ElementwiseFn::maximum || fn == ElementwiseFn::minimum;
+}
+
+}  // namespace
+
+// ids [T], table [V, H] -> [T, H]
+void StepVerifier::embedding() {
+  counts(2, 2, 1);
+  data(in(0), Dtype::i32, 1, 1);
+  const Operand& table = in(1);
+  require(table.kind == OperandKind::weight && table.dtype == Dtype::f32 && table.rank() == 2,
+          "operand " + table.name + " must be an f32 weight of rank 2");
+  const Weight& weight = program_.weights()[table.index];
+  const bool whole = table.offset.is(0) && table.shape[0].is(weight.shape[0]) && weight.shape.size() == 2 &&
+                     table.shape[1].is(weight.shape[1]);
+  require(whole, "operand " + table.name + " must be a whole weight");
+  data(out(), Dtype::f32, 2, 2);
+  require(out().shape[0] == in(0).shape[0] && out().shape[1] == table.shape[1],
+          "operands " + shape_text(in(0)) + ", " + shape_text(table) + " don't give " + shape_text(out()));
+  if (in(0).kind == OperandKind::input) {
+    require(in(0).index == kIds || in(0).index == kPositions,
+            "operand " + in(0).name + " can't be looked up");
+    int64_t& limit = in(0).index == kIds ? program_.id_limit_ : program_.position_limit_;
+    limit = std::min(limit, weight.shape[0]);
+  }
+}
+
+// x [M, K], weight [N, K], bias? [N] -> [M, N]
+void StepVerifier::linear() {
+  counts(2, 3, 1);
+  const Operand& weight = in(1);
+  data(in(0), Dtype::f32, 2, 2);
+  data(out(), Dtype::f32, 2, 2);
+  require(weight.kind == OperandKind::weight && weight.dtype == Dtype::f32 &&
+              program_.weights()[weight.index].layout == WeightLayout::panel32,
+          "operand " + weight.name + " must be an f32 weight of layout panel32");
+  require(in(0).shape[1] == weight.shape[1] && out().shape[0] == in(0).shape[0] &&
+              out().shape[1] == weight.shape[0],
+          "operands " + shape_text(in(0)) + ", " + shape_text(weight) + " don't give " + shape_text(out()));
+  if (step_.inputs.size() == 3) vector(in(2), weight.shape[0]);
+  step_.attributes.has_bias = step_.inputs.size() == 3;
+  if (attributes_->count("has_bias")) {
+    require(flag("has_bias") == step_.attributes.has_bias, "attribute has_bias contradicts the inputs");
+  }
+}
+
+// x, residual if add, weight?, bias? -> normed, sum if add
+void StepVerifier::norm(bool add, bool layer) {
+  Attributes& a = step_.attributes;
+  a.eps = static_cast<float>(number("eps"));
+  require(a.eps >= 0 && std::isfinite(a.eps), "attribute eps is negative or not finite");
+  a.has_weight = flag("has_weight");
+  a.has_bias = layer && flag("has_bias");
+  size_t next = add ? 2 : 1;
+  const size_t inputs = next + a.has_weight + a.has_bias;
+  counts(inputs, inputs, add ? 2 : 1);
+  for (size_t i = 0; i < next; ++i) data(in(i), Dtype::f32, 1, 3);
+  for (const Operand& output : step_.outputs) {
+    data(output, Dtype::f32, 1, 3);
+    same_shape(in(0), output);
+  }
+  if (add) same_shape(in(0), in(1));
+  if (a.has_weight) vector(in(next++), in(0).shape.back());
+  if (a.has_bias) vector(in(next), in(0).shape.back());
+}
+
+// positions [T], inv_freq [F] -> [T, 2F]
+void StepVerifier::rope_table() {
+  counts(2, 2, 1);
+  data(in(0), Dtype::i32, 1, 1);
+  data(in(1), Dtype::f32, 1, 1);
+  data(out(), Dtype::f32, 2, 2);
+  const Affine& f = in(1).shape[0];
+  require(f == Affine{f.constant} && out().shape[1].is(2 * f.constant) && out().shape[0] == in(0).shape[0],
+          "operands " + shape_text(in(0)) + ", " + shape_text(in(1)) + " don't give " + shape_text(out()));
+  step_.attributes.scale = static_cast<float>(number("scale"));
+}
+
+// x [T, N, D], table [T, 2F] -> [T, N, D]
+void StepVerifier::rope() {
+  counts(2, 2, 1);
+  data(in(0), Dtype::f32, 3, 3);
+  data(in(1), Dtype::f32, 2, 2);
+  data(out(), Dtype::f32, 3, 3);
+  same_shape(in(0), out());
+  const Affine& width = in(1).shape[1];
+  const Affine& size = in(0).shape[2];
+  require(in(1).shape[0] == in(0).shape[0] && width == Affine{width.constant} &&
+              size == Affine{size.constant} && width.constant % 2 == 0 && width.constant <= size.constant,
+          "operand " + shape_text(in(1)) + " doesn't rotate " + shape_text(in(0)));
+  step_.attributes.interleaved = flag("interleaved");
+}
+
+// [.., 2I] -> [.., I]
+void StepVerifier::gated_activation() {
+  counts(1, 1, 1);
+  data(in(0), Dtype::f32, 1, 3);
+  data(out(), Dtype::f32, in(0).rank(), in(0).rank());
+  std::vector<Affine> doubled = out().shape;
+  doubled.back() = {2 * doubled.back().constant};
+  require(out().shape.back() == Affine{out().shape.back().constant} && in(0).shape == doubled,
+          "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));
+  const std::string kind = string("kind");
+  require(parse_activation(kind.c_str(), &step_.attributes.activation),
+          "attribute kind: no activation " + kind);
+}
+
+// k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
+void StepVerifier::kv_write() {
+  counts(4, 4, 0);
+  int group = 0;
+  const CacheGroup& cached = cache(in(3), &group);
+  for (size_t i = 0; i < 2; ++i) {
+    data(in(i), Dtype::f32, 3, 3);
+    const int64_t size = i == 0 ? cached.key_size : cached.value_size;
+    require(in(i).shape[0] == kTokens && in(i).shape[1].is(cached.kv_heads) && in(i).shape[2].is(size),
+            "operand " + shape_text(in(i)) + " doesn't fit cache group " + cached.name);
+  }
+  input(in(2), slots_input(group));
+}
+
+// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq] -> [T, Nq, Dv]
+void StepVerifier::paged_attention() {
+  Attributes& a = step_.attributes;
+  a.has_sinks = flag("has_sinks", false);
+  const size_t inputs = a.has_sinks ? 6 : 5;
+  counts(inputs, inputs, 1);
+  int group = 0;
+  const CacheGroup& cached = cache(in(1), &group);
+  data(in(0), Dtype::f32, 3, 3);
+  data(out(), Dtype::f32, 3, 3);
+  const Affine& heads = in(0).shape[1];
+  require(in(0).shape[0] == kTokens && heads == Affine{heads.constant} && heads.constant > 0 &&
+              heads.constant % cached.kv_heads == 0 && in(0).shape[2].is(cached.key_size),
+          "operand " + shape_text(in(0)) + " doesn't fit cache group " + cached.name);
+  require(out().shape[0] == kTokens && out().shape[1] == heads && out().shape[2].is(cached.value_size),
+          "operand " + shape_text(out()) + " doesn't fit the query and cache group " + cached.name);
+  input(in(2), table_input(group));
+  input(in(3), kQStart);
+  input(in(4), kKvLen);
+  if (a.has_sinks) vector(in(5), heads);
+  a.scale = static_cast<float>(number("scale"));
+  a.softcap = static_cast<float>(number("softcap"));
+  a.window = integer("window");
+  require(std::isfinite(a.scale) && a.softcap >= 0 && std::isfinite(a.softcap) && a.window >= 0,
+          "attribute scale, softcap or window is out of range");
+  int64_t& widest = program_.groups_[group].attention_window;
+  widest = a.window == 0 || widest == 0 ? 0 : std::max(widest, a.window);
+}
+
+// x [T, ..], rows [R] -> [R, ..]
+void StepVerifier::take_rows() {
+  counts(2, 2, 1);
+  data(in(0), Dtype::f32, 2, 3);
+  data(out(), Dtype::f32, in(0).rank(), in(0).rank());
+  input(in(1), kRowsInput);
+  require(in(0).shape[0] == kTokens && out().shape[0] == kRows &&
+              std::equal(in(0).shape.begin() + 1, in(0).shape.end(), out().shape.begin() + 1),
+          "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));
+}
+
+void StepVerifier::elementwise() {
+  Attributes& a = step_.attributes;
+  const std::string fn = string("fn");
+  require(parse_elementwise(fn.c_str(), &a.fn), "attribute fn: no function " + fn);
+  const int operands = arity(a.fn);
+  a.has_scalar = operands == 2 && step_.inputs.size() == 1;
+  if (a.has_scalar) {
+    a.scalar = number("scalar");
+    a.scalar_first = flag("scalar_first", false);
+  }
+  const size_t inputs = a.has_scalar ? 1 : static_cast<size_t>(operands);
+  counts(inputs, inputs, 1);
+  const bool cast = a.fn == ElementwiseFn::cast;
+  const Dtype dtype = out().dtype;
+  require(dtype == Dtype::f32 || has_integer_form(a.fn), "function " + fn + " has no i32 form");
+  if (a.has_scalar && dtype == Dtype::i32) {
+    require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar is no i32");
+  }
+  data(out(), dtype, 1, kMaxRank, false);
+  for (const Operand& operand : step_.inputs) {
+    data(operand, cast ? Dtype::i32 : dtype, 1, kMaxRank, false);
+    broadcasts(operand, out());
+  }
+}
+
+void StepVerifier::copy() {
+  counts(1, 1, 1);
+  data(out(), in(0).dtype, 1, kMaxRank, false);
+  data(in(0), in(0).dtype, 1, kMaxRank, false);
+  broadcasts(in(0), out());
+}
+
+// x [.., C] -> [.., 1]
+void StepVerifier::reduce() {
+  counts(1, 1, 1);
+  data(in(0), Dtype::f32, 1, kMaxRank);
+  data(out(), Dtype::f32, in(0).rank(), in(0).rank());
+  std::vector<Affine> reduced = in(0).shape;
+  reduced.back() = {1};
+  require(out().shape == reduced, "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));
+  const std::string kind = string("kind");
+  require(parse_reduce(kind.c_str(), &step_.attributes.reduce), "attribute kind: no reduction " + kind);
+}
+
+}  // namespace ew

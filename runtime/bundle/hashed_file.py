@@ -1,0 +1,73 @@
+"""New files that are hashed as they are written, with typed errors that name path and size."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from enginewright.plugins.errors import BundleError, CapacityError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class HashedFile:
+    """A new file that is hashed as it is written. ``shown`` is the path that errors name."""
+
+    def __init__(self, path: Path, shown: Path) -> None:
+        self.bytes = 0
+        self._shown = shown
+        self._hash = hashlib.sha256()
+        with writing(shown, 0):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = open(path, "xb")  # noqa: SIM115  closed by its owner
+
+    def write(self, data: bytes | memoryview, *, needed: int) -> None:
+        with writing(self._shown, needed):
+            self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def sync(self) -> None:
+        with writing(self._shown, self.bytes):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        # A full disk is reported by write or sync; closing tries to write the same bytes again and would hide it.
+        try:
+            self._file.close()
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+@contextmanager
+def writing(path: Path, needed: int) -> Iterator[None]:
+    """Turns an OSError into a typed error that names ``path`` and the bytes that were to be written."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL:
+            raise CapacityError(
+                f"{path}: no space for {needed:,} more bytes ({os.strerror(e.errno or 0)})",
+                hint="Free space on that disk, or write the bundle to another one.",
+            ) from e
+        raise BundleError(
+            f"{path}: cannot be written: {e.strerror or e}", hint="Choose a folder that you may write to."
+        ) from e
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
