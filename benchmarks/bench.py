@@ -153,9 +153,9 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """What was measured: the commit, with -dirty if files differ from it."""
+    """What was measured: the commit, with -dirty if files differ from it; empty outside of a clone."""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def _processor() -> str:
