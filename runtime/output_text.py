@@ -40,6 +40,9 @@ class OutputText:
     def _add(self, piece: str) -> bool:
         if self.stopped or not piece:
             return False
+        if not self._stop:
+            self._ready.append(piece)
+            return False
         text = self._held + piece
         found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from enginewright.plugins.contracts import FloatArray
@@ -40,7 +41,8 @@ class Request:
         self.tokens = list(prompt)  # prompt, then output
         self.prompt_length = len(self.tokens)
         self.computed = 0  # tokens whose keys and values are in the cache
-        self.tables: dict[str, list[int]] = {}  # cache group -> blocks, in the order of the tokens
+        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens
+        self.capacity = 0  # tokens that its blocks can hold
         self.finish_reason: FinishReason | None = None
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:

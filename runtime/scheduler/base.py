@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -72,21 +73,24 @@ class Scheduler(Protocol):
 
 
 def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> StepInput:
-    """The arrays of a step; see ``contracts.StepInput``."""
-    counts = np.array([c.count for c in chunks], np.int32)  # [B]
+    """The arrays of a step; see ``contracts.StepInput``. Array operations, as this is Python between two steps."""
+    starts, counts, rows = np.array([(c.start, c.count, c.rows) for c in chunks], np.int32).T  # [B] each
     q_start = np.zeros(len(chunks) + 1, np.int32)  # [B+1]
     np.cumsum(counts, out=q_start[1:])
-    positions = [np.arange(c.start, c.start + c.count, dtype=np.int32) for c in chunks]
-    rows = [np.arange(end - c.rows, end, dtype=np.int32) for c, end in zip(chunks, q_start[1:], strict=True)]
+    owner = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)  # [T], the chunk of a token
+    positions = np.arange(len(owner), dtype=np.int32) + (starts - q_start[:-1])[owner]
+    row_end = np.cumsum(rows, dtype=np.int32)  # [B]
+    tables = {name: _block_table(chunks, name) for name in groups}
     sampled = [(c.request.params, c.request.seed, c.request.output_length) for c in chunks for _ in range(c.rows)]
+    tokens = chain.from_iterable(c.request.tokens[c.start : c.start + c.count] for c in chunks)
     return StepInput(
-        ids=np.concatenate([np.array(c.request.tokens[c.start : c.start + c.count], np.int32) for c in chunks]),
-        positions=np.concatenate(positions),
+        ids=np.fromiter(tokens, np.int32, len(owner)),
+        positions=positions,
         q_start=q_start,
-        kv_len=np.array([c.start + c.count for c in chunks], np.int32),
-        block_tables={name: _block_table(chunks, name) for name in groups},
-        slots={name: _slots(chunks, positions, group) for name, group in groups.items()},
-        rows=np.concatenate(rows),
+        kv_len=starts + counts,
+        block_tables=tables,
+        slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
+        rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
         sampling=sampling_batch(sampled) if sampled else None,
         return_logits=any(c.request.scores for c in chunks),
     )
@@ -100,11 +104,7 @@ def _block_table(chunks: Sequence[Chunk], group: str) -> Int32Array:
     return padded
 
 
-def _slots(chunks: Sequence[Chunk], positions: Sequence[Int32Array], group: CacheGroup) -> Int32Array:
+def _slots(table: Int32Array, owner: Int32Array, positions: Int32Array, size: int) -> Int32Array:
     """Where each token's key and value go: block * K + place in the block.  [T]"""
-    size = group.block_size
-    blocks = [
-        np.array(c.request.tables[group.name], np.int32)[p // size] for c, p in zip(chunks, positions, strict=True)
-    ]
-    where: Int32Array = np.concatenate(blocks) * size + np.concatenate(positions) % size
+    where: Int32Array = table[owner, positions // size] * size + positions % size
     return where

@@ -6,6 +6,7 @@ blocks up and starts over later from its prompt and the tokens it has (Orca, OSD
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,12 +79,11 @@ class ContinuousScheduler:
     def abort(self, request: Request) -> None:
         if request.finished:
             return
-        request.finish("abort")
-        if request in self.running:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
         self._release(request)
+        request.finish("abort")
 
     def abort_all(self) -> None:
         for request in [*self.running, *self.waiting]:
@@ -117,6 +117,7 @@ class ContinuousScheduler:
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         advanced, row = [], 0
+        tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
             request, first = chunk.request, row
             row += chunk.rows
@@ -127,8 +128,7 @@ class ContinuousScheduler:
                 request.accept_logits(output.logits[first:row])
             request.computed = chunk.start + chunk.count
             if chunk.samples:
-                assert output.tokens is not None
-                request.accept(int(output.tokens[first]), _logprobs(request, output, first))
+                request.accept(tokens[first], _logprobs(request, output, first))
             if chunk.rows:
                 advanced.append(request)
             self._retire(request)
@@ -215,11 +215,16 @@ class ContinuousScheduler:
 
     def _grow(self, request: Request, tokens: int) -> bool:
         """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
+        if tokens <= request.capacity:
+            return True
         needed = self._needed(request, tokens)
         if any(count > self.pools[name].free_blocks for name, count in needed.items()):
             return False
         for name, count in needed.items():
-            request.tables.setdefault(name, []).extend(self.pools[name].allocate() for _ in range(count))
+            request.tables.setdefault(name, array("i")).extend(self.pools[name].allocate() for _ in range(count))
+        request.capacity = min(
+            (len(request.tables[name]) * group.block_size for name, group in self.groups.items()), default=tokens
+        )
         return True
 
     def _fitting(self, request: Request, count: int) -> int:
@@ -242,6 +247,7 @@ class ContinuousScheduler:
             for block in table:
                 self.pools[name].release(block)
         request.tables = {}
+        request.capacity = 0
 
 
 def _logprobs(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:

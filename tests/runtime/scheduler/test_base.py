@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4)}
 def request(length: int, table: list[int], scores: bool = False, **params: float) -> Request:
     logits = np.zeros((length, 3), np.float32) if scores else None
     made = Request(range(10, 10 + length), SamplingParams(**params), logits=logits)
-    made.tables = {"g": table}
+    made.tables = {"g": array("i", table)}
     return made
 
 
