@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.errors import CapacityError, EnginewrightError
 
 from .engine import Engine
 from .outputs import StreamPiece
@@ -63,8 +63,8 @@ class EngineLoop:
         """Has the thread do ``action`` between steps. The caller holds the lock, so no run ends before it has left."""
         self._inbox.append(action)
         if not self._running:
-            self._running = True
             self._thread.submit(self._run).add_done_callback(self._ended)
+            self._running = True  # not before: a Ctrl-C in between must not leave it true with no run
 
     def _run(self) -> None:
         """Takes steps until there is no work."""
@@ -93,12 +93,13 @@ class EngineLoop:
         """The run is over (called by its thread). If that was by an error, every request ends with it."""
         if (cause := run.exception()) is None:
             return
-        error = EnginewrightError(f"the engine failed: {cause!r}", hint="The requests that were running are lost.")
+        kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
+        error = kind(f"the engine failed: {cause!r}", hint="The requests that were running are lost.")
         error.__cause__ = cause
         with self._lock:
+            self._running = False
             self._tell_all(error)
             self.engine.abort_all()
-            self._running = False
 
     def _tell_all(self, error: EnginewrightError) -> None:
         for listener in self._listeners.values():

@@ -118,6 +118,43 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
 
 
+def test_too_little_memory_for_a_step_is_a_capacity_error(loop: EngineLoop, executor: Any) -> None:
+    executor.fail = CapacityError("no memory for a step of this size")
+    events = Events()
+    loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
+    events.end.result(10)
+    (error,) = events.heard
+    assert isinstance(error, CapacityError) and "the engine failed" in str(error)
+
+
+def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, executor: Any) -> None:
+    gate, kept, lost = Gate(executor), Events(), Request([1], SamplingParams())
+    loop.submit(Request([2], SamplingParams(max_tokens=5)), kept)
+    gate.arrived.acquire()
+    loop._listeners[lost] = Events()  # as a Ctrl-C in the middle of submit leaves it
+    loop.abort(lost)
+    gate.passes.release(100)
+    kept.end.result(10)
+    assert [p.finish_reason for p in kept.heard if isinstance(p, StreamPiece)][-1] == "length"
+
+
+def test_a_run_that_did_not_start_does_not_block_the_next(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop._thread, "submit", interrupted)
+        lost = Request([1], SamplingParams(max_tokens=2))
+        with pytest.raises(KeyboardInterrupt):
+            loop.submit(lost, Events())
+    loop.abort(lost)
+    events = Events()
+    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    events.end.result(10)
+    assert len(events.heard) == 2
+    wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
+
+
 def test_what_never_fits_is_refused_at_once(loop: EngineLoop) -> None:
     events = Events()
     with pytest.raises(CapacityError, match="memory: "):
