@@ -64,7 +64,7 @@ class ChatTemplate:
                 {"tools": None, "documents": None, **self._variables, **data},
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError) as e:
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
             raise RequestError(
                 f"chat: the model's template refuses these messages: {e}",
                 hint="Look at roles, their order, and each message's content.",

@@ -7,7 +7,7 @@ import contextlib
 import operator
 import os
 import queue
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -32,6 +32,8 @@ from .tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Event = StreamPiece | EnginewrightError
 
+MOST_THREADS = 1024
+
 
 class LLM:
     """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
@@ -41,7 +43,7 @@ class LLM:
     Args:
         path: the bundle.
         target: which of its targets to run.
-        threads: of the kernels; 0 takes as many as there are cores.
+        threads: of the kernels, at most 1024; 0 takes as many as there are cores.
         isa: instruction set of the cpu target ("avx512", "avx2", "portable"); None takes the best there is.
         memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
             than ``max_requests`` requests of full context need.
@@ -71,6 +73,7 @@ class LLM:
         verify: bool = False,
     ) -> None:
         config = _scheduler_config(max_requests, prefill_chunk)
+        _check_int("threads", threads, 0, MOST_THREADS)
         bundle = Bundle.open(path)
         if verify:
             bundle.verify_hashes()
@@ -82,9 +85,10 @@ class LLM:
         groups = [g.to_group() for g in bundle.program(target).cache_groups]
         budget = default_budget() if memory is None else parse_size(memory)
         plan = plan_pools(groups, budget, max_requests * bundle.model.context_length)
-        executor = CpuExecutor(bundle, plan.blocks, threads=threads, isa=isa)
         files = bundle.tokenizer_files()
-        self._start(executor, bundle.model, Tokenizer(files) if files.tokenizer_json else None, config)
+        tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
+        executor = CpuExecutor(bundle, plan.blocks, threads=threads, isa=isa)
+        self._start(executor, bundle.model, tokenizer, config)
 
     @classmethod
     def from_executor(
@@ -152,7 +156,7 @@ class LLM:
 
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
-        several = bool(messages) and not hasattr(messages[0], "keys")
+        several = bool(messages) and not isinstance(messages, Mapping) and not hasattr(messages[0], "keys")
         chats = cast("Sequence[Sequence[Message]]", messages if several else [messages])
         return self._run_all([self.tokenizer.encode_chat(chat, **variables) for chat in chats], params)
 
@@ -255,6 +259,8 @@ class LLM:
         return prompt
 
     def _request(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params: {params!r} is no SamplingParams", hint="Pass SamplingParams(max_tokens=...).")
         context = self.model.context_length
         prompt = self._checked_ids(ids, context - 1)
         text = None
@@ -340,7 +346,11 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _scheduler_config(max_requests: int, prefill_chunk: int) -> SchedulerConfig:
     most = ExecutorCaps().max_tokens
-    for name, value in (("max_requests", max_requests), ("prefill_chunk", prefill_chunk)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from 1 to {most}.")
+    _check_int("max_requests", max_requests, 1, most)
+    _check_int("prefill_chunk", prefill_chunk, 1, most)
     return SchedulerConfig(max_requests=max_requests, prefill_tokens=prefill_chunk)
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from {least} to {most}.")

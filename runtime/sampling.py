@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ class SamplingParams:
     model's makers recommend is in ``LLM.default_params()``, and never applied silently.
 
     Attributes:
-        temperature: 0 takes the most probable token; else logits are divided by it.
+        temperature: 0 takes the most probable token; else logits are divided by it, as 32-bit floats.
         top_k: only the k most probable tokens; 0 is off.
         top_p: only the most probable tokens that together have this probability; 1 is off.
         min_p: only tokens at least this times as probable as the most probable; 0 is off.
@@ -49,16 +51,19 @@ class SamplingParams:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _check("temperature", self.temperature, _is_number(self.temperature, 0), "a number >= 0")
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            listed = (value,) if isinstance(value, str) else value
+            _check(name, value, isinstance(listed, Iterable), "a sequence; () for none")
+            object.__setattr__(self, name, tuple(listed))
+        most = float(np.finfo(np.float32).max)
+        _check("temperature", self.temperature, _is_number(self.temperature, 0, most), "a number from 0 to 3.4e38")
         _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0 (0 is off)")
         _check("top_p", self.top_p, _is_number(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _check("min_p", self.min_p, _is_number(self.min_p, 0, 1), "a number in [0, 1]")
         _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0, 2**64), "None or in [0, 2**64)")
         _check("max_tokens", self.max_tokens, _is_int(self.max_tokens, 1), "an integer >= 1")
-        _check("stop", self.stop, all(isinstance(s, str) and s for s in stop), "strings that are not empty")
+        _check("stop", self.stop, all(isinstance(s, str) and s for s in self.stop), "strings that are not empty")
         ids = self.stop_token_ids
         _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids")
         _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False")
@@ -94,13 +99,14 @@ def sampling_batch(rows: Sequence[tuple[SamplingParams, int, int]]) -> SamplingB
     )
 
 
-def _is_number(value: object, low: float, high: float = math.inf) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+def _is_number(value: Any, low: float, high: float) -> bool:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and bool(low <= value <= high)  # NaN is not
 
 
-def _is_int(value: object, low: int, end: float = math.inf) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value < end
+def _is_int(value: Any, low: int, end: float = math.inf) -> bool:
+    integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return integer and bool(low <= value < end)
 
 
 def _check(field: str, value: object, holds: bool, expected: str) -> None:

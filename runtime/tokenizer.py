@@ -41,7 +41,14 @@ class Tokenizer:
             self.chat_template = ChatTemplate(files.chat_template, files.special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise."""
+        """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
+
+        Raises RequestError for lone surrogates, which is what Python makes of bytes that are no UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise RequestError(f"prompt: character {e.start} is no Unicode", hint="Pass text in UTF-8.") from e
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens:
             before = [] if ids[:1] == self._before else self._before

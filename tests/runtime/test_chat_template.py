@@ -55,6 +55,8 @@ def test_the_date() -> None:
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ none_such() }}",
+        "{{ 1 // 0 }}",
+        "{{ 'abc'.index('x') }}",
     ],
 )
 def test_a_template_that_refuses(source: str) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,3 +228,21 @@ def test_info(make_llm: MakeLLM, toy: Toy) -> None:
 def test_options_out_of_range(make_llm: MakeLLM, toy: Toy, options: dict[str, int]) -> None:
     with pytest.raises(RequestError, match=next(iter(options))):
         make_llm(toy(), **options)
+
+
+@pytest.mark.parametrize("threads", [-1, 1025, True, 1.0])
+def test_threads_out_of_range(threads: Any, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="threads: "):
+        LLM(tmp_path, threads=threads)
+
+
+def test_wrong_types_are_named(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+    options: Any = {"max_tokens": 3}
+    for call in (llm.generate, llm.stream, llm.astream):
+        with pytest.raises(RequestError, match=r"params: .* is no SamplingParams"):
+            call("a", options)
+    message: Any = {"role": "user", "content": "hi"}
+    for chat in (llm.chat, llm.stream_chat, llm.astream_chat):
+        with pytest.raises(RequestError, match="message 0 has no role"):
+            chat(message)

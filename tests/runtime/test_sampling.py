@@ -19,14 +19,14 @@ def test_greedy_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [-0.1, float("nan"), float("inf"), "hot", True]),
+        ("temperature", [-0.1, float("nan"), float("inf"), 3.5e38, 10**400, "hot", True]),
         ("top_k", [-1, 1.5, 2**31, True]),
         ("top_p", [0, -0.1, 1.1, float("nan")]),
         ("min_p", [-0.1, 1.1, None]),
         ("seed", [-1, 2**64, 1.0, True]),
         ("max_tokens", [0, -5, 1.0]),
-        ("stop", [("",), ("a", ""), (1,)]),
-        ("stop_token_ids", [(-1,), ("a",)]),
+        ("stop", [("",), ("a", ""), (1,), None, 5]),
+        ("stop_token_ids", [(-1,), ("a",), None, 5]),
         ("ignore_eos", [1, None]),
         ("logprobs", [-1, 101, True, None]),
     ],
@@ -39,7 +39,14 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
 
 def test_values_at_the_edge() -> None:
     SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, max_tokens=1, logprobs=0)
+    SamplingParams(temperature=3.4e38, top_k=0)
     SamplingParams(temperature=100, top_k=2**31 - 1, top_p=1e-9, min_p=1, seed=2**64 - 1, logprobs=100)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), seed=np.uint64(2**64 - 1), stop_token_ids=np.array([3]))
+    batch = sampling_batch([(params, params.seed or 0, 0)])
+    assert (batch.temperature.tolist(), batch.seed.tolist()) == ([0.5], [2**64 - 1])
 
 
 def test_one_stop_string_or_several() -> None:

@@ -44,6 +44,14 @@ def test_round_trip(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
+def test_bytes_that_are_no_utf8_are_refused(tokenizer: Tokenizer) -> None:
+    text = b"caf\xe9".decode(errors="surrogateescape")  # as Python reads arguments and pipes
+    with pytest.raises(RequestError, match="prompt: character 3 "):
+        tokenizer.encode(text)
+    with pytest.raises(RequestError, match="prompt: character "):
+        tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
 def test_special_tokens_are_recognised_and_left_out_of_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<|start|>a<|end|>")
     assert ids == [START, ord("a"), END]
