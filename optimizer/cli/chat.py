@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from enginewright.plugins.errors import RequestError
 
-from .console import print_error, reported
+from .console import print_error, print_styled, reported
 from .options import (
     BundlePath,
     MaxTokens,
@@ -69,6 +67,8 @@ def command(
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
     with LLM(bundle, threads=threads, memory=memory) as llm:
+        if not llm.has_chat_template:
+            raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:
             print(f"{llm.model.name}. /help shows what can be typed.", file=sys.stderr)
         _converse(llm, params, system, interactive)
@@ -93,7 +93,7 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive:
             print(f"there is no {word}; /help shows what there is", file=sys.stderr)
         else:
             turns.append({"role": "user", "content": line})
-            before = [{"role": "system", "content": system}] if system else []
+            before = [{"role": "system", "content": system}] if system is not None else []
             try:
                 answer = _answer(llm, [*before, *turns], params, interactive)
             except RequestError as e:
@@ -101,6 +101,8 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive:
                     raise
                 print_error(e)
                 turns.pop()
+                if turns:
+                    print_styled("  /reset forgets the conversation so far.", dim=True)
             else:
                 turns.append({"role": "assistant", "content": answer})
 
@@ -116,7 +118,7 @@ def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams, in
                 raise
             print(" (stopped)")
     if interactive:
-        typer.secho(printer.speed(), dim=True, err=True)
+        print_styled(printer.speed(), dim=True)
     return printer.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any, ParamSpec
 
 import typer
 
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.errors import CapacityError, EnginewrightError
 
 P = ParamSpec("P")
 
@@ -36,12 +37,22 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt as e:
             print("\ninterrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from e
-        except BrokenPipeError as e:
-            # The reader is gone (as with `| head`): nothing to say, and nothing more to flush at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError as e:  # the reader is gone (as with `| head`): nothing to say
+            _drop_stdout()
             raise typer.Exit(EXIT_BROKEN_PIPE) from e
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+            _drop_stdout()
+            print_error(full := CapacityError("stdout: no space left on the device", hint="Write to another disk."))
+            raise typer.Exit(full.exit_code) from e
 
     return run
+
+
+def _drop_stdout() -> None:
+    """What can't be written must not be tried again when Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(error: EnginewrightError, *, as_json: bool = False) -> None:
@@ -49,10 +60,15 @@ def print_error(error: EnginewrightError, *, as_json: bool = False) -> None:
     if as_json:
         body = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
         print_json({"error": body | {"exit_code": error.exit_code}})
-    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    print_styled("error: ", fg="red", bold=True, nl=False)
     typer.echo(error.message, err=True)
     if error.hint:
-        typer.secho(f"  {error.hint}", dim=True, err=True)
+        print_styled(f"  {error.hint}", dim=True)
+
+
+def print_styled(text: str, **style: Any) -> None:
+    """To stderr, in colour if that is a terminal and NO_COLOR is not set (no-color.org)."""
+    typer.secho(text, err=True, color=False if os.environ.get("NO_COLOR") else None, **style)
 
 
 def print_json(data: Any) -> None:

@@ -58,6 +58,8 @@ def command(
 
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    if prompts.count("-") > 1:
+        raise typer.BadParameter("stdin is one prompt: give - once")
     params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     with LLM(bundle, threads=threads, memory=memory) as llm:

@@ -29,7 +29,9 @@ def command(
     program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one a line.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
     passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and turned down.")] = False,
-    target: Annotated[str, typer.Option("--target", "-t", help="Whose program --program shows.")] = "cpu",
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Whose program --program shows; default cpu.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows what a bundle holds; with no option, a summary."""
@@ -37,9 +39,11 @@ def command(
 
     if program + weights + passes > 1:
         raise typer.BadParameter("choose one of --program, --weights and --passes")
+    if target is not None and not program:
+        raise typer.BadParameter("--target says whose program --program shows")
     opened = Bundle.open(bundle)
     if program:
-        lowered = opened.program(target)
+        lowered = opened.program(target or "cpu")
         if as_json:
             print_json(lowered.model_dump(mode="json", exclude_defaults=True))
         else:

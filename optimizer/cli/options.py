@@ -11,14 +11,14 @@ import typer
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")]
 TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is off.")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share; 1 is off.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")]
-Threads = Annotated[int, typer.Option(min=0, help="Threads; 0 takes one for each core.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes one for each core.")]
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
 ]

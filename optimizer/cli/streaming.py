@@ -24,6 +24,7 @@ class StreamPrinter:
         self.tokens = 0
         self._first = 0.0  # seconds to the first token: mostly the prompt's prefill
         self._last = 0.0
+        self._cut = False
 
     def print(self, pieces: Iterable[StreamPiece]) -> None:
         """Writes all pieces, and a new line after them."""
@@ -32,6 +33,7 @@ class StreamPrinter:
             self._last = time.perf_counter() - start
             self._first = self._first or self._last
             self.tokens += len(piece.token_ids)
+            self._cut = piece.finish_reason == "length"
             self.text += piece.text
             sys.stdout.write(piece.text)
             sys.stdout.flush()
@@ -43,4 +45,4 @@ class StreamPrinter:
         text = f"{self.tokens} tokens in {self._last:.2f} s; the first after {self._first:.2f} s"
         if self.tokens > 1 and self._last > self._first:
             text += f", then {(self.tokens - 1) / (self._last - self._first):.1f} tokens/s"
-        return text
+        return text + ("; cut off there (--max-tokens)" if self._cut else "")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ def chat(bundle: Path, lines: str, *arguments: str) -> Result:
 
 def answers(bundle: Path, questions: list[str], system: str | None = None) -> str:
     """What a conversation gives, from the library."""
-    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system is not None else []
     text = ""
     with ew.LLM(bundle) as llm:
         for question in questions:
@@ -54,6 +56,23 @@ def test_the_system_message(tiny_bundle: Path) -> None:
     changed = chat(tiny_bundle, "/system Be brief.\n/system\nHello\n")
     assert changed.stdout == expected
     assert changed.stderr.count("system: Be brief.") == 2
+
+
+def test_an_empty_system_message_is_one(tiny_bundle: Path) -> None:
+    expected = answers(tiny_bundle, ["Hello"], "")
+    assert expected != answers(tiny_bundle, ["Hello"])
+    assert chat(tiny_bundle, "Hello\n", "--system", "").stdout == expected
+
+
+def test_a_model_without_a_chat_template(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "plain.bundle"
+    shutil.copytree(tiny_bundle, bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["files"]["tokenizer/chat_template.jinja"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    result = chat(bundle, "")
+    assert result.exit_code == 8
+    assert "optimize generate" in result.stderr
 
 
 def test_help_and_what_is_no_command(tiny_bundle: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -62,6 +64,38 @@ def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         command()
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colours_are_for_terminals_without_no_color(no_color: str, coloured: bool) -> None:
+    code = (
+        "import sys\nfrom enginewright.optimizer.cli.console import print_error\n"
+        "from enginewright.plugins.errors import BundleError\n"
+        "print_error(BundleError('a', hint='b'))"
+    )
+    terminal, child = pty.openpty()
+    try:
+        environment = os.environ | {"NO_COLOR": no_color, "TERM": "xterm"}
+        subprocess.run([sys.executable, "-c", code], stderr=child, env=environment, check=True)
+        assert (b"\x1b[" in os.read(terminal, 4096)) == coloured
+    finally:
+        os.close(child)
+        os.close(terminal)
+
+
+def test_a_full_disk_is_said() -> None:
+    code = (
+        "import typer\nfrom enginewright.optimizer.cli.console import reported\n"
+        "@reported\n"
+        "def command() -> None:\n"
+        "    print('a line')\n"
+        "typer.run(command)\n"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 9
+    assert done.stderr.startswith("error: stdout: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.cli.options import MaxTokens
 
 
 def generate(bundle: Path, *arguments: str, stdin: str | None = None) -> Result:
@@ -78,6 +80,9 @@ def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
         (["x" * 600, "--raw"], 8, "prompt"),
         (["Hello", "--memory", "lots"], 8, "memory"),
         (["Hello", "--memory", "1"], 9, "memory"),
+        (["-", "-"], 2, "stdin"),
+        (["caf\udce9"], 8, "prompt"),  # an argument that is no UTF-8
+        (["Hello", "--threads", "1025"], 2, "--threads"),
         (["Hello", "--raw", "--system", "Be brief."], 2, "--system"),
     ],
 )
@@ -92,3 +97,15 @@ def test_no_bundle(tmp_path: Path) -> None:
     result = generate(tmp_path / "absent.bundle", "Hello", "--json")
     assert result.exit_code == 7
     assert json.loads(result.stdout)["error"]["exit_code"] == 7
+
+
+def test_an_answer_that_was_cut_says_so(tiny_bundle: Path) -> None:
+    assert "--max-tokens" in generate(tiny_bundle, "Hello", "--max-tokens", "2").stderr
+    with ew.LLM(tiny_bundle) as llm:
+        text = llm.chat([{"role": "user", "content": "Hello"}], ew.SamplingParams(max_tokens=12))[0].text
+    assert "--max-tokens" not in generate(tiny_bundle, "Hello", "--max-tokens", "12", "--stop", text[0]).stderr
+
+
+def test_the_help_names_the_default_of_max_tokens() -> None:
+    help_text = get_args(MaxTokens)[1].help
+    assert help_text.endswith(f"default {ew.SamplingParams().max_tokens}.")

@@ -57,6 +57,9 @@ def test_the_passes(tiny_bundle: Path) -> None:
 def test_two_views_at_once_are_refused(tiny_bundle: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--weights"])
     assert result.exit_code == 2
+    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--target", "cpu"])
+    assert result.exit_code == 2
+    assert "--program" in result.stderr
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "too new"])
