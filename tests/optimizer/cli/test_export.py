@@ -88,9 +88,12 @@ def test_what_goes_wrong_is_named(
 
 @pytest.mark.parametrize("after", [0.5, 2.5, 4.0])  # seconds: while torch loads, while the graph is captured, later
 def test_ctrl_c_leaves_nothing_behind(after: float, tiny_folder: Path, tmp_path: Path) -> None:
-    code = "from enginewright.optimizer.cli.app import main; main()"
+    code = "from enginewright.optimizer.cli.app import main; print('ready', flush=True); main()"
     arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle")]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"  # however long Python takes to get there
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
