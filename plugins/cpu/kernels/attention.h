@@ -127,11 +127,13 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
     if (low == high) continue;
 
     const int64_t block = t.blocks[tile] * a.cache.kv_heads + t.kv_head;
+    // Blocks of 32 slots are too short a run for the processor to guess the next: it is prefetched.
+    const int64_t next = t.blocks[tile < last / kBlock ? tile + 1 : tile] * a.cache.kv_heads + t.kv_head;
     const float* k = a.cache.k + block * size * kBlock;
     const float* v = a.cache.v + block * kBlock * width;
     const int64_t row = low * t.heads;
-    accumulate((high - low) * t.heads, s.q + row * size, size, k, kBlock, size, s.scores + row * kBlock,
-               kBlock, kBlock, true);
+    accumulate((high - low) * t.heads, s.q + row * size, size, k, kBlock, size,
+               (next - block) * size * kBlock, s.scores + row * kBlock, kBlock, kBlock, true);
     float best[kTileRows];
     for (int64_t token = low; token < high; ++token) {
       for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
@@ -145,7 +147,7 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
       if (first >= past) return;
       const int64_t r = token * t.heads;
       accumulate(tokens * t.heads, s.scores + r * kBlock + first, kBlock, v + first * width, width,
-                 past - first, s.o + r * width, width, width, false);
+                 past - first, (next - block) * kBlock * width, s.o + r * width, width, width, false);
     };
     const int64_t common_begin = begin(high - 1), common_end = end(low);
     if (common_begin >= common_end) {

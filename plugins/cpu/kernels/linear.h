@@ -19,6 +19,7 @@ namespace {
 
 constexpr int64_t kRowBlock = 96;      // rows of x in a task
 constexpr int64_t kDepthBlock = 1024;  // k of one pass over a panel
+constexpr int64_t kAhead = 32;         // k that a prefetch is ahead: 4 KB a panel, best of 8 .. 48
 
 // One microkernel call: R rows of P panels, k0 <= k < k1. Loads y unless k0 is 0; adds the bias when k1 is K.
 template <int R, int P>
@@ -50,7 +51,7 @@ void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, i
       }
     }
   }
-  chain<R, P, 2, true>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, acc);
+  chain<R, P, 2, true>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, kAhead * kPanel, acc);
   if (k1 == a.k && a.bias != nullptr) {
 #pragma GCC unroll 8
     for (int c = 0; c < 2 * P; ++c) {

@@ -13,14 +13,12 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kAhead = 32;  // rows of w that a prefetch is ahead: 4 KB a panel, best of 8 .. 48
-
 // The chains of R rows and P panels of C vectors, on from acc. With registers to spare a weight is loaded
-// once; without, it is a memory operand of each fma.
-
+// once; without, it is a memory operand of each fma. What lies `ahead` elements behind each weight is
+// prefetched.
 template <int R, int P, int C, bool Prefetch>
 EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t panel_stride,
-                     int64_t count, F16 (&acc)[R][P * C]) {
+                     int64_t count, [[maybe_unused]] int64_t ahead, F16 (&acc)[R][P * C]) {
   constexpr bool kKeep = R > 1 && (R + 1) * P * C < kRegisters;
   for (int64_t k = 0; k < count; ++k) {
     F16 column[P * C];
@@ -29,7 +27,7 @@ EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w
 #pragma GCC unroll 2
       for (int c = 0; c < C; ++c) {
         const float* at = w + p * panel_stride + c * 16;
-        if constexpr (Prefetch) __builtin_prefetch(at + kAhead * w_stride);
+        if constexpr (Prefetch) __builtin_prefetch(at + ahead);
         column[p * C + c] = load(at);
         if constexpr (kKeep) keep(column[p * C + c]);
       }
@@ -45,9 +43,9 @@ EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w
 }
 
 // out[r][0 : columns] = the chains begun at out (or at 0 if `fresh`), for R rows; any number of columns.
-template <int R>
+template <int R, bool Prefetch>
 void accumulate_block(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t count,
-                      float* out, int64_t out_stride, int64_t columns, bool fresh) {
+                      int64_t ahead, float* out, int64_t out_stride, int64_t columns, bool fresh) {
   int64_t c = 0;
   for (; c + 32 <= columns; c += 32) {
     F16 acc[R][2];
@@ -55,7 +53,7 @@ void accumulate_block(const float* x, int64_t x_stride, const float* w, int64_t 
       acc[r][0] = fresh ? splat(0.0f) : load(out + r * out_stride + c);
       acc[r][1] = fresh ? splat(0.0f) : load(out + r * out_stride + c + 16);
     }
-    chain<R, 1, 2, false>(x, x_stride, w + c, w_stride, 0, count, acc);
+    chain<R, 1, 2, Prefetch>(x, x_stride, w + c, w_stride, 0, count, ahead, acc);
     for (int r = 0; r < R; ++r) {
       store(out + r * out_stride + c, acc[r][0]);
       store(out + r * out_stride + c + 16, acc[r][1]);
@@ -64,7 +62,7 @@ void accumulate_block(const float* x, int64_t x_stride, const float* w, int64_t 
   for (; c + 16 <= columns; c += 16) {
     F16 acc[R][1];
     for (int r = 0; r < R; ++r) acc[r][0] = fresh ? splat(0.0f) : load(out + r * out_stride + c);
-    chain<R, 1, 1, false>(x, x_stride, w + c, w_stride, 0, count, acc);
+    chain<R, 1, 1, Prefetch>(x, x_stride, w + c, w_stride, 0, count, ahead, acc);
     for (int r = 0; r < R; ++r) store(out + r * out_stride + c, acc[r][0]);
   }
   if (c == columns) return;
@@ -101,12 +99,20 @@ EW_INLINE void for_row_blocks(int64_t rows, const F& fn) {
   }
 }
 
-// out[r][0 : columns] for any number of rows, as accumulate_block.
+// out[r][0 : columns] for any number of rows, as accumulate_block. Few rows wait for w, so what lies `ahead`
+// of it is prefetched; many compute for longer than the processor's own prefetching takes.
 inline void accumulate(int64_t rows, const float* x, int64_t x_stride, const float* w, int64_t w_stride,
-                       int64_t count, float* out, int64_t out_stride, int64_t columns, bool fresh) {
+                       int64_t count, int64_t ahead, float* out, int64_t out_stride, int64_t columns,
+                       bool fresh) {
+  if (rows <= kMaxRows) {
+    with_rows(rows, [&]<int R>() {
+      accumulate_block<R, true>(x, x_stride, w, w_stride, count, ahead, out, out_stride, columns, fresh);
+    });
+    return;
+  }
   for_row_blocks(rows, [&]<int R>(int64_t r) {
-    accumulate_block<R>(x + r * x_stride, x_stride, w, w_stride, count, out + r * out_stride, out_stride,
-                        columns, fresh);
+    accumulate_block<R, false>(x + r * x_stride, x_stride, w, w_stride, count, 0, out + r * out_stride,
+                               out_stride, columns, fresh);
   });
 }
 
