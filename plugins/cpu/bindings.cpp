@@ -35,12 +35,12 @@ std::span<const T> span(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
 
-// A new numpy array; `data` is set to its memory.
+// A new numpy array, uninitialised; `data` is set to its memory.
 template <class T>
 nb::object new_array(std::vector<size_t> shape, T** data) {
   size_t count = 1;
   for (const size_t size : shape) count *= size;
-  auto memory = std::make_unique<T[]>(count);
+  auto memory = std::make_unique_for_overwrite<T[]>(count);
   *data = memory.get();
   nb::capsule owner(memory.get(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
   memory.release();
@@ -50,7 +50,11 @@ nb::object new_array(std::vector<size_t> shape, T** data) {
 Affine affine(nb::handle value) {
   const auto t = nb::cast<nb::tuple>(value);
   if (t.size() != 4) throw std::invalid_argument("an affine expression is (constant, T, B, R)");
-  return {nb::cast<int64_t>(t[0]), nb::cast<int64_t>(t[1]), nb::cast<int64_t>(t[2]), nb::cast<int64_t>(t[3])};
+  int64_t c[4];
+  for (size_t i = 0; i < 4; ++i) {
+    if (!nb::try_cast(t[i], c[i])) throw std::invalid_argument("a coefficient is no integer of 64 bits");
+  }
+  return {c[0], c[1], c[2], c[3]};
 }
 
 ew::Dtype dtype(const std::string& name) {

@@ -6,7 +6,7 @@ built, and the rest on every step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
+_MOST_THREADS = 1024
+_LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
 class CpuProgram:
@@ -39,7 +41,7 @@ class CpuProgram:
 
     Raises:
         BundleError: the program or a weight doesn't hold together; names step, operand and module path.
-        CapacityError: the caches don't fit into the address space.
+        CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
         EnginewrightError: ``blocks``, ``threads`` or ``isa`` is out of range.
 
     ``run`` may be called from several threads; the calls take turns.
@@ -58,18 +60,21 @@ class CpuProgram:
         self._groups = tuple(group.name for group in lowered.cache_groups)
         if set(blocks) != set(self._groups):
             raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks)}")
+        if not 0 <= threads <= _MOST_THREADS:
+            raise EnginewrightError(f"threads = {threads} is not in [0, {_MOST_THREADS}]")
+        threads = threads or min(available_threads(), _MOST_THREADS)
         try:
             program = _build(lowered, weights)
         except ValueError as e:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         try:
-            self._executor = _cpu.Executor(
-                program, [blocks[name] for name in self._groups], threads or available_threads(), isa or isas()[0]
-            )
+            self._executor = _cpu.Executor(program, [blocks[name] for name in self._groups], threads, isa or isas()[0])
         except ValueError as e:
             raise EnginewrightError(str(e)) from e
         except MemoryError as e:
             raise CapacityError("no memory for the KV caches", hint="Use fewer blocks.") from e
+        except RuntimeError as e:
+            raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
 
     @property
     def cache_bytes(self) -> int:
@@ -180,6 +185,12 @@ def _memory(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return np.asarray(array).reshape(-1).view(np.uint8)
 
 
+def _check_sizes(subject: str, sizes: Iterable[int]) -> None:
+    for size in sizes:
+        if not 0 <= size <= _LARGEST:
+            raise ValueError(f"{subject}: {size} is not in [0, {_LARGEST}]")
+
+
 def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic]]) -> _cpu.Program:
     """The C++ program. Raises ValueError naming what is wrong."""
     program = _cpu.Program()
@@ -187,6 +198,10 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
     for g, group in enumerate(lowered.cache_groups):
         if group.dtype != "f32":
             raise ValueError(f"cache group {group.name}: the cpu target has no {group.dtype} cache")
+        _check_sizes(
+            f"cache group {group.name}",
+            [*group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size],
+        )
         program.add_cache_group(
             group.name, group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size
         )
@@ -197,6 +212,7 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
     for use in lowered.weights:
         if use.name not in weights:
             raise ValueError(f"weight {use.name} is missing")
+        _check_sizes(f"weight {use.name}", use.shape)
         memory = _memory(use.name, weights[use.name])
         index = program.add_weight(use.name, use.dtype, use.shape, use.layout, memory, 0, memory.size)
         indices["weight", use.name] = index

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 namespace ew {
@@ -39,7 +40,7 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
     : program_(program), kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads) {
   if (!program.finished()) fail("the program is not finished");
   if (!kernels_) fail("isa " + isa + " is not available on this processor");
-  if (threads < 1 || threads > 1024) fail("threads = " + std::to_string(threads) + " is not in [1, 1024]");
+  if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
   if (blocks_.size() != program.groups().size()) fail("blocks must have one entry a cache group");
   for (size_t g = 0; g < blocks_.size(); ++g) {
     if (blocks_[g] < 1 || blocks_[g] > INT32_MAX / kBlock) {
@@ -52,8 +53,9 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
     KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size};
     for (const auto& [data, size] :
          {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
-      cache_memory_.emplace_back(blocks_[layer.group] * kBlock * group.kv_heads * size * kElementBytes,
-                                 Pages::normal);
+      int64_t bytes = group.kv_heads * size * kBlock * kElementBytes;  // of a block: at most 2^47
+      if (__builtin_mul_overflow(bytes, blocks_[layer.group], &bytes)) throw std::bad_alloc();
+      cache_memory_.emplace_back(bytes, Pages::normal);
       *data = static_cast<float*>(cache_memory_.back().data());
       cache_bytes_ += cache_memory_.back().bytes();
     }
@@ -141,13 +143,16 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
   }
 }
 
-// Copies the inputs to where the resolved steps expect them; forgets resolved steps if something had to move.
+// Copies the inputs to where the resolved steps expect them. As soon as something moves, the resolved steps
+// are forgotten: what comes behind it may run out of memory, and nobody would know at the next step.
 void Executor::copy_inputs(const StepArrays& inputs) {
-  bool moved = false;
+  const auto place = [this](int index) {
+    if (memory_.inputs[index] != inputs_[index].data()) shapes_.clear();
+    memory_.inputs[index] = inputs_[index].data();
+  };
   const auto copy = [&](int index, std::span<const int32_t> values) {
     inputs_[index].assign(values.begin(), values.end());
-    moved |= memory_.inputs[index] != inputs_[index].data();
-    memory_.inputs[index] = inputs_[index].data();
+    place(index);
   };
   copy(kIds, inputs.ids);
   copy(kPositions, inputs.positions);
@@ -160,7 +165,7 @@ void Executor::copy_inputs(const StepArrays& inputs) {
     int64_t& stride = memory_.table_strides[g];
     if (group.width > stride) {
       stride = (group.width + kTableRounding - 1) / kTableRounding * kTableRounding;
-      moved = true;
+      shapes_.clear();
     }
     const int index = table_input(static_cast<int>(g));
     std::vector<int32_t>& table = inputs_[index];
@@ -170,10 +175,8 @@ void Executor::copy_inputs(const StepArrays& inputs) {
           group.table.subspan(b * static_cast<size_t>(group.width), static_cast<size_t>(group.width));
       std::copy(row.begin(), row.end(), table.begin() + static_cast<int64_t>(b) * stride);
     }
-    moved |= memory_.inputs[index] != table.data();
-    memory_.inputs[index] = table.data();
+    place(index);
   }
-  if (moved) shapes_.clear();
 }
 
 // The resolved steps for sizes_, with an arena large enough for them.

@@ -177,6 +177,11 @@ void Program::add_step(const std::string& op, std::vector<Operand> inputs, std::
     verify_operand(operand, title);
     if (operand.kind != OperandKind::buffer)
       fail(title + ": operand " + operand.name, "an output must be a buffer");
+    for (int i = 0; i < operand.rank(); ++i) {
+      if (operand.strides[i].is(0) && !operand.shape[i].is(1))
+        fail(title + ": operand " + operand.name,
+             "an output has a place for every element, so no stride of 0");
+    }
   }
   StepVerifier(*this, step, title).verify(attributes);
   steps_.push_back(std::move(step));

@@ -52,6 +52,10 @@ void StepVerifier::counts(size_t fewest_inputs, size_t most_inputs, size_t outpu
 void StepVerifier::data(const Operand& operand, Dtype dtype, int low, int high, bool unit_inner) const {
   const std::string name = "operand " + operand.name;
   require(operand.kind != OperandKind::cache, name + " is a cache");
+  // Nor a block table: its rows are wider in memory than any shape here can say.
+  const bool table = operand.kind == OperandKind::input && operand.index >= kFirstGroup &&
+                     operand.index != slots_input((operand.index - kFirstGroup) / 2);
+  require(!table, name + " is a block table, which only attention reads");
   require(operand.dtype == dtype, name + " has the wrong dtype");
   require(operand.rank() >= low && operand.rank() <= high,
           name + " has rank " + std::to_string(operand.rank()));

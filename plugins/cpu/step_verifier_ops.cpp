@@ -41,7 +41,8 @@ void StepVerifier::embedding() {
           "operand " + table.name + " must be an f32 weight of rank 2");
   const Weight& weight = program_.weights()[table.index];
   const bool whole = table.offset.is(0) && table.shape[0].is(weight.shape[0]) && weight.shape.size() == 2 &&
-                     table.shape[1].is(weight.shape[1]);
+                     table.shape[1].is(weight.shape[1]) &&
+                     (weight.layout == WeightLayout::panel32 || table.strides[0].is(weight.shape[1]));
   require(whole, "operand " + table.name + " must be a whole weight");
   data(out(), Dtype::f32, 2, 2);
   require(out().shape[0] == in(0).shape[0] && out().shape[1] == table.shape[1],
@@ -225,6 +226,10 @@ void StepVerifier::reduce() {
   counts(1, 1, 1);
   data(in(0), Dtype::f32, 1, kMaxRank);
   data(out(), Dtype::f32, in(0).rank(), in(0).rank());
+  // What is reduced has one size in every step, or a token's result would depend on its company.
+  const Affine& size = in(0).shape.back();
+  require(size == Affine{size.constant} && size.constant > 0,
+          "operand " + shape_text(in(0)) + " is not reduced over a constant size");
   std::vector<Affine> reduced = in(0).shape;
   reduced.back() = {1};
   require(out().shape == reduced, "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));

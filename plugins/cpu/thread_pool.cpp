@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <string>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -38,14 +40,29 @@ bool spin_until(const Ready& ready) {
   return ready();
 }
 
-}  // namespace
-
-ThreadPool::ThreadPool(int threads) : size_(std::max(threads, 1)) {
-  workers_.reserve(static_cast<size_t>(size_ - 1));
-  for (int worker = 1; worker < size_; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+int checked(int threads) {
+  if (threads > ThreadPool::kMaxThreads) {
+    throw std::invalid_argument("threads = " + std::to_string(threads) + " is above " +
+                                std::to_string(ThreadPool::kMaxThreads));
+  }
+  return std::max(threads, 1);
 }
 
-ThreadPool::~ThreadPool() {
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) : size_(checked(threads)) {
+  workers_.reserve(static_cast<size_t>(size_ - 1));
+  try {
+    for (int worker = 1; worker < size_; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+  } catch (...) {  // no destructor runs, and a thread that is not joined ends the process
+    stop();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_.store(true, std::memory_order_release);
   wake_.fetch_add(1, std::memory_order_release);
   wake_.notify_all();

@@ -18,7 +18,10 @@ namespace ew {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller, so `threads - 1` workers are started; values below 1 mean 1.
+  static constexpr int kMaxThreads = 1024;
+
+  // `threads` counts the caller, so `threads - 1` workers are started; values below 1 mean 1. Throws
+  // std::invalid_argument above kMaxThreads, std::system_error if the system refuses a thread.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,6 +52,7 @@ class ThreadPool {
   void run(int64_t tasks, Call call, const void* context);
   bool take_tasks(int worker);
   void work(int worker);
+  void stop();
 
   const int size_;
   // How many tasks of the present region are not yet taken. A worker that decrements it has a task, and until

@@ -1,7 +1,13 @@
 // The thread pool: every task once, memory ordering, uneven work, many regions, start and stop. Run it under
 // TSan.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -35,6 +41,27 @@ void every_task_runs_once() {
 void sizes_below_one_mean_one() {
   CHECK(ThreadPool(0).size() == 1);
   CHECK(ThreadPool(-3).size() == 1);
+}
+
+// A pool that can't be had throws, and leaves no thread behind: one that isn't joined would end the process.
+void too_many_threads_are_refused() {
+  CHECK_THROWS(ThreadPool(ThreadPool::kMaxThreads + 1), std::invalid_argument);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space themselves
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit{256 << 20, 256 << 20};  // stacks for a few of them
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    try {
+      const ThreadPool pool(ThreadPool::kMaxThreads);
+    } catch (const std::system_error&) {
+      _exit(0);
+    }
+    _exit(1);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(status == 0) << status;
+#endif
 }
 
 // What one region writes, the next one reads on other threads, without atomics.
@@ -119,6 +146,7 @@ void crowds_get_through() {
 int main() {
   RUN(every_task_runs_once);
   RUN(sizes_below_one_mean_one);
+  RUN(too_many_threads_are_refused);
   RUN(regions_see_each_other);
   RUN(one_slow_task_holds_nobody_else);
   RUN(sleeping_workers_wake_up);

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
+from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.plugins.lowered_program import Affine, Buffer, Operand
 from tests.plugins.cpu.lowered_builder import (
+    B,
     LoweredBuilder,
     R,
     T,
@@ -126,6 +127,33 @@ def rows_from_elsewhere(b: LoweredBuilder) -> None:
     b.step("take_rows", [b.values(ONES), b.input("ids")], [b.buffer(R, 8)])
 
 
+def block_table_as_data(b: LoweredBuilder) -> None:
+    table = view(b.input("block_table:full"), (B, 1 << 20))  # the shape is not the table's, which steps choose
+    b.step("copy", [table], [b.buffer(B, 1 << 20, dtype="i32")])
+
+
+def result_without_places(b: LoweredBuilder) -> None:
+    b.step("copy", [b.values(ONES)], [view(b.buffer(T, 8), (T, 8), (0, 1))])
+
+
+def table_with_gaps(b: LoweredBuilder) -> None:
+    table = view(b.weight(np.ones((6, 8), np.float32)), (6, 8), (0, 1))
+    b.step("embedding", [b.input("ids"), table], [b.buffer(T, 8)])
+
+
+def reduced_over_tokens(b: LoweredBuilder) -> None:
+    x = view(b.values(np.ones((6, 1), np.float32)), (1, T))
+    b.step("reduce", [x], [b.buffer(1, 1)], kind="sum")
+
+
+def reduced_over_nothing(b: LoweredBuilder) -> None:
+    b.step("reduce", [view(b.values(ONES), (T, 0), (8, 1))], [b.buffer(T, 1)], kind="max")
+
+
+def size_beyond_64_bits(b: LoweredBuilder) -> None:
+    b.step("copy", [b.values(ONES)], [view(b.buffer(T, 8), (T, 1 << 70))])
+
+
 BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (unknown_op, r"step 5 convolution \(layers.7.conv\): the cpu target has no such op"),
     (too_few_operands, "step 5 linear: it has 1 inputs and 1 outputs, and takes 2 to 3 and 1"),
@@ -150,6 +178,12 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (rank_five, "its rank is not in 1 .. 4"),
     (part_of_input, "it is not the whole step input, of shape"),
     (rows_from_elsewhere, "operand ids must be the step input rows"),
+    (block_table_as_data, "operand block_table:full is a block table, which only attention reads"),
+    (result_without_places, r"operand b\d: an output has a place for every element, so no stride of 0"),
+    (table_with_gaps, "operand w1 must be a whole weight"),
+    (reduced_over_tokens, r"operand b\d \[1, T\] is not reduced over a constant size"),
+    (reduced_over_nothing, r"operand b\d \[T, 0\] is not reduced over a constant size"),
+    (size_beyond_64_bits, "a coefficient is no integer of 64 bits"),
 ]
 
 
@@ -206,6 +240,24 @@ def test_cache_of_a_kind_we_lack() -> None:
         b.build()
 
 
+def test_sizes_that_no_machine_has() -> None:
+    b = sound_program()
+    b.groups[0] = b.groups[0].model_copy(update={"kv_heads": 1 << 70})
+    with pytest.raises(BundleError, match="cache group full: 1180591620717411303424 is not in"):
+        b.build()
+    b = sound_program()
+    b.uses[0] = b.uses[0].model_copy(update={"shape": (1 << 70, 8)})
+    with pytest.raises(BundleError, match="weight w0: 1180591620717411303424 is not in"):
+        b.build()
+
+
+def test_caches_whose_bytes_overflow_64_bits() -> None:
+    b = sound_program()
+    b.group("wide", [0], 1 << 20, 1 << 20, 1 << 20)
+    with pytest.raises(CapacityError, match="no memory for the KV caches"):
+        b.build(blocks={"full": 1, "wide": 1 << 17})  # 2^64 bytes
+
+
 @pytest.mark.parametrize("blocks", [{"full": 0}, {"full": 1 << 40}, {}, {"full": 2, "other": 2}])
 def test_bad_number_of_blocks(blocks: dict[str, int]) -> None:
     with pytest.raises(EnginewrightError, match="blocks"):
@@ -213,8 +265,9 @@ def test_bad_number_of_blocks(blocks: dict[str, int]) -> None:
 
 
 def test_bad_threads_and_isa() -> None:
-    with pytest.raises(EnginewrightError, match="threads = -1"):
-        sound_program().build(threads=-1)
+    for threads in (-1, 1025, 1 << 40):
+        with pytest.raises(EnginewrightError, match=f"threads = {threads} is not in"):
+            sound_program().build(threads=threads)
     with pytest.raises(EnginewrightError, match="isa sse9 is not available"):
         sound_program().build(isa="sse9")
 
