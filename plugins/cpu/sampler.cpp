@@ -39,12 +39,21 @@ inline float exp_nonpositive(float x) {
 
 // The largest logit. `problem` is set for NaN, +infinity, or nothing above -infinity.
 float largest(const float* logits, int64_t count, const char** problem) {
-  float top = -kInfinity;
-  int32_t bad = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    top = logits[i] > top ? logits[i] : top;
-    bad |= static_cast<int32_t>(!(logits[i] < kInfinity));  // NaN compares false
+  constexpr int kLanes = 16;  // independent maxima, so that the compiler can use SIMD
+  float tops[kLanes];
+  int32_t bads[kLanes] = {};
+  std::fill_n(tops, kLanes, -kInfinity);
+  const auto take = [&](int64_t i, int lane) {
+    tops[lane] = logits[i] > tops[lane] ? logits[i] : tops[lane];
+    bads[lane] |= static_cast<int32_t>(!(logits[i] < kInfinity));  // NaN compares false
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
   }
+  for (; i < count; ++i) take(i, 0);
+  const float top = *std::max_element(tops, tops + kLanes);
+  const bool bad = std::any_of(bads, bads + kLanes, [](int32_t lane) { return lane != 0; });
   if (bad) {
     *problem = "has a NaN or infinite logit";
   } else if (top == -kInfinity) {

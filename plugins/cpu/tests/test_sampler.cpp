@@ -108,6 +108,20 @@ void rows_do_not_depend_on_threads_or_stride() {
   }
 }
 
+// The search runs in lanes: a largest logit is found, and a fault seen, in each of them and behind the last.
+void every_place_is_looked_at() {
+  for (size_t at = 0; at < 37; ++at) {
+    std::vector<float> logits(37, -1.0f);
+    logits[at] = 2;
+    logits[36] = 2;  // of equals, the first
+    CHECK(sample_one(logits, {}) == static_cast<int32_t>(at)) << at;
+    for (const float bad : {NAN, kInfinity}) {
+      logits[at] = bad;
+      CHECK_THROWS(sample_one(logits, {}), std::runtime_error);
+    }
+  }
+}
+
 void faults_are_refused() {
   const std::vector<float> good(5, 1.0f);
   CHECK_THROWS(sample_one({1, NAN, 2}, {}), std::runtime_error);
@@ -131,6 +145,7 @@ int main() {
   RUN(cuts_to_one_token_are_greedy);
   RUN(tokens_of_no_weight_are_never_drawn);
   RUN(rows_do_not_depend_on_threads_or_stride);
+  RUN(every_place_is_looked_at);
   RUN(faults_are_refused);
   return ew::check::result();
 }
