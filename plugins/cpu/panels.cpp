@@ -7,8 +7,6 @@
 
 namespace ew {
 
-int64_t panel32_elements(int64_t n, int64_t k) { return (n + kPanel - 1) / kPanel * kPanel * k; }
-
 void pack_panel32(const float* rows, int64_t stride, int64_t n, int64_t k, float* panels, ThreadPool& pool) {
   const int64_t count = (n + kPanel - 1) / kPanel;
   pool.parallel_for(count, [&](int64_t panel, int) {

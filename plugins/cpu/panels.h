@@ -14,8 +14,7 @@ namespace ew {
 
 class ThreadPool;
 
-int64_t panel32_elements(int64_t n, int64_t k);
-// rows: [N, K] with unit inner stride and `stride` elements from row to row; panels: panel32_elements(n, k).
+// rows: [N, K] with unit inner stride and `stride` elements from row to row; panels: [ceil(N/32)][K][32].
 void pack_panel32(const float* rows, int64_t stride, int64_t n, int64_t k, float* panels, ThreadPool& pool);
 void unpack_panel32(const float* panels, int64_t n, int64_t k, float* rows);  // rows: contiguous
 

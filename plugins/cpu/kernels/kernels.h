@@ -162,7 +162,7 @@ struct GatedActivationArgs {
   Rows<float> out;  // [outer, inner, I]
 };
 
-// Stores token t's keys and values in the cache at slots[t] = block * 32 + place; a negative slot is skipped.
+// Stores token t's keys and values in the cache at slots[t] = block * 32 + place.
 struct KvWriteArgs {
   int64_t tokens = 0;
   Rows<const float> k, v;          // [T, Nkv, D], [T, Nkv, Dv]

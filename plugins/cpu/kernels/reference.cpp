@@ -178,7 +178,6 @@ void gated_activation(const GatedActivationArgs& a) {
 void kv_write(const KvWriteArgs& a) {
   const KvCache& cache = a.cache;
   for (int64_t t = 0; t < a.tokens; ++t) {
-    if (a.slots[t] < 0) continue;
     for (int64_t h = 0; h < cache.kv_heads; ++h) {
       const int64_t head = a.slots[t] / kBlock * cache.kv_heads + h, slot = a.slots[t] % kBlock;
       for (int64_t d = 0; d < cache.key_size; ++d) {

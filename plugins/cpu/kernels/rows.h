@@ -46,7 +46,6 @@ void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
   const KvCache& c = a.cache;
   run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      if (a.slots[t] < 0) continue;
       const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
       for (int64_t h = 0; h < c.kv_heads; ++h) {
         const float* k = a.k.data + t * a.k.stride0 + h * a.k.stride1;

@@ -267,7 +267,6 @@ void kv_write_is_exact() {
   const auto k = random_floats(tokens * 70, 1), v = random_floats(tokens * 40, 2);
   std::vector<int32_t> slots(static_cast<size_t>(tokens));
   for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int32_t>(i * 37 % (blocks * kBlock));
-  slots[7] = -1;
   for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
     std::vector<float> caches[2][2];
     for (int which = 0; which < 2; ++which) {
