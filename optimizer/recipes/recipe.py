@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from enginewright.plugins.contracts import Activation, CacheDtype, Rotation, Sparsity, Storage, WeightFormat
@@ -42,7 +42,7 @@ class WeightFormatSection(_Section):
 
     storage: Storage = "f32"
     group_size: int = Field(default=0, ge=0)
-    zero_point: bool = False
+    zero_point: StrictBool = False
     activation: Activation = "float"
     rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
@@ -97,7 +97,7 @@ class Recipe(_Section):
     targets: tuple[TargetName, ...] = Field(default=("cpu",), min_length=1)
     weights: WeightsSection = WeightsSection()
     kv_cache: CacheSection = CacheSection()
-    passes: dict[str, bool] = Field(default_factory=dict)
+    passes: dict[str, StrictBool] = Field(default_factory=dict)
 
     @field_validator("targets")
     @classmethod
@@ -126,13 +126,13 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     path = Path(name_or_path)
     if path.suffix != ".toml" and not path.is_file():
         raise RecipeError(
-            f"there is no recipe {str(name_or_path)!r}", hint=_suggest(str(name_or_path), builtin, "name")
+            f"there is no recipe {str(name_or_path)!r}", hint=_suggest(str(name_or_path), builtin, "recipe")
         )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as e:
         raise RecipeError(
-            f"{path}: can't read the recipe: {e.strerror}", hint=_suggest(path.stem, builtin, "name")
+            f"{path}: can't read the recipe: {e.strerror}", hint=_suggest(path.stem, builtin, "recipe")
         ) from e
     except UnicodeDecodeError as e:
         raise RecipeError(f"{path}: not UTF-8 text", hint="A recipe is a TOML file.") from e
@@ -148,7 +148,7 @@ def recipe_text(name: str) -> str:
     """The TOML of a built-in recipe, comments included. Raises RecipeError."""
     builtin = _builtin_files()
     if name not in builtin:
-        raise RecipeError(f"there is no recipe {name!r}", hint=_suggest(name, builtin, "name"))
+        raise RecipeError(f"there is no recipe {name!r}", hint=_suggest(name, builtin, "recipe"))
     return builtin[name].read_text(encoding="utf-8")
 
 
@@ -171,11 +171,21 @@ def _parse(text: str, source: str) -> Recipe:
     except tomllib.TOMLDecodeError as e:
         raise RecipeError(f"{source}: not TOML: {e}", hint="See docs/commands/recipes.md for an example.") from e
     except ValidationError as e:
-        first = e.errors()[0]
+        errors = e.errors()  # a misspelt key is also a missing one: say which it is
+        first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
         line = _line_of(text, first["loc"])
         where = f"{source}:{line}" if line else source
         key = ".".join(str(part) for part in first["loc"])
         raise RecipeError(f"{where}: {key}: {_reason(first)}", hint=_hint(first)) from e
+
+
+_REASONS = {  # in the words of TOML, where pydantic's are those of Python
+    "tuple_type": "it must be a list",
+    "dict_type": "it must be a table",
+    "model_type": "it must be a table",
+    "bool_type": "it must be true or false",
+    "too_short": "it must not be empty",
+}
 
 
 def _reason(error: ErrorDetails) -> str:
@@ -183,7 +193,7 @@ def _reason(error: ErrorDetails) -> str:
         return "unknown key"
     if error["type"] == "missing":
         return "this key is missing"
-    return error["msg"].removeprefix("Value error, ")
+    return _REASONS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
 
 
 def _hint(error: ErrorDetails) -> str | None:

@@ -59,6 +59,7 @@ def test_a_recipe_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "key", "hint"),
     [
+        ('nam = "x"\n', 1, "nam", "Did you mean 'name'?"),
         ('name = "x"\nwieghts = 3\n', 2, "wieghts", "Did you mean 'weights'?"),
         ('name = "x"\n\n[kv_cache]\ndtyp = "f32"\n', 4, "kv_cache.dtyp", "Did you mean 'dtype'?"),
         ('name = "x"\n[weights.default]\nstorge = "f32"\n', 3, "weights.default.storge", "Did you mean 'storage'?"),
@@ -101,7 +102,10 @@ def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: 
     [
         ("description = 'no name'\n", "name: this key is missing"),
         ('name = "x"\n[weights]\ndefault = { group_size = -1 }\n', ":3: weights.default.group_size:"),
-        ('name = "x"\ntargets = []\n', ":2: targets:"),
+        ('name = "x"\ntargets = []\n', ":2: targets: it must not be empty"),
+        ('name = "x"\ntargets = "cpu"\n', ":2: targets: it must be a list"),
+        ('name = "x"\nweights = 3\n', ":2: weights: it must be a table"),
+        ('name = "x"\n[passes]\nfuse_qkv = "no"\n', ":3: passes.fuse_qkv: it must be true or false"),
         ("name = \n", "not TOML"),
     ],
 )
