@@ -48,7 +48,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as e:
-            raise RequestError(f"prompt: character {e.start} is no Unicode", hint="Pass text in UTF-8.") from e
+            raise RequestError(f"prompt: {text[e.start]!r} is no character", hint="Pass text in UTF-8.") from e
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if add_special_tokens:
             before = [] if ids[:1] == self._before else self._before

@@ -56,7 +56,9 @@ def command(
     import enginewright
 
     columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-    progress = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet, transient=True)
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal  # a bar that can't move would leave an empty line in a log
+    progress = Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden, transient=True)
     tasks: dict[str, TaskID] = {}
 
     def show(event: ProgressEvent) -> None:

@@ -83,6 +83,19 @@ def test_colours_are_for_terminals_without_no_color(no_color: str, coloured: boo
         os.close(terminal)
 
 
+def test_a_character_that_the_output_lacks_is_no_error() -> None:
+    code = (
+        "import typer\nfrom enginewright.optimizer.cli.console import reported\n"
+        "@reported\n"
+        "def command() -> None:\n"
+        "    print('a \u4f60 b')\n"
+        "typer.run(command)\n"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "a ? b\n")
+
+
 def test_a_full_disk_is_said() -> None:
     code = (
         "import typer\nfrom enginewright.optimizer.cli.console import reported\n"
