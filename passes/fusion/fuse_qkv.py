@@ -81,11 +81,14 @@ def _projection(value: object) -> Node | None:
 
 
 def _fuse(program: Program, linears: list[Node], first: Node) -> None:
+    parts: list[Node] = []
     with program.inserting_before(first):
         stacked = stack_linears(program, linears)
         start = 0
         for linear in linears:
             stop = start + int(program.value(linear).shape[-1])
-            part = program.call(aten.slice.Tensor, stacked, -1, start, stop, where=linear.meta[WHERE])
-            program.replace(linear, part)
+            parts.append(program.call(aten.slice.Tensor, stacked, -1, start, stop, where=linear.meta[WHERE]))
             start = stop
+    # Only now, for ``first``, before which the parts stand, goes with the others.
+    for linear, part in zip(linears, parts, strict=True):
+        program.replace(linear, part)

@@ -56,6 +56,26 @@ def test_structure_and_parts() -> None:
     assert [(n.args[2], n.args[3]) for n in fused.users] == [(0, 32), (32, 48), (48, 64)]
 
 
+@pytest.mark.parametrize("width", [8, 12])
+def test_linears_right_behind_each_other(width: int) -> None:
+    """Nothing is between them that the slices could be put before once the first has gone."""
+    inner = torch.nn.Module()
+    inner.q, inner.k, inner.v = (Linear(8, width) for _ in range(3))
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = i["ids"].float()[:, None] * torch.tensor([0.01 * j for j in range(width)])
+        q, k, v = m.q(x), m.k(x), m.v(x)
+        heads = [t.view(-1, 2, 4) for t in (q, k, v)]
+        return ew.take_rows(ew.attention(*heads, i["q_start"], 0, 0.5, 0, 0.0, None).flatten(1), i["rows"])
+
+    program = program_from(call, inner)
+    inputs = whole_inputs(random_sequences((5, 3), 67))
+    before = evaluate(program, inputs)
+    assert FuseQkv().run(program, PassContext()).matched == 1
+    assert len(program.nodes_of(ew.linear.default)) == 1
+    torch.testing.assert_close(evaluate(program, inputs), before, rtol=0, atol=TOLERANCE)
+
+
 def test_one_linear_stays_and_is_no_candidate() -> None:
     program = decoder(Shape())
     FuseQkv().run(program, PassContext())
