@@ -90,7 +90,7 @@ class Pass(ABC):
         result = self.call(program, context)
         if result.matched:
             program.remove_dead_code()
-            verify_program(program, after=self.name)
+        verify_program(program, after=self.name)
         self._check(program, self.ensures, "ensures")
         if self.name in context.required and not result.matched:
             reasons = "; ".join(f"{r.node} ({r.where}): {r.reason}" for r in result.rejected[:5])

@@ -1,4 +1,4 @@
-"""The IR's verifier: runs after every pass that changed something.
+"""The IR's verifier: runs after every pass.
 
 Checks that the graph is ordered and closed, that every op is functional and known, that each node's recorded shape and
 dtype are what the op gives, that weights exist with the shape the graph believes, and that provenance is complete.

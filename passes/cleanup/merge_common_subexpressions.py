@@ -9,7 +9,6 @@ from torch.fx.node import Node
 
 from ..base import Condition, Pass, PassContext, PassResult
 from ..ir.program import Program
-from ..ir.provenance import WHERE, where_of
 from ..match import bound_arguments
 
 
@@ -38,9 +37,10 @@ def _repeated(program: Program) -> list[str]:
 
 
 class MergeCommonSubexpressions(Pass):
-    """Of calls of one op with the same arguments the first remains, with the provenance of all.
+    """Of calls of one op with the same arguments the first remains, and with it the module path that it has.
 
-    Every op in a program is pure, so equal arguments mean equal results.
+    Every op in a program is pure, so equal arguments mean equal results. The paths of the others are not kept: what
+    each of 30 layers computes anew from the positions comes from the place where it was computed first.
     """
 
     name = "merge_common_subexpressions"
@@ -54,7 +54,6 @@ class MergeCommonSubexpressions(Pass):
                 continue
             same = first.setdefault(_key(node), node)
             if same is not node:
-                same.meta[WHERE] = where_of([same, node])
                 program.replace(node, same)
                 result.matched += 1
         return result

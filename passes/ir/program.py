@@ -6,7 +6,6 @@ the only placeholders; every node has ``meta["val"]`` (a fake tensor with symbol
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -315,11 +314,6 @@ def affine_of(expr: sympy.Expr) -> Affine:
     if poly is None or poly.total_degree() > 1 or not all(c.is_Integer for c in poly.coeffs()):
         raise PassError(f"the size {expr} is not affine in T, B and R")
     return Affine(*(int(poly.coeff_monomial(m)) for m in (1, t, b, r)))
-
-
-def is_view_of_tuple(node: Node) -> bool:
-    """Whether a node picks one of several results."""
-    return node.op == "call_function" and node.target is operator.getitem
 
 
 def _identifier(name: str) -> str:

@@ -1,6 +1,8 @@
 """Where things come from: module paths of nodes, source tensors and rows of weights.
 
-Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping stand on it.
+Provenance is part of the IR and is verified after every pass; bisecting, sensitivity and layer skipping stand on it. A
+call that stands for several (a fusion) has the paths of all of them. Of equal calls that are merged into one, which
+gives the same result wherever it stands, it has the first's only.
 """
 
 from __future__ import annotations
