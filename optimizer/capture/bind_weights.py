@@ -29,12 +29,14 @@ def bind_weights(
         may_ignore: regular expressions of tensors that needn't have a place in the model.
 
     Raises:
-        SourceError: a tensor is missing, has another shape or a dtype that can't be read, or has no place in the model.
+        SourceError: a tensor is missing, has another shape or a dtype that can't be read, or has no place in the model;
+            or two tensors differ that are one in the model.
     """
     wanted = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {name: key for name in wanted if (key := _key_of(name, tensors, model.base_model_prefix)) is not None}
     _refuse_strangers(model, set(tensors) - set(found.values()), source, may_ignore)
+    _refuse_untied(parameters, found, tensors, source)
     by_identity = {id(parameters[name]): key for name, key in reversed(found.items()) if name in parameters}
 
     bound: dict[str, WeightExpr] = {}
@@ -71,6 +73,25 @@ def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | 
     """What ``tensors`` calls a parameter: its name, or the name that it has in the base model alone."""
     short = name.removeprefix(f"{prefix}.") if prefix else name
     return next((key for key in (name, short) if key in tensors), None)
+
+
+def _refuse_untied(
+    parameters: Mapping[str, torch.nn.Parameter],
+    found: Mapping[str, str],
+    tensors: Mapping[str, WeightExpr],
+    source: str,
+) -> None:
+    """Raises SourceError for tensors that the model has tied, and of which it would silently use only one."""
+    first: dict[int, str] = {}
+    for name, key in found.items():
+        if name not in parameters:
+            continue
+        other = first.setdefault(id(parameters[name]), key)
+        if other != key and not torch.equal(tensors[other].evaluate().float(), tensors[key].evaluate().float()):
+            raise SourceError(
+                f"{source}: tensors {other} and {key} differ, but the configuration ties them (tie_word_embeddings)",
+                hint="Set tie_word_embeddings to false in the model's configuration.",
+            )
 
 
 def _refuse_strangers(model: PreTrainedModel, names: set[str], source: str, may_ignore: Iterable[str]) -> None:

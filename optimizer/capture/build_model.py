@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from enginewright.plugins.errors import UnsupportedModelError
 
@@ -43,6 +46,11 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
             else:
                 model = model_class._from_config(config, **options)
     except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError, ZeroDivisionError) as e:
+        if isinstance(e, KeyError) and e.args == (attention_interface.NAME,):
+            raise UnsupportedModelError(
+                f"{architecture(config)} has attention classes of its own, outside transformers' attention interface",
+                hint="Only models that attend through that interface can be compiled.",
+            ) from e
         raise UnsupportedModelError(
             f"transformers can't build {architecture(config)} from its configuration: {e}",
             hint="Its attention must be on transformers' attention interface, and its sizes must fit together.",
@@ -69,11 +77,12 @@ def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] 
     other_kind = (
         getattr(config, "is_encoder_decoder", False)
         or any(hasattr(config, part) for part in ("vision_config", "audio_config"))
-        or (model_class is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING)
+        or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING if model_class is None else not _is_decoder(model_class))
         or (getattr(config, "architectures", None) and not name.endswith(("ForCausalLM", "LMHeadModel")))
     )
     if other_kind:
-        raise UnsupportedModelError(f"{name} is no decoder-only language model", hint=hint)
+        kind = name if model_class is None else model_class.__name__
+        raise UnsupportedModelError(f"{kind} is no decoder-only language model", hint=hint)
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind in _ROPE_OF_THE_BATCH:
@@ -82,6 +91,12 @@ def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] 
                 "position in the batch, so that one request would change another's numbers",
                 hint="Choose a model, or set rope_parameters to a scaling, with fixed frequencies.",
             )
+
+
+def _is_decoder(model_class: type[PreTrainedModel]) -> bool:
+    """Whether it, or what it is derived from, is one of transformers' classes for causal language models."""
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    return any(c.__name__ in known for c in model_class.__mro__)
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:

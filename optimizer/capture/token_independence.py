@@ -61,6 +61,8 @@ def _problem(program: Program, node: Node) -> str | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None if node.target.__module__ == "_operator" else "is unknown"
     packet = node.target.overloadpacket
+    if _computes_with_sizes(node):
+        return "computes with the number of tokens"
     if packet in _FACTORIES:
         return None
     if before and any(axis is None for axis in after):
@@ -77,6 +79,14 @@ def _problem(program: Program, node: Node) -> str | None:
     if packet is aten.index:
         return "picks tokens" if _token_axis(_shapes(program, inputs[0])[0]) is not None else None
     return _along_dim(program, node, inputs)
+
+
+def _computes_with_sizes(node: Node) -> bool:
+    """Whether a size is one of an op's numbers, and not only of the shape of its result."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    if torch.Tag.pointwise not in node.target.tags and node.target.overloadpacket not in (aten.full, aten.full_like):
+        return False
+    return any(isinstance(a, Node) and not isinstance(a.meta["val"], torch.Tensor) for a in node.args)
 
 
 def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:

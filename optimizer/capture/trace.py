@@ -12,6 +12,7 @@ from torch._dynamo.exc import TorchDynamoException, UserError
 from transformers import PreTrainedModel
 
 from enginewright.passes.ir.program import Program, from_exported
+from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import UnsupportedModelError
 
@@ -72,8 +73,8 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
             the model computes itself is taken from ``model``.
 
     Raises:
-        UnsupportedModelError: torch.export can't trace it, a layer's attention went round the interface, or an op other
-            than attention may look at other tokens.
+        UnsupportedModelError: torch.export can't trace it, a layer's attention went round the interface, it calls an op
+            that is neither ATen's nor ours, or an op other than attention may look at other tokens.
     """
     step, name = _Step(model), architecture(model.config)
     try:
@@ -104,6 +105,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         symbols=_symbols(exported),
     )
     _remove_checks(program)
+    _check_ops(program)
     check_token_independence(program)
     return program
 
@@ -197,6 +199,17 @@ def _remove_checks(program: Program) -> None:
         if node.op == "call_function" and node.target in _CHECKS:
             program.graph.erase_node(node)
     program.remove_dead_code()
+
+
+def _check_ops(program: Program) -> None:
+    """Raises UnsupportedModelError, naming op and module, for an op of another library, whose meaning isn't known."""
+    for node in program.graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "ew"):
+            raise UnsupportedModelError(
+                f"{join_where(w for w in node.meta[WHERE] if w) or 'the model'}: {target} is no op of torch",
+                hint="Mixtures of experts, and models with ops of their own, can't be compiled.",
+            )
 
 
 def _module_of(error: BaseException, model: torch.nn.Module) -> str:

@@ -67,13 +67,40 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
             ),
             "'longrope'.*longest position",
         ),
-        (transformers.GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, rotary_dim=8), "can't build"),
+        (
+            transformers.GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, rotary_dim=8),
+            "attention classes of its own",
+        ),
+        (transformers.LlamaConfig(**SIZES, hidden_act="no-such"), "can't build llama.*no-such"),
     ],
-    ids=["seq2seq", "vision", "contrastive", "encoder", "classifier", "dynamic", "longrope", "no-interface"],
+    ids=[
+        "seq2seq",
+        "vision",
+        "contrastive",
+        "encoder",
+        "classifier",
+        "dynamic",
+        "longrope",
+        "no-interface",
+        "activation",
+    ],
 )
 def test_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
         build_model(config)
+
+
+@pytest.mark.parametrize("kind", ["LlamaForTokenClassification", "LlamaModel"])
+def test_a_class_without_a_language_model_head_is_refused(kind):
+    with pytest.raises(UnsupportedModelError, match=f"{kind} is no decoder-only language model"):
+        build_model(transformers.LlamaConfig(**SIZES), getattr(transformers, kind))
+
+
+def test_a_class_derived_from_a_decoder_is_one():
+    class Mine(transformers.LlamaForCausalLM):
+        pass
+
+    assert isinstance(build_model(transformers.LlamaConfig(**SIZES), Mine), Mine)
 
 
 def test_code_that_comes_with_a_model_is_refused():

@@ -51,6 +51,16 @@ def test_a_model_that_was_rebuilt_is_refused(tiny_model):
         capture(model)
 
 
+def test_a_tied_table_that_was_replaced_is_refused(tiny_model):
+    model = tiny_model("Llama", tie_word_embeddings=True)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    capture(model)  # still equal
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    with pytest.raises(SourceError, match=r"embed_tokens\.weight and lm_head\.weight differ.*tie_word_embeddings"):
+        capture(model)
+
+
 def test_other_modules_are_refused():
     with pytest.raises(UnsupportedModelError, match="Linear is no transformers model"):
         capture(torch.nn.Linear(2, 2))

@@ -73,6 +73,7 @@ MIXED = {
     "flattened": lambda x, w: x.view(-1).flip(0).view(x.shape) @ w,
     "norm-over-tokens": lambda x, w: torch.nn.functional.layer_norm(x.t()[None], [x.shape[1], x.shape[0]])[0].t() @ w,
     "gathered": lambda x, w: x[x[:, 0].clamp(0, 1).long()] @ w,
+    "scaled-by-how-many": lambda x, w: (x / x.shape[0]) @ w,
     "first-token": lambda x, w: (x + x[0]) @ w,
 }
 

@@ -133,11 +133,15 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
             ),
             "model.layers.1",
         ),
+        (
+            transformers.MixtralConfig(**SIZES, num_key_value_heads=2, intermediate_size=32, num_local_experts=2),
+            r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op of torch",
+        ),
         (transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4), "Mamba|mamba"),
     ],
-    ids=["alibi", "alibi-mpt", "chunked-mask", "short-convolution", "state-space"],
+    ids=["alibi", "alibi-mpt", "chunked-mask", "short-convolution", "experts", "state-space"],
 )
-def test_models_that_mix_tokens_otherwise_are_refused(config, message):
+def test_models_that_attend_or_compute_otherwise_are_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
         _trace(config)
 
