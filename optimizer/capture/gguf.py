@@ -33,6 +33,17 @@ _MEANINGFUL = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 
+# Factors that the models known here don't have; 0 and 1 say that there is none.
+_WITHOUT_FIELD = (
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "rope.scaling.attn_factor",
+)
+
 # A divisor for each rotary frequency, which takes the place of a rope scaling in the configuration.
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -134,8 +145,9 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     """The file's tensors under the names of ``model`` (from ``build_model``), float32, dequantized when evaluated.
 
     Rope factors in the file are applied to the model's frequencies. Raises UnsupportedModelError where transformers has
-    no map of names, SourceError for a tensor without a place in the model.
+    no map of names or rotates another width, SourceError for a tensor without a place in the model.
     """
+    _check_rotary_width(file, model)
     kind: type[Any] = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
     processor: TensorProcessor = kind(config=model.config.to_dict())
     try:
@@ -229,6 +241,14 @@ def _apply_meaningful_keys(file: GgufFile, config: PretrainedConfig) -> None:
             f"{file.path}: {prefix}rope.scaling.type {scaling!r} can't be read from GGUF files",
             hint="Export from the model's Hugging Face directory.",
         )
+    if "rope_theta" in rope and (base := file.metadata.get(f"{prefix}rope.freq_base")):
+        rope["rope_theta"] = float(base)  # not for every architecture transformers' doing
+    for key in _WITHOUT_FIELD:
+        if (value := file.metadata.get(prefix + key, 0)) not in (0, 1):
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}{key} is {value}, which can't be read from GGUF files",
+                hint="Export from the model's Hugging Face directory.",
+            )
     for key, field in _MEANINGFUL.items():
         value = file.metadata.get(prefix + key)
         if not value:
@@ -241,6 +261,17 @@ def _apply_meaningful_keys(file: GgufFile, config: PretrainedConfig) -> None:
                 hint="Export from the model's Hugging Face directory.",
             )
         setattr(config, field, value)
+
+
+def _check_rotary_width(file: GgufFile, model: PreTrainedModel) -> None:
+    key = f"{file.architecture}.rope.dimension_count"
+    width = file.metadata.get(key)
+    widths = {2 * len(buffer) for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    if width and widths and width not in widths:
+        raise UnsupportedModelError(
+            f"{file.path}: {key} is {width}, where transformers makes a model that rotates {sorted(widths)} columns",
+            hint="Export from the model's Hugging Face directory.",
+        )
 
 
 def _divide_frequencies(file: GgufFile, model: PreTrainedModel, factors: np.ndarray[Any, Any]) -> None:

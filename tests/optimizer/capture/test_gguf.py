@@ -9,6 +9,8 @@ import torch
 import transformers
 
 from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture.build_model import build_model
+from enginewright.optimizer.capture.gguf import open_gguf, read_config, read_tensors
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
@@ -35,7 +37,7 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(), metadata=()):
+def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(), metadata=(), freq_base=10000.0):
     config = model.config
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name("tiny")
@@ -46,7 +48,7 @@ def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(),
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(freq_base)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     for key, value in metadata:
@@ -152,6 +154,7 @@ def test_no_gguf(tmp_path, content):
             UnsupportedModelError,
             r"llama\.attention\.sliding_window",
         ),
+        ({"metadata": [("llama.residual_scale", 3)]}, UnsupportedModelError, r"llama\.residual_scale is 3"),
         ({"arch": "no-such"}, UnsupportedModelError, "'no-such'"),
     ],
 )
@@ -160,6 +163,19 @@ def test_files_that_do_not_fit(llama, tmp_path, options, error, message):
     with pytest.raises(error, match=message) as caught:
         capture(path)
     assert "wrong.gguf" in caught.value.message
+
+
+@pytest.mark.parametrize("base", [10000.0, 50000.0])
+def test_frequency_base_of_an_architecture_that_transformers_has_no_key_for(llama, tmp_path, base):
+    config = read_config(open_gguf(write(llama, tmp_path / "tiny.gguf", arch="starcoder2", freq_base=base)))
+    assert config.rope_parameters["rope_theta"] == base
+
+
+def test_another_rotary_width_is_refused(llama, tiny_model, tmp_path):
+    file = open_gguf(write(llama, tmp_path / "tiny.gguf", arch="phi3"))  # says 16
+    model = build_model(tiny_model("Phi3", partial_rotary_factor=0.5).config)
+    with pytest.raises(UnsupportedModelError, match=r"phi3\.rope\.dimension_count is 16.* rotates \[8\] columns"):
+        read_tensors(file, model)
 
 
 def test_the_real_model(smollm2_gguf):
