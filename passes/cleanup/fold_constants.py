@@ -61,6 +61,8 @@ def _is_constant(node: Node) -> bool:
 def _why_not(program: Program, node: Node) -> str | None:
     if not isinstance(node.meta["val"], torch.Tensor):
         return "has several results, or none that is a tensor"
+    if any(isinstance(value, Node) for value in node.kwargs.values()):
+        return "a weight is given by keyword"
     if any(not s.is_Integer for s in program.shape(node)):
         return "its size is symbolic"
     if program.value(node).numel() > sum(program.value(n).numel() for n in node.all_input_nodes):

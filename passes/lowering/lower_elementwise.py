@@ -99,6 +99,10 @@ def _reciprocal(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return apply(b, "div", [1.0, a["self"]], b.result(node))
 
 
+def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    return apply(b, "mul", [a["self"], a["self"]], b.result(node))
+
+
 def _divide_mode(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if a["rounding_mode"] is not None:
         raise b.unsupported(f"the cpu target has no division that rounds ({a['rounding_mode']})")
@@ -168,6 +172,7 @@ ELEMENTWISE: Mapping[Any, Handler] = {
     },
     aten.gelu.default: _gelu,
     aten.reciprocal.default: _reciprocal,
+    aten.square.default: _square,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: _clamp,

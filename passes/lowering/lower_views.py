@@ -33,6 +33,8 @@ def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if isinstance(value, (int, float)):
         return value
     before, to = node.all_input_nodes[0].meta["val"].dtype, b.dtype(node.meta["val"])
+    if node.meta["val"].dtype == torch.bool != before:
+        raise b.unsupported("the cpu target doesn't make conditions of numbers")
     if b.dtype(torch.empty((), dtype=before, device="meta")) == to:
         converted: Value = value
         return converted

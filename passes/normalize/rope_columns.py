@@ -18,7 +18,7 @@ aten = torch.ops.aten
 class Columns:
     """A value [T, C] whose column c is ``scale * function(positions * frequencies[columns[c]])``.
 
-    positions: [T] of any integer type, or float. frequencies: [F], a weight. function: "cos", "sin" or "" (the angle).
+    positions: [T] of an integer type. frequencies: [F], a weight. function: "cos", "sin" or "" (the angle).
     """
 
     positions: Node
@@ -95,5 +95,6 @@ def _positions(program: Program, node: object) -> Node | None:
         elif node.target is aten.unsqueeze.default and node.args[1] in (1, -1):
             column, node = True, node.args[0]
         else:
-            return node if column and program.value(node).dim() == 1 else None
+            value = program.value(node)
+            return node if column and value.dim() == 1 and not value.dtype.is_floating_point else None
     return None

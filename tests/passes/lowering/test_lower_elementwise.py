@@ -14,7 +14,7 @@ ew = torch.ops.ew
 def _scalars(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
     x = features(i)
     y = 1.0 - torch.tanh(x / 3.0) * 3.0 + torch.add(x, x, alpha=0.5) + 2.0**x
-    return ew.take_rows(y.clamp(-4.0, 4.0) + torch.reciprocal(x.abs() + 1.0), i["rows"])
+    return ew.take_rows(y.clamp(-4.0, 4.0) + torch.reciprocal(x.abs() + 1.0) + x.square(), i["rows"])
 
 
 def _integers(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -58,6 +58,10 @@ def test_refuses_what_the_kernels_would_do_differently() -> None:
     def half(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         return ew.take_rows(features(i).half() * 2, i["rows"])
 
-    for call, reason in ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16")):
+    def condition(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(features(i).bool().float(), i["rows"])
+
+    cases = ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16"), (condition, "conditions of numbers"))
+    for call, reason in cases:
         with pytest.raises(UnsupportedModelError, match=reason):
             lower_program(program_from(call))

@@ -54,6 +54,16 @@ OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def test_positions_that_are_no_integers() -> None:
+    """The table's op takes positions as the step has them; others stay cosines and sines of products."""
+
+    def call(m: nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ((i["positions"].float() * 0.5)[:, None] * m.inv_freq).cos()
+
+    program = program_from(call, Frequencies())
+    assert read_columns(program, program.logits) is None
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_values(name: str) -> None:
     program = program_from(lambda m, i: OTHERS[name](_angles(m, i)), Frequencies())
