@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.errors import UnsupportedModelError
 
 from .driver import Driver
 
@@ -19,28 +21,102 @@ from .driver import Driver
 # 1e-6; a wrong window, norm or rotation moves logits by 1e-2 and more.
 TOLERANCE = 1e-4
 
+_ALTERNATING = {"num_hidden_layers": 4, "sliding_window": 8}
+_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GPT2_NAMES = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    # What each has that those above don't; a family's name, and what is special about the case.
+    "Gemma3Text": {  # layers of two kinds have rotary tables of their own
+        **_ALTERNATING,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "Llama yarn": {  # cosines and sines are scaled
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+        },
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "Phi": {"qk_layernorm": True},  # part of a head is rotated; attention and MLP side by side
+    "SmolLM3": {"num_hidden_layers": 4},  # every fourth layer has no positions
+    "Olmo": {},  # norms without weights
+    "Olmo2": {},  # norms after the block, and of all heads of q and k together
+    "Granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+    "StableLm": {},
+    "StableLm heads": {"qk_layernorm": True, "use_parallel_residual": True},  # a norm of its own for each head
+    "Cohere": {"logit_scale": 0.3, "use_qk_norm": True},  # pairs are rotated; norm weights of two dimensions
+    "Cohere2": {**_ALTERNATING, "logit_scale": 0.3},
+    "Starcoder2": {"sliding_window": 8},
+    "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 32},  # position embeddings with an offset, projections around all
+    "Glm": {"head_dim": 16},
+    "Nemotron": {"head_dim": 16},  # squared ReLU
+    "Exaone4": _ALTERNATING,
+    "GPTBigCode": _GPT2_NAMES,  # one key/value head
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "Qwen3Moe": ({"head_dim": 16, **_EXPERTS}, r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op"),
+    "Mixtral": (_EXPERTS, r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op"),
+    "Falcon": ({}, "attention classes of its own"),
+    "Mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2}, "applies the mask itself"),
+    "Bloom": ({"n_head": 4, "n_layer": 2}, r"transformer\.h\.0\.self_attention applies the mask itself"),
+    "CodeGen": ({**_GPT2_NAMES, "rotary_dim": 8}, r"transformer\.h\.0\.attn applies the mask itself"),
+}
+
 
 def expected_logits(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
-@pytest.mark.parametrize("isa", ["best", "portable"])
-def test_prefill_and_decode_equal_transformers(
-    tiny_family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path, isa: str
-) -> None:
-    model = tiny_model(tiny_family)
-    export(model, tmp_path / "tiny.bundle")
+def compare(model: PreTrainedModel, bundle: Path, lengths: Sequence[int], steps: int, isa: str) -> None:
+    """Exports ``model``; prompts of these lengths in one step, then ``steps`` tokens more of each, all together."""
+    export(model, bundle)
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(3, 256, n).tolist() for n in (37, 5, 1)]
-    texts = [p + rng.integers(3, 256, 8).tolist() for p in prompts]
-    with Driver(tmp_path / "tiny.bundle", len(prompts), 2, isa=isas()[0] if isa == "best" else isa) as driver:
+    prompts = [rng.integers(3, 256, n).tolist() for n in lengths]
+    texts = [p + rng.integers(3, 256, steps).tolist() for p in prompts]
+    with Driver(bundle, len(prompts), 2, isa=isas()[0] if isa == "best" else isa) as driver:
         got = {r: [logits] for r, logits in driver.step(dict(enumerate(prompts))).items()}
-        for i in range(8):  # decode, all requests together
+        for i in range(steps):
             for r, logits in driver.step({r: [text[len(prompts[r]) + i]] for r, text in enumerate(texts)}).items():
                 got[r].append(logits)
     for r, text in enumerate(texts):
         np.testing.assert_allclose(np.concatenate(got[r]), expected_logits(model, text), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("isa", ["best", "portable"])
+def test_prefill_and_decode_equal_transformers(
+    tiny_family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path, isa: str
+) -> None:
+    compare(tiny_model(tiny_family), tmp_path / "tiny.bundle", (37, 5, 1), 8, isa)
+
+
+@pytest.mark.parametrize("case", MORE_FAMILIES)
+def test_other_families_equal_transformers(
+    case: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    model = tiny_model(case.partition(" ")[0], **MORE_FAMILIES[case])
+    compare(model, tmp_path / "tiny.bundle", (21, 3), 3, "best")
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_families_that_are_refused(family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    overrides, message = REFUSED[family]
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        export(tiny_model(family, **overrides), tmp_path / "tiny.bundle")
+    assert caught.value.hint is not None
+    assert not list(tmp_path.iterdir())
 
 
 def test_tolerance_would_show_a_wrong_window(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
