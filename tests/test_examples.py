@@ -15,7 +15,7 @@ import typer.main
 from enginewright.optimizer.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-COMMANDS = ("export", "generate", "chat", "inspect", "recipes")
+COMMANDS = ("export", "generate", "chat", "inspect", "eval", "recipes")
 
 Arguments = Callable[[Path, Path, Path], list[str]]
 EXAMPLES: dict[str, Arguments] = {

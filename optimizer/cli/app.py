@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from . import chat, export, generate, inspect, recipes
+from . import eval as evaluation
 
 app = typer.Typer(
     name="optimize",
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (export, generate, chat, inspect, recipes):
+for _module in (export, generate, chat, inspect, evaluation, recipes):
     app.command(name=_module.NAME, epilog=_module.EPILOG)(_module.command)
 
 

@@ -1,0 +1,117 @@
+"""``optimize eval``: how well a bundle predicts, alone or against another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson, BundlePath, Memory, Threads
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "eval"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize eval smollm2.bundle\n\n"
+    "  optimize eval smollm2-int8.bundle --against SmolLM2-135M-Instruct\n\n"
+    "  optimize eval smollm2.bundle --text book.txt --window 1024 --stride 512\n\n"
+    "  optimize eval smollm2.bundle --choices questions.jsonl --json --quiet > figures.json"
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="The text to predict, in UTF-8; built-in is one of some 5,000 words.")
+    ] = "built-in",
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="Compare with a bundle, a Hugging Face folder or a GGUF file."),
+    ] = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Questions to answer, as JSONL; built-in are 40 of them."),
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Most tokens that are predicted together; by default 512, or the context.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
+    ] = None,
+    threads: Threads = 0,
+    memory: Memory = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the figures.")] = False,
+) -> None:
+    """Perplexity of a text; KL and agreement with another model; accuracy on multiple-choice questions.
+
+    Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from enginewright.optimizer.evaluate import evaluate
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.fields[detail]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def show(event: ProgressEvent) -> None:
+        if event.stage not in tasks:
+            tasks[event.stage] = progress.add_task(event.stage, detail="")
+        progress.update(tasks[event.stage], completed=event.done, total=event.total, detail=event.detail)
+
+    with progress:
+        report = evaluate(
+            bundle,
+            text=text,
+            against=against,
+            choices=choices,
+            window=window,
+            stride=stride,
+            threads=threads,
+            memory=memory,
+            progress=show,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_report(report)
+
+
+def _print_report(report: EvaluationReport) -> None:
+    text, other = report.text, report.comparison
+    _row("model", f"{report.model} ({report.bundle})")
+    _row("text", f"{text.source}: {text.tokens:,} tokens, {text.scored:,} of them scored")
+    _row("windows", f"{text.windows:,} of {text.window:,} tokens, {text.stride:,} apart")
+    _row("perplexity", f"{text.perplexity:.4f} ({text.nll:.6f} nats a token)")
+    if report.choices is not None:
+        _row("choices", _accuracy(report.choices))
+    if other is not None:
+        typer.echo()
+        _row("against", other.against)
+        _row("perplexity", f"{other.perplexity:.4f} ({other.nll:.6f} nats a token)")
+        if other.choices is not None:
+            _row("choices", _accuracy(other.choices))
+        _row("KL", f"{other.kl_mean:.3e} nats a token in the mean, {other.kl_max:.3e} at most")
+        _row("top-1", f"{other.top1_agreement:.2%} the same")
+        _row("logits", f"{other.max_logit_difference:.3e} apart at most")
+
+
+def _accuracy(choices: ChoiceReport) -> str:
+    return f"{choices.source}: {choices.questions} questions, acc {choices.acc:.1%}, acc_norm {choices.acc_norm:.1%}"
+
+
+def _row(label: str, text: str) -> None:
+    typer.echo(f"{label:<12}{text}")

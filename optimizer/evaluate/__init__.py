@@ -1,0 +1,9 @@
+"""Evaluation: how well a bundle predicts a text, how far it is from another model, what it answers."""
+
+from __future__ import annotations
+
+from .choices import ChoiceReport
+from .evaluate import ComparisonReport, EvaluationReport, TextReport, evaluate
+from .texts import BUILT_IN
+
+__all__ = ["BUILT_IN", "ChoiceReport", "ComparisonReport", "EvaluationReport", "TextReport", "evaluate"]

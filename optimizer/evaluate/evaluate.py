@@ -1,0 +1,212 @@
+"""``evaluate``: a bundle on a text and on questions, alone or against another model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.errors import RequestError
+
+from .choices import ChoiceReport, EncodedChoice, Question, answer_questions, encode_choices, read_questions
+from .measure import Divergence, Likelihood
+from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, open_reference
+from .texts import BUILT_IN, read_text
+from .windows import Windows, plan_windows, split_prefix
+
+_BUILT_IN_FILE = "evaluation_text.txt"
+
+
+@dataclass(frozen=True)
+class TextReport:
+    """How well the bundle predicts a text.
+
+    Attributes:
+        source: the file, or BUILT_IN.
+        tokens, scored: of the text, without what the model expects before it; and how many of them count.
+        window, stride, windows: how the text was cut, a window's prefix included; how many windows that made.
+        nll: mean negative log-likelihood per scored token, in nats.
+        perplexity: exp(nll).
+    """
+
+    source: str
+    tokens: int
+    scored: int
+    window: int
+    stride: int
+    windows: int
+    nll: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    """How far the bundle is from a reference, over the text's scored tokens.
+
+    Attributes:
+        against: the reference, as it was named.
+        nll, perplexity: the reference's.
+        kl_mean, kl_max: KL(reference || bundle) per token in nats.
+        top1_agreement: share of the tokens before which both find the same token the likeliest.
+        max_logit_difference: largest absolute one.
+        choices: the reference's answers; None if nothing was asked.
+    """
+
+    against: str
+    nll: float
+    perplexity: float
+    kl_mean: float
+    kl_max: float
+    top1_agreement: float
+    max_logit_difference: float
+    choices: ChoiceReport | None
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What ``evaluate`` found."""
+
+    bundle: str
+    model: str
+    text: TextReport
+    comparison: ComparisonReport | None
+    choices: ChoiceReport | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values for ``--json``."""
+        return asdict(self)
+
+
+def evaluate(
+    bundle: str | Path,
+    *,
+    text: str | Path = BUILT_IN,
+    against: str | Path | None = None,
+    choices: str | Path | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    threads: int = 0,
+    memory: str | int | None = None,
+    progress: Progress | None = None,
+) -> EvaluationReport:
+    """Evaluates a bundle. Holds the logits of one window (of both models) at a time.
+
+    Args:
+        bundle: what to evaluate; run by the runtime, without torch.
+        text: a file of UTF-8; BUILT_IN takes the text that comes with the package.
+        against: a bundle, a Hugging Face directory or a GGUF file to compare with; the last two need the export extra.
+        choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
+        window, stride: see ``windows.plan_windows``.
+        threads, memory: as for LLM, for each model.
+        progress: called after each window and question.
+
+    Raises:
+        RequestError: a text, question or value is no good, or the models share no vocabulary or tokenizer.
+        BundleError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: as their names say.
+        EnginewrightError: a model's logits are not finite.
+    """
+    start = time.perf_counter()
+    tell = progress or silent
+    written = read_text(text, "text", _BUILT_IN_FILE)
+    questions = [] if choices is None else read_questions(choices)
+    with ExitStack() as stack:
+        model = stack.enter_context(closing(BundleModel(bundle, threads=threads, memory=memory)))
+        reference: ScoredModel | None = None
+        if against is not None:
+            tell(ProgressEvent("load", 0, 1, str(against)))
+            reference = stack.enter_context(closing(open_reference(against, threads=threads, memory=memory)))
+            tell(ProgressEvent("load", 1, 1, reference.name))
+            asked = [whole for question in questions for _, whole in question.texts()]
+            check_same_tokens(model, reference, [written, *asked])
+        prefix, ids = split_prefix(model.tokenizer, written)
+        if len(ids) < 2:
+            raise RequestError(
+                f"text: {text} is too short: it has {len(ids)} token", hint="Pass a text of two tokens or more."
+            )
+        context = min(m.context_length for m in (model, reference) if m is not None)
+        windows = plan_windows(window, stride, context, prefix)
+        most = windows.size + len(prefix)
+        encoded = [(q, encode_choices(q, model.tokenizer, most)) for q in questions]
+
+        likelihood, divergence = _read(model, reference, ids, windows, tell)
+        answers = _answers(model, choices, encoded, tell)
+        comparison = None
+        if reference is not None:
+            comparison = _comparison(reference, divergence, _answers(reference, choices, encoded, tell))
+        return EvaluationReport(
+            bundle=str(bundle),
+            model=model.name,
+            text=TextReport(
+                source=str(text),
+                tokens=len(ids),
+                scored=likelihood.tokens,
+                window=most,
+                stride=windows.stride,
+                windows=windows.count(len(ids)),
+                nll=likelihood.nll,
+                perplexity=likelihood.perplexity,
+            ),
+            comparison=comparison,
+            choices=answers,
+            seconds=round(time.perf_counter() - start, 3),
+        )
+
+
+def _read(
+    model: ScoredModel, reference: ScoredModel | None, ids: Sequence[int], windows: Windows, tell: Progress
+) -> tuple[Likelihood, Divergence]:
+    """The text under both models, a window at a time; without a reference the divergence stays empty."""
+    likelihood = Likelihood()
+    divergence = Divergence(likelihood, Likelihood())
+    count = windows.count(len(ids))
+    tell(ProgressEvent("text", 0, count, model.path))
+    for done, (tokens, rows, targets) in enumerate(_steps(ids, windows), 1):
+        logits = finite_logits(model, tokens)[rows]  # [n, V]
+        if reference is None:
+            likelihood.add(logits, targets)
+        else:
+            divergence.add(logits, finite_logits(reference, tokens)[rows], targets)
+        tell(ProgressEvent("text", done, count, f"perplexity {likelihood.perplexity:.3f}"))
+    return likelihood, divergence
+
+
+def _steps(ids: Sequence[int], windows: Windows) -> Iterator[tuple[list[int], slice, Sequence[int]]]:
+    """(tokens of a window, rows of its logits that count, the tokens that these are to predict)."""
+    for window in windows.cut(len(ids)):
+        tokens = [*windows.prefix, *ids[window.start : window.stop]]
+        before = len(windows.prefix) - window.start - 1  # row i is of the token behind it
+        yield tokens, slice(window.first + before, window.stop + before), ids[window.first : window.stop]
+
+
+def _answers(
+    model: ScoredModel, source: str | Path | None, encoded: list[tuple[Question, list[EncodedChoice]]], tell: Progress
+) -> ChoiceReport | None:
+    if source is None:
+        return None
+    done = 0
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        tell(ProgressEvent(f"choices of {model.name}", done, len(encoded), ""))
+
+    return answer_questions(model, str(source), encoded, told)
+
+
+def _comparison(reference: ScoredModel, divergence: Divergence, answers: ChoiceReport | None) -> ComparisonReport:
+    tokens = divergence.reference.tokens
+    return ComparisonReport(
+        against=reference.path,
+        nll=divergence.reference.nll,
+        perplexity=divergence.reference.perplexity,
+        kl_mean=divergence.kl_sum / tokens,
+        kl_max=divergence.kl_max,
+        top1_agreement=divergence.agreed / tokens,
+        max_logit_difference=divergence.logit_difference,
+        choices=answers,
+    )

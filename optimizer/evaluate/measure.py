@@ -1,0 +1,101 @@
+"""Numbers from logits: log-likelihood, divergence, agreement. All in float64, a block of rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import FloatArray
+
+_BLOCK = 1 << 21
+"""Logits in float64 at a time: 16 MiB, of which there are some five copies."""
+
+
+def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
+    """Log-probabilities over the last axis: [n, V] float32 -> [n, V] float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
+
+
+def log_likelihood(logits: FloatArray, targets: Sequence[int]) -> float:
+    """The sum of the targets' log-probabilities in nats; logits [n, V], targets [n]."""
+    total = 0.0
+    for rows in _blocks(logits):
+        total += float(_of_targets(log_softmax(logits[rows]), targets[rows]).sum())
+    return total
+
+
+@dataclass
+class Likelihood:
+    """What a model made of a text: how many tokens, and the sum of their log-probabilities in nats."""
+
+    tokens: int = 0
+    total: float = 0.0
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood per token in nats."""
+        return -self.total / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean; infinite beyond what a float holds."""
+        return math.exp(self.nll) if self.nll < 700 else math.inf
+
+    def add(self, logits: FloatArray, targets: Sequence[int]) -> None:
+        """Logits [n, V] before each of the tokens [n]."""
+        self.tokens += len(targets)
+        self.total += log_likelihood(logits, targets)
+
+
+@dataclass
+class Divergence:
+    """How far a model is from a reference, over the same tokens.
+
+    Attributes:
+        model, reference: the likelihood of the text under each.
+        kl_sum, kl_max: KL(reference || model) in nats, summed over the tokens, and of the worst one.
+        agreed: tokens before which both find the same token the likeliest (of equal ones the first).
+        logit_difference: largest absolute one of any logit.
+    """
+
+    model: Likelihood
+    reference: Likelihood
+    kl_sum: float = 0.0
+    kl_max: float = 0.0
+    agreed: int = 0
+    logit_difference: float = 0.0
+
+    def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int]) -> None:
+        """Logits [n, V] of both before each of the tokens [n]."""
+        for rows in _blocks(logits):
+            p, q = log_softmax(reference[rows]), log_softmax(logits[rows])  # [b, V]
+            for of, likelihood in ((p, self.reference), (q, self.model)):
+                likelihood.tokens += len(of)
+                likelihood.total += float(_of_targets(of, targets[rows]).sum())
+            # Never negative but for rounding; of equal logits exactly 0.
+            kl = np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0)  # [b]
+            self.kl_sum += float(kl.sum())
+            self.kl_max = max(self.kl_max, float(kl.max()))
+            # On the logits themselves: subtracting the norm may round two of them to one.
+            self.agreed += int((reference[rows].argmax(axis=-1) == logits[rows].argmax(axis=-1)).sum())
+            difference = np.abs(reference[rows].astype(np.float64) - logits[rows]).max()
+            self.logit_difference = max(self.logit_difference, float(difference))
+
+
+def _of_targets(log_probabilities: npt.NDArray[np.float64], targets: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Each row's entry of its target: [b, V], [b] -> [b]."""
+    return np.take_along_axis(log_probabilities, np.asarray(targets)[:, None], axis=-1)[:, 0]
+
+
+def _blocks(logits: FloatArray) -> Iterator[slice]:
+    """Slices of rows that together have at most _BLOCK logits, or one row."""
+    rows = max(1, _BLOCK // logits.shape[-1])
+    for start in range(0, len(logits), rows):
+        yield slice(start, start + rows)

@@ -1,0 +1,128 @@
+"""What is evaluated: anything that gives logits for token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, RequestError, SourceError
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.tokenizer import Tokenizer
+
+_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
+
+
+class ScoredModel(Protocol):
+    """A bundle or a source model, ready to give logits.
+
+    Attributes:
+        path: as the user named it.
+        name: the model's.
+        vocab_size, context_length: as in ModelInfo.
+    """
+
+    path: str
+    name: str
+    vocab_size: int
+    context_length: int
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None if it has none of its own."""
+
+    def logits(self, ids: Sequence[int]) -> FloatArray:
+        """Logits after every token: [S] -> [S, V] float32."""
+
+    def close(self) -> None:
+        """Frees the memory."""
+
+
+class BundleModel:
+    """A bundle, run by the runtime. Raises what LLM raises."""
+
+    def __init__(self, path: str | Path, *, threads: int, memory: str | int | None) -> None:
+        self.path = str(path)
+        # One request at a time, so the pool needs no more than one context.
+        self._llm = LLM(path, threads=threads, memory=memory, max_requests=1)
+        self.name = self._llm.model.name
+        self.vocab_size = self._llm.model.vocab_size
+        self.context_length = self._llm.model.context_length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises BundleError if the bundle has none."""
+        return self._llm.tokenizer
+
+    def logits(self, ids: Sequence[int]) -> FloatArray:
+        return self._llm.logits(ids)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+def open_reference(path: str | Path, *, threads: int, memory: str | int | None) -> ScoredModel:
+    """What a bundle is compared with: another bundle, or a source model through transformers.
+
+    Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
+    """
+    place = Path(path)
+    if (place / MANIFEST_PATH).is_file():
+        return BundleModel(path, threads=threads, memory=memory)
+    if not place.exists():
+        raise SourceError(
+            f"against: {path} doesn't exist", hint="Pass a bundle, a Hugging Face directory or a GGUF file."
+        )
+    try:
+        from .source_model import SourceModel  # torch and transformers, which bundles do without
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
+            raise
+        raise MissingDependencyError(
+            f"against: a source model needs {e.name}, which is not installed",
+            hint="Install it with: pip install 'enginewright[export]'",
+        ) from e
+    return SourceModel(place, threads=threads)
+
+
+def check_same_tokens(model: ScoredModel, reference: ScoredModel, texts: Sequence[str]) -> None:
+    """Raises RequestError if two models can't be compared: other vocabularies, or other tokens for these texts.
+
+    A model without a tokenizer of its own takes the other's tokens.
+    """
+    hint = "Compare models that share their vocabulary and tokenizer."
+    if model.vocab_size != reference.vocab_size:
+        raise RequestError(
+            f"against: {reference.path} has a vocabulary of {reference.vocab_size} tokens, {model.path} one of "
+            f"{model.vocab_size}",
+            hint=hint,
+        )
+    ours, theirs = model.tokenizer, reference.tokenizer
+    if ours is None or theirs is None:
+        return
+    for text in texts:
+        first, second = ours.encode(text), theirs.encode(text)
+        if first != second:
+            pairs = enumerate(zip(first, second, strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+            raise RequestError(
+                f"against: {reference.path} has another tokenizer than {model.path}: token {place} of "
+                f"{text[:40]!r}... differs",
+                hint=hint,
+            )
+
+
+def finite_logits(model: ScoredModel, ids: Sequence[int]) -> FloatArray:
+    """``model.logits``; raises EnginewrightError if some are NaN or infinite, as nothing can be said of those."""
+    logits = model.logits(ids)
+    bad = ~np.isfinite(logits).all(axis=-1)  # [S]
+    if bad.any():
+        raise EnginewrightError(
+            f"{model.path}: the logits after {int(bad.argmax()) + 1} tokens are not finite",
+            hint="The model's weights may be damaged, or too large for the recipe's number format.",
+        )
+    return logits

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.evaluate import evaluate
+
+TEXT = "A short text, with a comma, and another sentence. It goes on for a while; then it ends.\n"
+QUESTION = '{"prompt": "The sky is", "choices": ["blue", "loud"], "answer": 0}\n'
+
+
+def run(bundle: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["eval", str(bundle), "--threads", "1", *arguments])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return file
+
+
+def test_it_prints_what_the_library_finds(tiny_bundle: Path, text: Path) -> None:
+    result = run(tiny_bundle, "--text", str(text), "--window", "32", "--stride", "9")
+    assert result.exit_code == 0, result.output
+    report = evaluate(tiny_bundle, text=text, window=32, stride=9, threads=1)
+    assert f"{len(TEXT)} tokens, {len(TEXT) - 1} of them scored" in result.stdout
+    assert f"{report.text.windows} of 32 tokens, 9 apart" in result.stdout
+    assert f"{report.text.perplexity:.4f}" in result.stdout
+    assert "KL" not in result.stdout
+    assert "choices" not in result.stdout
+
+
+def test_a_comparison_and_questions(tiny_bundle: Path, tiny_folder: Path, text: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "q.jsonl"
+    questions.write_text(QUESTION)
+    options = ["--text", str(text), "--choices", str(questions), "--against"]
+    result = run(tiny_bundle, *options, str(tiny_folder))
+    assert result.exit_code == 0, result.output
+    assert "100.00% the same" in result.stdout
+    assert result.stdout.count("1 questions, acc ") == 2
+    itself = run(tiny_bundle, *options, str(tiny_bundle))
+    assert "0.000e+00 nats a token in the mean, 0.000e+00 at most" in itself.stdout
+
+
+def test_json_is_one_document(tiny_bundle: Path, text: Path) -> None:
+    result = run(tiny_bundle, "--text", str(text), "--against", str(tiny_bundle), "--json", "--quiet")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert result.stderr == ""
+    report = evaluate(tiny_bundle, text=text, against=tiny_bundle, threads=1).to_json()
+    assert data | {"seconds": 0} == report | {"seconds": 0}
+    assert data["comparison"]["kl_mean"] == 0
+    assert data["choices"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["--text", "absent.txt"], 8, "absent.txt"),
+        (["--text", "TEXT", "--window", "9999"], 8, "window"),
+        (["--text", "TEXT", "--window", "8", "--stride", "8"], 8, "stride"),
+        (["--text", "TEXT", "--choices", "TEXT"], 8, "text.txt:1: not json"),
+        (["--text", "TEXT", "--against", "absent"], 3, "absent"),
+        (["--text", "TEXT", "--memory", "1"], 9, "memory"),
+        (["--text", "TEXT", "--window", "many"], 2, "--window"),
+    ],
+)
+def test_errors_name_what_is_wrong(arguments: list[str], code: int, named: str, tiny_bundle: Path, text: Path) -> None:
+    result = run(tiny_bundle, *(str(text) if a == "TEXT" else a for a in arguments))
+    assert result.exit_code == code, result.output
+    assert named in result.stderr.lower()
+    assert result.stdout == ""
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    result = run(tmp_path / "absent.bundle", "--json", "--quiet")
+    assert result.exit_code == 7
+    assert json.loads(result.stdout)["error"]["type"] == "BundleError"
+
+
+def test_help_has_examples() -> None:
+    result = CliRunner().invoke(app, ["eval", "--help"])
+    assert result.exit_code == 0
+    assert "optimize eval smollm2.bundle" in result.stdout
