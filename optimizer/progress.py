@@ -1,4 +1,4 @@
-"""What an export tells while it works."""
+"""What an export or an evaluation tells while it works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """``done`` of ``total`` of a stage (capture, passes, emit, write); ``detail`` names what was done last."""
+    """``done`` of ``total`` of a stage (an export: capture, passes, emit, write); ``detail`` names what was done last."""
 
     stage: str
     done: int

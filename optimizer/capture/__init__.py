@@ -86,7 +86,7 @@ def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | Non
     config = huggingface.read_config(directory)
     tensors = huggingface.read_tensors(directory)
     model = build_model(config)
-    weights = bind_weights(model, tensors, source=str(directory))
+    weights = bind_weights(model, huggingface.by_model_names(model, tensors), source=str(directory))
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)
     return CapturedModel(

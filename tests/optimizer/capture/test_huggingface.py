@@ -29,7 +29,7 @@ def same_logits(model, captured, tolerance=TOLERANCE):
     torch.testing.assert_close(got, eager_logits(model, sequences), **tolerance)
 
 
-@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX"])  # GPT-NeoX's head has another name on disk
 @pytest.mark.parametrize("shards", [1, 3])
 def test_directory_equals_model(tiny_model, tmp_path, family, shards):
     model = tiny_model(family)
