@@ -1,11 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -85,22 +80,3 @@ def test_what_goes_wrong_is_named(
     assert result.exit_code == code, result.output
     assert named in json.loads(result.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
-
-
-@pytest.mark.parametrize("after", [0.5, 2.5, 4.0])  # seconds: while torch loads, while the graph is captured, later
-def test_ctrl_c_leaves_nothing_behind(after: float, tiny_folder: Path, tmp_path: Path) -> None:
-    code = "from enginewright.optimizer.cli.app import main; print('ready', flush=True); main()"
-    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle")]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=pipe, stderr=pipe, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"  # however long Python takes to get there
-    time.sleep(after)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    if process.returncode == 0:  # it was done before the signal came: then the bundle is whole
-        assert os.listdir(tmp_path) == ["a.bundle"]
-    else:
-        assert process.returncode == 130, errors
-        assert "Traceback" not in errors
-        assert os.listdir(tmp_path) == []
