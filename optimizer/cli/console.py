@@ -7,13 +7,19 @@ import functools
 import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any, ParamSpec
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
 from enginewright.plugins.errors import CapacityError, EnginewrightError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 P = ParamSpec("P")
 
@@ -32,7 +38,8 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no emoji shows ?, and the rest
         try:
-            command(*args, **kwargs)
+            with _no_interrupt_dropped():
+                command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
             print_error(e, as_json=bool(kwargs.get("as_json", False)))
@@ -51,6 +58,26 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(full.exit_code) from e
 
     return run
+
+
+@contextmanager
+def _no_interrupt_dropped() -> Iterator[None]:
+    """A Ctrl-C that comes while Python finalizes an object is dropped there; here it comes again a moment later."""
+    before = sys.unraisablehook
+
+    def interrupt_again(unraisable: UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT])
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = interrupt_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _drop_stdout() -> None:

@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 import typer
@@ -55,6 +56,25 @@ def test_ctrl_c_is_said_briefly(capsys: pytest.CaptureFixture[str]) -> None:
         command()
     assert caught.value.exit_code == EXIT_INTERRUPTED == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_ctrl_c_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt  # as the signal's handler does if it comes while this runs
+
+    @reported
+    def command() -> None:
+        Finalized()
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    hook = sys.unraisablehook
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == EXIT_INTERRUPTED
+    assert capfd.readouterr().err == "\ninterrupted\n"
+    assert sys.unraisablehook is hook
 
 
 def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
