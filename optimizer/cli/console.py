@@ -38,7 +38,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no emoji shows ?, and the rest
         try:
-            with _no_interrupt_dropped():
+            with _no_interrupt_dropped(), _interrupts_kept():
                 command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
@@ -58,6 +58,30 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(full.exit_code) from e
 
     return run
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """A library's clean-up that fails because a Ctrl-C came within it (torch's mode stack) is still a Ctrl-C."""
+    try:
+        yield
+    except Exception as e:
+        if _came_of_interrupt(e):
+            raise KeyboardInterrupt from e
+        raise
+
+
+def _came_of_interrupt(error: BaseException) -> bool:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        e = waiting.pop()
+        if isinstance(e, KeyboardInterrupt):
+            return True
+        if e is not None and id(e) not in seen:
+            seen.add(id(e))
+            waiting += [e.__cause__, e.__context__]
+    return False
 
 
 @contextmanager

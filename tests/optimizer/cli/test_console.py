@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from enginewright.optimizer.cli.console import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, print_error, print_json, reported
-from enginewright.plugins.errors import BundleError, CapacityError
+from enginewright.plugins.errors import BundleError, CapacityError, UnsupportedModelError
 
 
 def test_what_works_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +75,21 @@ def test_ctrl_c_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) ->
     assert caught.value.exit_code == EXIT_INTERRUPTED
     assert capfd.readouterr().err == "\ninterrupted\n"
     assert sys.unraisablehook is hook
+
+
+@pytest.mark.parametrize("error", [AssertionError("mode stack"), UnsupportedModelError("can't be captured")])
+def test_ctrl_c_that_breaks_a_library_is_still_ctrl_c(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    @reported
+    def command() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
