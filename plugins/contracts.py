@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nvfp4"]
-Activation = Literal["float", "int8-token", "int8-group", "fp8"]
+Activation = Literal["float", "bf16", "int8", "fp8"]
 Rotation = Literal["none", "hadamard"]
 Sparsity = Literal["dense", "2:4"]
 CacheDtype = Literal["f32", "bf16", "int8", "fp8"]
@@ -24,21 +24,23 @@ FloatArray = npt.NDArray[np.float32]
 KV_BLOCK_SIZE = 32
 """Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
 
-BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "fp8": 1, "i32": 4, "i64": 8, "u8": 1, "bool": 1}
+BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "i8": 1, "fp8": 1, "i32": 4, "i64": 8, "u8": 1, "bool": 1}
 
 
 @dataclass(frozen=True)
 class WeightFormat:
     """Everything that a linear needs to know about its weight, apart from how a target packs it.
 
-    ``group_size`` 0 means one scale per output channel. ``activation`` is the format the input is brought to before
-    the product; ``rotation`` what the residual stream was rotated with.
+    ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``activation`` is the format
+    the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
+    all of them (0); ``rotation`` what the residual stream was rotated with.
     """
 
     storage: Storage = "f32"
     group_size: int = 0
     zero_point: bool = False
     activation: Activation = "float"
+    activation_group_size: int = 0
     rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
 
@@ -49,7 +51,8 @@ class WeightFormat:
         if self.zero_point:
             parts.append("zp")
         if self.activation != "float":
-            parts.append(f"a:{self.activation}")
+            group = f":g{self.activation_group_size}" if self.activation_group_size else ""
+            parts.append(f"a:{self.activation}{group}")
         if self.rotation != "none":
             parts.append(self.rotation)
         if self.sparsity != "dense":

@@ -101,7 +101,7 @@ class Affine:
 AffineField = Annotated[
     Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
 ]
-Dtype = Literal["f32", "bf16", "i32"]
+Dtype = Literal["f32", "bf16", "f16", "i32", "i8"]
 
 
 class _Model(BaseModel):
@@ -138,7 +138,7 @@ class WeightUse(_Model):
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
-    layout: Literal["rows", "panel32"]
+    layout: Literal["rows", "panel32", "panel32x2", "panel32x4"]
 
 
 class Step(_Model):

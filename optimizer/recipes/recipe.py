@@ -44,6 +44,7 @@ class WeightFormatSection(_Section):
     group_size: int = Field(default=0, ge=0)
     zero_point: StrictBool = False
     activation: Activation = "float"
+    activation_group_size: int = Field(default=0, ge=0)
     rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
 

@@ -71,7 +71,13 @@ struct KvCache {
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
 };
 
-enum class WeightLayout { rows, panel32 };
+// How a weight [N, K] lies in memory; docs/bundle-format.md draws them. Rows past N are zero, and so are k
+// past K.
+//   rows       row-major
+//   panel32    [ceil(N/32)][K][32]
+//   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
+//   panel32x4  [ceil(N/32)][ceil(K/4)][32][4]   int8, stored as value + 128 in a byte without sign
+enum class WeightLayout { rows, panel32, panel32x2, panel32x4 };
 enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
 enum class ReduceKind { sum, mean, max };
 enum class ElementwiseFn {
@@ -119,6 +125,83 @@ struct LinearArgs {
   const float* weight = nullptr;  // panel32: [ceil(N/32)][K][32], rows past N are zero
   const float* bias = nullptr;    // [N] or null
   float* y = nullptr;             // [M, N]
+  int64_t y_stride = 0;
+};
+
+// bf16 and f16 values are held as their 16 bits.
+
+// out[t, :] = weight[ids[t], :] as f32
+struct EmbeddingBf16Args {
+  int64_t tokens = 0, hidden = 0;
+  const int32_t* ids = nullptr;      // [T]
+  const uint16_t* weight = nullptr;  // bf16 [V, H] in `layout`: rows or panel32x2
+  WeightLayout layout = WeightLayout::rows;
+  float* out = nullptr;  // [T, H]
+  int64_t out_stride = 0;
+};
+
+// out[t, :] = weight[ids[t], :] * its scales. group_size 0: one scale a row.
+struct EmbeddingInt8Args {
+  int64_t tokens = 0, hidden = 0, group_size = 0;
+  const int32_t* ids = nullptr;      // [T]
+  const uint8_t* weight = nullptr;   // [V, H] in panel32x4
+  const uint16_t* scales = nullptr;  // f16 [V, ceil(H/G)] in panel32
+  float* out = nullptr;              // [T, H]
+  int64_t out_stride = 0;
+};
+
+// out[m, k] = x[m, k] to the nearest bf16, ties to even; a row's place after an odd K is zero
+struct CastBf16Args {
+  int64_t m = 0, k = 0;
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  uint16_t* out = nullptr;  // [M, K]
+  int64_t out_stride = 0;   // even, at least K
+};
+
+// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], with bf16 factors and f32 sums
+struct LinearBf16Args {
+  int64_t m = 0, n = 0, k = 0;
+  const uint16_t* x = nullptr;       // [M, K], zero behind an odd K
+  int64_t x_stride = 0;              // even
+  const uint16_t* weight = nullptr;  // panel32x2
+  const float* bias = nullptr;       // [N] or null
+  float* y = nullptr;                // [M, N]
+  int64_t y_stride = 0;
+};
+
+// A row's groups of `group_size` values (the last may be shorter; 0: the row is one group) to int8:
+//   scales[m, g] = max |x| / 127,  values = x * (127 / max |x|) to the nearest integer, ties to even,
+//   sums[m, g] = the group's sum of values
+// A group of zeros has scale 0. A group with a NaN or infinity has scale NaN, so that it can't go unnoticed.
+struct QuantizeActivationArgs {
+  int64_t m = 0, k = 0, group_size = 0;
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  int8_t* values = nullptr;   // [M, K]; places up to the next multiple of 4 are zero
+  int64_t values_stride = 0;  // a multiple of 4, at least K
+  float* scales = nullptr;    // [M, ceil(K/G)]
+  int64_t scales_stride = 0;
+  int32_t* sums = nullptr;  // [M, ceil(K/G)]
+  int64_t sums_stride = 0;
+};
+
+// y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
+// bias[n]. Group sizes: 0 is one group over K; where both are not 0 they are equal, and they are multiples
+// of 4.
+struct LinearInt8Args {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t weight_group = 0, activation_group = 0;
+  const int8_t* values = nullptr;  // [M, K], zero up to the next multiple of 4
+  int64_t values_stride = 0;
+  const float* scales = nullptr;  // [M, ceil(K/activation_group)]
+  int64_t scales_stride = 0;
+  const int32_t* sums = nullptr;  // as scales: sums of values
+  int64_t sums_stride = 0;
+  const uint8_t* weight = nullptr;          // panel32x4
+  const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/weight_group)] in panel32
+  const float* bias = nullptr;              // [N] or null
+  float* y = nullptr;                       // [M, N]
   int64_t y_stride = 0;
 };
 
@@ -181,6 +264,8 @@ struct PagedAttentionArgs {
   const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const float* sinks = nullptr;      // [Nq] or null
+  const float* slopes =
+      nullptr;  // [Nq] or null: ALiBi, slope * (key position - query position) joins the score
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;
@@ -225,6 +310,12 @@ struct KernelTable {
   const char* isa;  // avx512, avx2 or portable
   void (*embedding)(const EmbeddingArgs&, ThreadPool&);
   void (*linear)(const LinearArgs&, ThreadPool&);
+  void (*embedding_bf16)(const EmbeddingBf16Args&, ThreadPool&);
+  void (*cast_bf16)(const CastBf16Args&, ThreadPool&);
+  void (*linear_bf16)(const LinearBf16Args&, ThreadPool&);
+  void (*embedding_int8)(const EmbeddingInt8Args&, ThreadPool&);
+  void (*quantize_activation)(const QuantizeActivationArgs&, ThreadPool&);
+  void (*linear_int8)(const LinearInt8Args&, ThreadPool&);
   void (*rms_norm)(const NormArgs&, ThreadPool&);
   void (*layer_norm)(const NormArgs&, ThreadPool&);
   void (*add_rms_norm)(const NormArgs&, ThreadPool&);
