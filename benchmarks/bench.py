@@ -1,10 +1,11 @@
 """Compares our speed with llama.cpp's on this machine: same weights, same prompts, in turns.
 
-    python benchmarks/bench.py [--rounds 5] [--threads 2] [--json results.json]
+    python benchmarks/bench.py [--formats int8 f32] [--rounds 5] [--threads 2] [--json results.json]
 
-SmolLM2-135M-Instruct is exported to an f32 bundle, and written as an F32 and a BF16 GGUF for llama.cpp. Engines take
-turns, each run in a process of its own; the figures are medians over the rounds, and what counts is their ratio. The
-share is of the read bandwidth measured in the same run: decoding one token reads every weight of every linear once.
+SmolLM2-135M-Instruct is exported with the recipes f32, bf16 and int8, and written as F32, BF16 and Q8_0 GGUF for
+llama.cpp: equal bits a weight, head included. Engines take turns, each run in a process of its own; the figures are
+medians over the rounds, and what counts is the ratio of the two of one format. The share is of the read bandwidth
+measured in the same run: decoding one token reads every weight of every linear once.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
 BANDWIDTH_BYTES = 1 << 30
 FIGURES = ("prefill", "decode_1", "decode_batch")
+FORMATS = {"f32": "F32", "bf16": "BF16", "int8": "Q8_0"}
+"""A recipe of ours, and the type of the same bits a weight in GGUF."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An engine with a model. ``weight_bytes``: what one decode step reads of the weights."""
+    """An engine with a model. ``weight_bytes``: what one decode step reads of the weights; ``format``: our recipe."""
 
     name: str
+    format: str
     worker: str
     model: Path
     weight_bytes: int
@@ -54,10 +58,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
     parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
     parser.add_argument("--json", type=Path, default=BUILD / "result.json", help="where the result goes")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="weights to compare with")
     arguments = parser.parse_args()
 
     work = Workload(prompt=arguments.prompt, steps=arguments.steps, threads=arguments.threads)
-    contenders = prepare()
+    contenders = prepare(arguments.formats)
     runs: dict[str, list[Speeds]] = {contender.name: [] for contender in contenders}
     bandwidths = []
     for index in range(arguments.rounds):
@@ -73,29 +78,30 @@ def main() -> None:
     print(f"\n{arguments.json}")
 
 
-def prepare() -> list[Contender]:
-    """Makes the bundle and the GGUF files in build/bench that are not there yet."""
+def prepare(formats: list[str]) -> list[Contender]:
+    """Makes the bundles, and the GGUF files that are not there yet, in build/bench; ours comes first in each format."""
     BUILD.mkdir(parents=True, exist_ok=True)
     source = _module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
-    bundle = BUILD / "smollm2-f32.bundle"
-    enginewright.export(source, bundle, recipe="f32", overwrite=True)
-    float_gguf = _module("float_gguf", HERE / "float_gguf.py")
-    files = {kind: BUILD / f"smollm2-{kind.lower()}.gguf" for kind in ("F32", "BF16")}
-    for kind, path in files.items():
-        if not path.exists():
-            float_gguf.write_float_gguf(source, path, kind)
-    linear = linear_bytes(bundle)
-    return [
-        Contender("enginewright f32", "ours.py", bundle, linear),
-        Contender("llama.cpp F32", "peer_llama_cpp.py", files["F32"], linear),
-        Contender("llama.cpp BF16", "peer_llama_cpp.py", files["BF16"], linear // 2),
-    ]
+    convert_gguf = _module("convert_gguf", HERE / "convert_gguf.py").convert_gguf
+    contenders = []
+    for recipe in formats:
+        bundle = BUILD / f"smollm2-{recipe}.bundle"
+        enginewright.export(source, bundle, recipe=recipe, overwrite=True)
+        kind = FORMATS[recipe]
+        peer = BUILD / f"smollm2-{kind.lower()}.gguf"
+        if not peer.exists():
+            convert_gguf(source, peer, kind)
+        read = linear_bytes(bundle)
+        contenders.append(Contender(f"enginewright {recipe}", recipe, "ours.py", bundle, read))
+        contenders.append(Contender(f"llama.cpp {kind}", recipe, "peer_llama_cpp.py", peer, read))
+    return contenders
 
 
 def linear_bytes(bundle: Path) -> int:
     """Bytes of all weights that the linears of the program read, each once."""
     opened = Bundle.open(bundle)
-    used = {o.name for s in opened.program("cpu").steps if s.op == "linear" for o in s.inputs if o.kind == "weight"}
+    steps = [s for s in opened.program("cpu").steps if s.op in ("linear", "quantized_linear")]
+    used = {o.name for s in steps for o in s.inputs if o.kind == "weight"}
     return sum(opened.tensor(name).bytes for name in used)
 
 
@@ -111,16 +117,17 @@ def summarize(
 ) -> dict[str, Any]:
     """Medians; ``ratio`` is ours over theirs; ``bandwidth_share`` is of reading the weights once a step."""
     medians = {n: {f: statistics.median(getattr(s, f) for s in runs[n]) for f in FIGURES} for n in runs}
-    ours = medians[contenders[0].name]
+    ours = {c.format: medians[c.name] for c in reversed(contenders)}  # of a format the first stays
     rows = []
     for contender in contenders:
         figures = medians[contender.name]
         rows.append(
             {
                 "name": contender.name,
+                "format": contender.format,
                 "engine": runs[contender.name][0].engine,
                 "tokens_per_second": figures,
-                "ratio": {f: ours[f] / figures[f] for f in FIGURES},
+                "ratio": {f: ours[contender.format][f] / figures[f] for f in FIGURES},
                 "bandwidth_share": contender.weight_bytes * figures["decode_1"] / (bandwidth * 1e9),
                 "runs": [asdict(s) for s in runs[contender.name]],
             }
@@ -131,15 +138,15 @@ def summarize(
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The medians as people read them; after each figure of a peer, ours over it."""
+    """The medians as people read them; after each figure of a peer, ours of the same format over it."""
     work = result["workload"]
     headings = (f"prefill {work['prompt']}", "decode, 1 request", f"decode, {work['batch']} requests")
     table = Table("tokens/s", box=None)
-    for heading in (*headings, "share of bandwidth (1)"):
+    for heading in (*headings, "share of bandwidth (1 request)"):
         table.add_column(heading, justify="right")
-    for index, row in enumerate(result["results"]):
+    for row in result["results"]:
         cells = [f"{row['tokens_per_second'][f]:,.1f}" for f in FIGURES]
-        if index:
+        if not row["name"].startswith("enginewright"):
             cells = [f"{cell} ({row['ratio'][f]:.2f}x)" for cell, f in zip(cells, FIGURES, strict=True)]
         table.add_row(row["name"], *cells, f"{row['bandwidth_share']:.0%}")
     console = Console(width=None if sys.stdout.isatty() else 140)

@@ -1,6 +1,6 @@
-"""Writes a GGUF file anew with its weights as floats, so that llama.cpp runs the very weights that we run.
+"""Writes a GGUF file anew with its weights in another type, so that llama.cpp runs the very weights that we run.
 
-python benchmarks/float_gguf.py MODEL.gguf OUT.gguf F32|BF16
+python benchmarks/convert_gguf.py MODEL.gguf OUT.gguf F32|BF16|Q8_0
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32, "BF16": gguf.LlamaFileType.MOSTLY_BF16}
+FILE_TYPES = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
 
 
-def write_float_gguf(source: Path, target: Path, kind: str) -> Path:
-    """Dequantizes every tensor of ``source`` and stores it as F32, or matrices as BF16; metadata is copied."""
+def convert_gguf(source: Path, target: Path, kind: str) -> Path:
+    """Dequantizes every tensor of ``source`` and stores matrices as ``kind``, the rest as F32; metadata is copied."""
     reader = gguf.GGUFReader(source)
     unfinished = target.with_suffix(".unfinished")
     writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
@@ -26,11 +30,11 @@ def write_float_gguf(source: Path, target: Path, kind: str) -> Path:
         inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
     writer.add_file_type(FILE_TYPES[kind])
-    bf16 = gguf.GGMLQuantizationType.BF16
+    stored = gguf.GGMLQuantizationType[kind]
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if kind == "BF16" and values.ndim > 1:
-            writer.add_tensor(tensor.name, gguf.quants.quantize(values, bf16), raw_dtype=bf16)
+        if kind != "F32" and values.ndim > 1:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
         else:
             writer.add_tensor(tensor.name, values)
     writer.write_header_to_file()
@@ -42,4 +46,4 @@ def write_float_gguf(source: Path, target: Path, kind: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(write_float_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    print(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
