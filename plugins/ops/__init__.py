@@ -6,28 +6,36 @@ from .activation import ACTIVATIONS, gated_activation
 from .attention import attention, paged_attention, request_of_token
 from .cache import kv_write
 from .embedding import embedding
+from .experts import EXPERT_KINDS, expert_activation, grouped_linear, moe
 from .library import NAMESPACE, REFERENCES
 from .linear import linear
 from .norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from .rope import rope, rope_table
+from .routing import combine_experts, route_experts
 from .rows import take_rows
 
 __all__ = [
     "ACTIVATIONS",
+    "EXPERT_KINDS",
     "NAMESPACE",
     "REFERENCES",
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "combine_experts",
     "embedding",
+    "expert_activation",
     "gated_activation",
+    "grouped_linear",
     "kv_write",
     "layer_norm",
     "linear",
+    "moe",
     "paged_attention",
     "request_of_token",
     "rms_norm",
     "rope",
     "rope_table",
+    "route_experts",
     "take_rows",
 ]
