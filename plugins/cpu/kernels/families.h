@@ -6,12 +6,17 @@
 #include "attention.h"
 #include "copy_reduce.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "gated_activation.h"
 #include "kernels.h"
 #include "linear.h"
+#include "linear_bf16.h"
+#include "linear_int8.h"
 #include "norm.h"
+#include "quantize.h"
 #include "rope.h"
 #include "rows.h"
+#include "top_k.h"
 
 namespace ew {
 namespace {
@@ -21,6 +26,12 @@ constexpr KernelTable make_table(const char* isa) {
   t.isa = isa;
   t.embedding = embedding;
   t.linear = linear;
+  t.embedding_bf16 = embedding_bf16;
+  t.cast_bf16 = cast_bf16;
+  t.linear_bf16 = linear_bf16;
+  t.embedding_int8 = embedding_int8;
+  t.quantize_activation = quantize_activation;
+  t.linear_int8 = linear_int8;
   t.rms_norm = norm<false, false>;
   t.layer_norm = norm<true, false>;
   t.add_rms_norm = norm<false, true>;
@@ -34,6 +45,12 @@ constexpr KernelTable make_table(const char* isa) {
   t.elementwise = elementwise;
   t.copy = copy;
   t.reduce = reduce;
+  t.route_experts = route_experts;
+  t.combine_experts = combine_experts;
+  t.grouped_linear = grouped_linear<LinearArgs, linear>;
+  t.top_k = top_k;
+  t.gather = gather;
+  t.scatter = scatter;
   return t;
 }
 

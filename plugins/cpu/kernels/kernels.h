@@ -87,7 +87,15 @@ enum class ElementwiseFn {
   div,
   pow,
   maximum,
-  minimum,  // 2 operands; i32 too: add sub mul maximum minimum
+  minimum,
+  lt,
+  le,
+  gt,
+  ge,
+  eq,
+  ne,  // comparisons: 1 or 0 as f32, of f32 or of i32
+  logical_and,
+  logical_or,  // 2 operands; i32 too: add sub mul maximum minimum and comparisons
   neg,
   abs,
   exp,
@@ -102,9 +110,12 @@ enum class ElementwiseFn {
   relu,
   sin,
   cos,
-  erf,    // 1 operand
-  where,  // 3: condition (f32, true if not 0), then, else
-  cast,   // 1: i32 -> f32
+  erf,
+  floor,
+  round,        // ties to even
+  logical_not,  // 1 operand
+  where,        // 3: condition (f32, true if not 0), then, else
+  cast,         // 1: i32 -> f32
 };
 
 // out[t, :] = weight[ids[t], :]
@@ -173,7 +184,8 @@ struct LinearBf16Args {
 // A row's groups of `group_size` values (the last may be shorter; 0: the row is one group) to int8:
 //   scales[m, g] = max |x| / 127,  values = x * (127 / max |x|) to the nearest integer, ties to even,
 //   sums[m, g] = the group's sum of values
-// A group of zeros has scale 0. A group with a NaN or infinity has scale NaN, so that it can't go unnoticed.
+// A group of zeros, or of numbers so small that 127 / max |x| is infinite, has scale 0 and values 0. A group
+// with a NaN or infinity has scale NaN, so that it can't go unnoticed, and values 0.
 struct QuantizeActivationArgs {
   int64_t m = 0, k = 0, group_size = 0;
   const float* x = nullptr;  // [M, K]
@@ -203,6 +215,7 @@ struct LinearInt8Args {
   const float* bias = nullptr;              // [N] or null
   float* y = nullptr;                       // [M, N]
   int64_t y_stride = 0;
+  Workspace* workspace = nullptr;  // never null where weights alone are in groups: for the groups' sums
 };
 
 // rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum
@@ -287,7 +300,7 @@ struct ElementwiseArgs {
   int64_t shape[kMaxRank] = {1, 1, 1, 1};
   View in[3];
   View out;
-  bool integer = false;       // all operands i32 (for cast the input alone is i32, and this stays false)
+  bool integer = false;       // all operands i32, but a comparison's result (cast: this stays false)
   bool has_scalar = false;    // a function of 2 operands has one only: in[0]; the other is the number
   bool scalar_first = false;  // fn(number, in[0])
   double scalar = 0;          // rounded to f32, or to i32 if integer
@@ -304,6 +317,65 @@ struct ReduceArgs {
   ReduceKind kind = ReduceKind::sum;
   int64_t shape[kMaxRank] = {1, 1, 1, 1};  // of the input; shape[3] = C > 0
   View in, out;
+};
+
+// The places t * k + j of ids[t, j] sorted by expert, those of one expert ascending:
+//   order[i] = the place,  rows[i] = t,  starts[e] .. starts[e + 1] - 1 = the i of expert e
+struct RouteExpertsArgs {
+  int64_t tokens = 0, choices = 0, experts = 0;  // T, k, E
+  const int32_t* ids = nullptr;                  // [T, k], each in 0 .. E-1
+  int64_t ids_stride = 0;
+  int32_t* order = nullptr;   // [T * k]
+  int32_t* rows = nullptr;    // [T * k]
+  int32_t* starts = nullptr;  // [E + 1]
+};
+
+// out[t, :] = sum over j ascending, from 0, of weights[t, j] * y[places[t * k + j], :]
+struct CombineExpertsArgs {
+  int64_t tokens = 0, choices = 0, size = 0;
+  const float* y = nullptr;  // [T * k, H]
+  int64_t y_stride = 0;
+  const int32_t* places = nullptr;  // [T * k], the inverse of route_experts' order
+  const float* weights = nullptr;   // [T, k]
+  int64_t weights_stride = 0;
+  float* out = nullptr;  // [T, H]
+  int64_t out_stride = 0;
+};
+
+// A linear whose rows starts[e] .. starts[e + 1] - 1 meet the weight, scales and bias of expert e: those of
+// `all` are expert 0's, and the strides lead from one expert to the next. Bits are those of the linear alone.
+template <class Linear>
+struct Grouped {
+  Linear all;
+  int64_t experts = 0;
+  const int32_t* starts = nullptr;  // [E + 1], from 0 to M, never less than the one before
+  int64_t weight_stride = 0, scales_stride = 0, bias_stride = 0;
+};
+
+// The k greatest of each row, greatest first; of equal values the one with the lower index, and NaN before
+// all.
+struct TopKArgs {
+  int64_t outer = 0, inner = 1, size = 0, k = 0;
+  Rows<const float> x;    // [outer, inner, size]
+  Rows<float> values;     // [outer, inner, k]
+  Rows<int32_t> indices;  // [outer, inner, k]
+};
+
+// out[.., i] = x[.., indices[.., i]], elements of 4 bytes
+struct GatherArgs {
+  int64_t outer = 0, inner = 1, count = 0;
+  Rows<const int32_t> x;
+  Rows<const int32_t> indices;  // [outer, inner, count]
+  Rows<int32_t> out;
+};
+
+// out = x, but for out[.., indices[.., i]] = value
+struct ScatterArgs {
+  int64_t outer = 0, inner = 1, size = 0, count = 0;
+  Rows<const float> x;          // [outer, inner, size]
+  Rows<const int32_t> indices;  // [outer, inner, count]
+  float value = 0;
+  Rows<float> out;
 };
 
 struct KernelTable {
@@ -329,6 +401,14 @@ struct KernelTable {
   void (*elementwise)(const ElementwiseArgs&, ThreadPool&);
   void (*copy)(const CopyArgs&, ThreadPool&);
   void (*reduce)(const ReduceArgs&, ThreadPool&);
+  void (*route_experts)(const RouteExpertsArgs&, ThreadPool&);
+  void (*combine_experts)(const CombineExpertsArgs&, ThreadPool&);
+  void (*grouped_linear)(const Grouped<LinearArgs>&, ThreadPool&);
+  void (*grouped_linear_bf16)(const Grouped<LinearBf16Args>&, ThreadPool&);
+  void (*grouped_linear_int8)(const Grouped<LinearInt8Args>&, ThreadPool&);
+  void (*top_k)(const TopKArgs&, ThreadPool&);
+  void (*gather)(const GatherArgs&, ThreadPool&);
+  void (*scatter)(const ScatterArgs&, ThreadPool&);
 };
 
 // What this processor can run, best first; the last is "portable".

@@ -1,0 +1,110 @@
+// Rows of floats to bf16 and to int8 in groups, and embeddings of tables that are kept in those.
+#pragma once
+
+#include "kernels.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace ew {
+namespace {
+
+template <class To, class From>
+EW_INLINE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+EW_INLINE float bf16_to_float(uint16_t bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
+
+// Exact, subnormal numbers included: the exponent's bias is put right by a product.
+EW_INLINE float half_to_float(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  if (rest >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | rest << 13);  // infinity and NaN
+  return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f));
+}
+
+// To the nearest, ties to even; a NaN stays one.
+EW_INLINE uint16_t float_to_bf16(float value) {
+  const uint32_t bits = bits_as<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
+  run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      uint16_t* out = a.out + m * a.out_stride;
+      for (int64_t k = 0; k < a.k; ++k) out[k] = float_to_bf16(a.x[m * a.x_stride + k]);
+      if (a.k % 2 != 0) out[a.k] = 0;
+    }
+  });
+}
+
+void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
+  const int64_t size = a.group_size > 0 ? a.group_size : a.k;
+  run_rows(pool, a.m, 4 * a.k, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const float* x = a.x + m * a.x_stride;
+      int8_t* values = a.values + m * a.values_stride;
+      for (int64_t first = 0, g = 0; first < a.k; first += size, ++g) {
+        const int64_t past = first + size < a.k ? first + size : a.k;
+        float most = 0;
+        bool finite = true;
+        for (int64_t k = first; k < past; ++k) {
+          const float v = __builtin_fabsf(x[k]);
+          finite = finite && v < __builtin_inff();
+          most = v > most ? v : most;
+        }
+        const float factor = 127.0f / most;
+        const bool usable = finite && factor < __builtin_inff();
+        int32_t sum = 0;
+        for (int64_t k = first; k < past; ++k) {
+          values[k] = usable ? static_cast<int8_t>(__builtin_rintf(x[k] * factor)) : int8_t{0};
+          sum += values[k];
+        }
+        a.scales[m * a.scales_stride + g] = !finite ? __builtin_nanf("") : usable ? most / 127.0f : 0.0f;
+        a.sums[m * a.sums_stride + g] = sum;
+      }
+      for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
+    }
+  });
+}
+
+void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
+  run_rows(pool, a.tokens, a.hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t id = a.ids[t], pairs = (a.hidden + 1) / 2;
+      const uint16_t* row = a.weight + id * a.hidden;
+      const uint16_t* column = a.weight + (id / kPanel * pairs * kPanel + id % kPanel) * 2;
+      float* out = a.out + t * a.out_stride;
+      for (int64_t i = 0; i < a.hidden; ++i) {
+        out[i] = bf16_to_float(a.layout == WeightLayout::rows ? row[i] : column[i / 2 * kPanel * 2 + i % 2]);
+      }
+    }
+  });
+}
+
+void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
+  const int64_t size = a.group_size > 0 ? a.group_size : a.hidden, quads = (a.hidden + 3) / 4;
+  const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
+  run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t id = a.ids[t];
+      const uint8_t* column = a.weight + (id / kPanel * quads * kPanel + id % kPanel) * 4;
+      const uint16_t* scales = a.scales + id / kPanel * groups * kPanel + id % kPanel;
+      float* out = a.out + t * a.out_stride;
+      for (int64_t g = 0; g < groups; ++g) {
+        const float scale = half_to_float(scales[g * kPanel]);
+        const int64_t past = (g + 1) * size < a.hidden ? (g + 1) * size : a.hidden;
+        for (int64_t i = g * size; i < past; ++i) {
+          out[i] = static_cast<float>(column[i / 4 * kPanel * 4 + i % 4] - 128) * scale;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ew
