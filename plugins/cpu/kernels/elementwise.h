@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kPiece = 256;
 
 template <class T>
-const T* gather(const T* from, int64_t stride, int64_t count, T* buffer) {
+const T* contiguous(const T* from, int64_t stride, int64_t count, T* buffer) {
   if (stride == 1) return from;
   for (int64_t i = 0; i < count; ++i) buffer[i] = from[i * stride];
   return buffer;
@@ -59,6 +59,25 @@ void compute(ElementwiseFn fn, int64_t n, float* out, const float* a, const floa
       return map([](F16 x, F16 y, F16) { return nan_or(x, y, max(x, y)); });
     case Fn::minimum:
       return map([](F16 x, F16 y, F16) { return nan_or(x, y, min(x, y)); });
+    case Fn::lt:
+      return map([&](F16 x, F16 y, F16) { return select(x < y, one, zero()); });
+    case Fn::le:  // with a NaN nothing holds but ne
+      return map([&](F16 x, F16 y, F16) { return select(x < y, one, select(x != y, zero(), one)); });
+    case Fn::gt:
+      return map([&](F16 x, F16 y, F16) { return select(y < x, one, zero()); });
+    case Fn::ge:
+      return map([&](F16 x, F16 y, F16) { return select(y < x, one, select(x != y, zero(), one)); });
+    case Fn::eq:
+      return map([&](F16 x, F16 y, F16) { return select(x != y, zero(), one); });
+    case Fn::ne:
+      return map([&](F16 x, F16 y, F16) { return select(x != y, one, zero()); });
+    case Fn::logical_and:
+      return map(
+          [&](F16 x, F16 y, F16) { return select(x != zero(), select(y != zero(), one, zero()), zero()); });
+    case Fn::logical_or:
+      return map([&](F16 x, F16 y, F16) { return select((x != zero()) | (y != zero()), one, zero()); });
+    case Fn::logical_not:
+      return map([&](F16 x, F16, F16) { return select(x != zero(), zero(), one); });
     case Fn::where:
       return map([](F16 x, F16 y, F16 z) { return select(x != zero(), y, z); });
     case Fn::neg:
@@ -93,6 +112,10 @@ void compute(ElementwiseFn fn, int64_t n, float* out, const float* a, const floa
       return map_scalars(n, out, a, b, [](float x, float) { return __builtin_sinf(x); });
     case Fn::cos:
       return map_scalars(n, out, a, b, [](float x, float) { return __builtin_cosf(x); });
+    case Fn::floor:
+      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_floorf(x); });
+    case Fn::round:
+      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_rintf(x); });
     case Fn::cast:
       return;  // has a path of its own
   }
@@ -122,7 +145,29 @@ void compute(ElementwiseFn fn, int64_t n, int32_t* out, const int32_t* a, const 
   }
 }
 
-EW_INLINE bool takes_two(ElementwiseFn fn) { return fn <= ElementwiseFn::minimum; }
+// Comparisons of integers: 1 or 0 as f32.
+void compute(ElementwiseFn fn, int64_t n, float* out, const int32_t* a, const int32_t* b, const int32_t*) {
+  const auto map = [&](const auto& holds) {
+    for (int64_t i = 0; i < n; ++i) out[i] = holds(a[i], b[i]) ? 1.0f : 0.0f;
+  };
+  switch (fn) {
+    case ElementwiseFn::lt:
+      return map([](int32_t x, int32_t y) { return x < y; });
+    case ElementwiseFn::le:
+      return map([](int32_t x, int32_t y) { return x <= y; });
+    case ElementwiseFn::gt:
+      return map([](int32_t x, int32_t y) { return x > y; });
+    case ElementwiseFn::ge:
+      return map([](int32_t x, int32_t y) { return x >= y; });
+    case ElementwiseFn::eq:
+      return map([](int32_t x, int32_t y) { return x == y; });
+    default:
+      return map([](int32_t x, int32_t y) { return x != y; });
+  }
+}
+
+EW_INLINE bool takes_two(ElementwiseFn fn) { return fn <= ElementwiseFn::logical_or; }
+EW_INLINE bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
 
 // The operands' strides and the result's, merged. A missing operand, or the number, is a broadcast of
 // `number`.
@@ -137,7 +182,7 @@ Walk<4> elementwise_walk(const ElementwiseArgs& a, const View (&in)[3]) {
   return w;
 }
 
-template <class T>
+template <class T, class Out>
 void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
   T number = static_cast<T>(a.scalar);
   View in[3] = {a.in[0], a.in[1], a.in[2]};
@@ -153,15 +198,16 @@ void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
 
   const Walk<4> w = elementwise_walk(a, in);
   for_pieces(pool, w, kPiece, 4, [&](const int64_t (&offset)[4], int64_t n) {
-    T buffers[4][kPiece];
+    T buffers[3][kPiece];
+    Out result[kPiece];
     const T* operand[3];
     for (int i = 0; i < 3; ++i) {
-      operand[i] = i < operands
-                       ? gather(static_cast<const T*>(in[i].data) + offset[i], w.stride[i][3], n, buffers[i])
-                       : operand[0];
+      operand[i] = i < operands ? contiguous(static_cast<const T*>(in[i].data) + offset[i], w.stride[i][3], n,
+                                             buffers[i])
+                                : operand[0];
     }
-    T* out = static_cast<T*>(a.out.data) + offset[3];
-    T* to = w.stride[3][3] == 1 ? out : buffers[3];
+    Out* out = static_cast<Out*>(a.out.data) + offset[3];
+    Out* to = w.stride[3][3] == 1 ? out : result;
     compute(a.fn, n, to, operand[0], operand[1], operand[2]);
     if (to == out) return;
     for (int64_t i = 0; i < n; ++i) out[i * w.stride[3][3]] = to[i];
@@ -169,8 +215,11 @@ void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
 }
 
 void elementwise(const ElementwiseArgs& a, ThreadPool& pool) {
-  if (a.fn != ElementwiseFn::cast)
-    return a.integer ? elementwise_as<int32_t>(a, pool) : elementwise_as<float>(a, pool);
+  if (a.fn != ElementwiseFn::cast) {
+    if (!a.integer) return elementwise_as<float, float>(a, pool);
+    return compares(a.fn) ? elementwise_as<int32_t, float>(a, pool)
+                          : elementwise_as<int32_t, int32_t>(a, pool);
+  }
   const Walk<4> w = elementwise_walk(a, {a.in[0], a.in[0], a.in[0]});
   for_pieces(pool, w, kPiece, 1, [&](const int64_t (&offset)[4], int64_t n) {
     const int32_t* from = static_cast<const int32_t*>(a.in[0].data) + offset[0];

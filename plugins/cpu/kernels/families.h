@@ -48,6 +48,8 @@ constexpr KernelTable make_table(const char* isa) {
   t.route_experts = route_experts;
   t.combine_experts = combine_experts;
   t.grouped_linear = grouped_linear<LinearArgs, linear>;
+  t.grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;
+  t.grouped_linear_int8 = grouped_linear<LinearInt8Args, linear_int8>;
   t.top_k = top_k;
   t.gather = gather;
   t.scatter = scatter;

@@ -252,6 +252,28 @@ double apply(ElementwiseFn fn, double x, double y, double z) {
       return x != x || y != y ? x + y : std::max(x, y);
     case Fn::minimum:
       return x != x || y != y ? x + y : std::min(x, y);
+    case Fn::lt:
+      return x < y;
+    case Fn::le:
+      return x <= y;
+    case Fn::gt:
+      return x > y;
+    case Fn::ge:
+      return x >= y;
+    case Fn::eq:
+      return x == y;
+    case Fn::ne:
+      return x != y;
+    case Fn::logical_and:
+      return x != 0 && y != 0;
+    case Fn::logical_or:
+      return x != 0 || y != 0;
+    case Fn::logical_not:
+      return x == 0;
+    case Fn::floor:
+      return std::floor(x);
+    case Fn::round:
+      return std::nearbyint(x);
     case Fn::neg:
       return -x;
     case Fn::abs:
@@ -303,7 +325,8 @@ void elementwise(const ElementwiseArgs& a) {
       if (view.data == nullptr) return 0.0;
       return a.integer ? static_cast<double>(element<int32_t>(view, at)) : element<float>(view, at);
     };
-    if (a.integer) {
+    const bool compares = ElementwiseFn::lt <= a.fn && a.fn <= ElementwiseFn::ne;
+    if (a.integer && !compares) {
       element<int32_t>(a.out, at) =
           apply_integer(a.fn, static_cast<int32_t>(operand(0)), static_cast<int32_t>(operand(1)));
     } else {

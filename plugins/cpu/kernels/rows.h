@@ -1,4 +1,4 @@
-// embedding, take_rows and kv_write: kernels that move rows and compute nothing.
+// embedding, take_rows, gather, scatter and kv_write: kernels that move values and compute nothing.
 //
 // An embedding in layout panel32 (see linear.h; a tied lm_head shares it) is read with a stride of 32:
 // row n is weight[(n / 32)][0 .. H-1][n % 32].
@@ -37,6 +37,30 @@ void take_rows(const TakeRowsArgs& a, ThreadPool& pool) {
         copy_row(a.out.data + r * a.out.stride0 + j * a.out.stride1,
                  a.x.data + a.rows[r] * a.x.stride0 + j * a.x.stride1, a.size);
       }
+    }
+  });
+}
+
+inline void gather(const GatherArgs& a, ThreadPool& pool) {
+  run_rows(pool, a.outer * a.inner, a.count, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t i = row / a.inner, j = row % a.inner;
+      const int32_t* x = a.x.data + i * a.x.stride0 + j * a.x.stride1;
+      const int32_t* indices = a.indices.data + i * a.indices.stride0 + j * a.indices.stride1;
+      int32_t* out = a.out.data + i * a.out.stride0 + j * a.out.stride1;
+      for (int64_t c = 0; c < a.count; ++c) __builtin_memcpy(out + c, x + indices[c], sizeof(int32_t));
+    }
+  });
+}
+
+inline void scatter(const ScatterArgs& a, ThreadPool& pool) {
+  run_rows(pool, a.outer * a.inner, a.size + a.count, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t i = row / a.inner, j = row % a.inner;
+      const int32_t* indices = a.indices.data + i * a.indices.stride0 + j * a.indices.stride1;
+      float* out = a.out.data + i * a.out.stride0 + j * a.out.stride1;
+      copy_row(out, a.x.data + i * a.x.stride0 + j * a.x.stride1, a.size);
+      for (int64_t c = 0; c < a.count; ++c) out[indices[c]] = a.value;
     }
   });
 }
