@@ -191,7 +191,7 @@ class LoweredProgram(_Model):
         """Raises BundleError naming ``source`` and the field if the text is no lowered program of this version."""
         try:
             data = json.loads(text)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         version = data.get("format_version") if isinstance(data, dict) else None
         if not isinstance(version, int) or version < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises SourceError naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
     if not isinstance(value, dict):
         raise SourceError(f"{path}: must be a JSON object", hint="Download the file again.")
@@ -129,7 +130,7 @@ def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) ->
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise SourceError(f"{index}: {name} is in {shard!r}, which is no file name", hint="Download it again.")
         if shard not in shards:
-            if not (directory / shard).is_file():
+            if not os.path.isfile(directory / shard):  # Path's own raises where a name is too long
                 raise SourceError(f"{directory / shard} is missing ({INDEX} names it)", hint="Download it too.")
             shards[shard] = _read_file(directory / shard)
         if name not in shards[shard]:

@@ -169,7 +169,7 @@ def _stable_json(manifest: BaseModel) -> str:
 def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     try:
         data = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
     return parse(model, data, source)

@@ -54,7 +54,7 @@ class TokenizerFiles:
             raise BundleError(f"{SPECIAL_TOKENS_PATH} is missing", hint="Export the bundle again.")
         try:
             special = json.loads(_text(files, SPECIAL_TOKENS_PATH) or "")
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BundleError(f"{SPECIAL_TOKENS_PATH}: not JSON: {e}", hint="Export the bundle again.") from e
         return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special))
 

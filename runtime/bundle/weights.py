@@ -92,7 +92,7 @@ class WeightsIndex(_Entry):
         """Raises BundleError naming the field or the tensor that is wrong; every tensor lies within its blob."""
         try:
             data = json.loads(text)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)
         index = parse(cls, data, source)
