@@ -10,6 +10,7 @@ from .experts import EXPERT_KINDS, expert_activation, grouped_linear, moe
 from .library import NAMESPACE, REFERENCES
 from .linear import linear
 from .norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from .quantization import quantize_activation, quantized_embedding, quantized_grouped_linear, quantized_linear
 from .rope import rope, rope_table
 from .routing import combine_experts, route_experts
 from .rows import take_rows
@@ -32,6 +33,10 @@ __all__ = [
     "linear",
     "moe",
     "paged_attention",
+    "quantize_activation",
+    "quantized_embedding",
+    "quantized_grouped_linear",
+    "quantized_linear",
     "request_of_token",
     "rms_norm",
     "rope",

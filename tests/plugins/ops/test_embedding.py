@@ -21,3 +21,11 @@ def test_takes_rows_of_the_table(tokens, vocab, hidden, dtype):
 def test_id_outside_the_table_is_refused():
     with pytest.raises(IndexError):
         embedding(torch.tensor([4]), torch.randn(4, 2))
+
+
+@pytest.mark.parametrize(("vocabulary", "hidden"), [(9, 4), (40, 7)])
+def test_rows_of_a_sixteen_bit_table_are_float32(vocabulary, hidden):
+    table = torch.randn(vocabulary, hidden).bfloat16()
+    ids = torch.tensor([vocabulary - 1, 0, 3])
+    assert torch.equal(embedding(ids, table), table[ids].float())
+    opcheck(torch.ops.ew.embedding.default, (ids, table))

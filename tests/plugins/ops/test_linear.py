@@ -26,3 +26,16 @@ def test_mismatched_sizes_are_refused():
         linear(torch.randn(3, 8), torch.randn(5, 7), None)
     with pytest.raises(RuntimeError, match="differ in K"):
         torch.ops.ew.linear(torch.randn(3, 8, device="meta"), torch.randn(5, 7, device="meta"), None)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 8), (2, 33, 48)])
+def test_sixteen_bit_factors_are_summed_in_32(m, n, k):
+    torch.manual_seed(8)
+    x, weight, bias = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16(), torch.randn(n)
+    got = linear(x, weight, bias)
+    assert got.dtype is torch.float32
+    # The products of the rounded factors are exact in float32; at most 48 of them are summed.
+    torch.testing.assert_close(got, (x.double() @ weight.double().t() + bias).float(), rtol=1e-5, atol=1e-5)
+    opcheck(torch.ops.ew.linear.default, (x, weight, bias))
+    with pytest.raises(RuntimeError, match=r"x is torch.float32, weight torch.bfloat16"):
+        torch.ops.ew.linear(x.float().to("meta"), weight.to("meta"), None)

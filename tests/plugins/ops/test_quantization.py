@@ -1,0 +1,174 @@
+"""The quantized ops against loops written from docs/numerics.md, and against the float ops they stand for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.library import opcheck
+
+from enginewright.plugins.ops import (
+    embedding,
+    grouped_linear,
+    linear,
+    quantize_activation,
+    quantized_embedding,
+    quantized_grouped_linear,
+    quantized_linear,
+)
+from enginewright.plugins.ops.quantization import groups_of
+
+ew = torch.ops.ew
+GROUPS = [(0, 0), (32, 32), (32, 0), (0, 32)]
+
+
+def quantized_weight(*shape: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.randint(-127, 128, shape, dtype=torch.int8)
+    scales = (torch.rand(*shape[:-1], groups_of(shape[-1], group)) * 0.01).half()
+    return values, scales
+
+
+def spread(scales: torch.Tensor, group: int, size: int) -> torch.Tensor:
+    return scales.float().repeat_interleave(group or size, -1)[..., :size]
+
+
+@pytest.mark.parametrize(("shape", "group"), [((3, 64), 32), ((2, 3, 40), 32), ((5, 7), 0), ((4, 100), 64)])
+def test_activations_are_quantized_group_by_group(shape: tuple[int, ...], group: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(shape) * torch.logspace(-6, 3, shape[-1])
+    values, scales, sums = quantize_activation(x, group)
+    width = group or shape[-1]
+    for row, v, s, t in zip(*(a.flatten(0, -2).numpy() for a in (x, values, scales, sums)), strict=True):
+        for g, start in enumerate(range(0, shape[-1], width)):
+            part = row[start : start + width]
+            most = np.abs(part).max()
+            assert s[g] == most / np.float32(127)
+            want = np.rint(part * (np.float32(127) / most))
+            np.testing.assert_array_equal(v[start : start + width], want)
+            assert t[g] == want.sum()
+            assert np.abs(want).max() == 127
+    opcheck(ew.quantize_activation.default, (x, group))
+
+
+def test_groups_without_a_scale() -> None:
+    tiny = 1e-38  # 127 / tiny is infinite in float32
+    x = torch.tensor([[0.0, 0.0, tiny, -tiny, math.nan, 1.0, math.inf, 1.0, 1.0, -2.0]])
+    values, scales, sums = quantize_activation(x, 2)
+    assert values.tolist() == [[0] * 8 + [64, -127]]  # 63.5 to even
+    assert scales[0, :2].tolist() == [0.0, 0.0]
+    assert scales[0, 2:4].isnan().all()
+    assert sums.tolist() == [[0, 0, 0, 0, -63]]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 64), (1, 33, 72), (4, 2, 1200)])
+@pytest.mark.parametrize(("weight_group", "activation_group"), GROUPS)
+def test_a_product_is_the_sum_over_groups(m: int, n: int, k: int, weight_group: int, activation_group: int) -> None:
+    torch.manual_seed(2)
+    weight, weight_scales = quantized_weight(n, k, group=weight_group)
+    inputs = quantize_activation(torch.randn(m, k), activation_group)
+    bias = torch.randn(n)
+    arguments = (*inputs, weight, weight_scales, bias, weight_group, activation_group)
+    got = quantized_linear(*arguments)
+    x = inputs[0].double() * spread(inputs[1], activation_group, k)
+    want = x @ (weight.double() * spread(weight_scales, weight_group, k)).t() + bias
+    # float32 rounds once a group and value: at most 39 groups of sums below 100.
+    torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-4)
+    opcheck(ew.quantized_linear.default, arguments)
+
+
+def test_the_order_of_a_sum_is_the_groups() -> None:
+    """Bits, in exact arithmetic rounded where docs/numerics.md rounds."""
+    torch.manual_seed(3)
+    weight, weight_scales = quantized_weight(4, 96, group=32)
+    values, scales, sums = quantize_activation(torch.randn(2, 96), 32)
+    got = quantized_linear(values, scales, sums, weight, weight_scales, None, 32, 32)
+    for m in range(2):
+        for n in range(4):
+            total = np.float32(0)
+            for g in range(3):
+                part = slice(32 * g, 32 * g + 32)
+                isum = int((values[m, part].int() * weight[n, part].int()).sum())
+                factor = weight_scales[n, g].float().numpy() * scales[m, g].numpy()
+                total = np.float32(float(np.float32(isum)) * float(factor) + float(total))
+            assert got[m, n].item() == total
+
+
+def test_a_token_is_the_same_in_any_company() -> None:
+    torch.manual_seed(4)
+    weight, weight_scales = quantized_weight(9, 64, group=32)
+    x = torch.randn(6, 64)
+    whole = quantized_linear(*quantize_activation(x, 32), weight, weight_scales, None, 32, 32)
+    for m in range(6):
+        alone = quantized_linear(*quantize_activation(x[m : m + 1], 32), weight, weight_scales, None, 32, 32)
+        assert torch.equal(alone[0], whole[m])
+
+
+def test_a_nan_is_seen() -> None:
+    weight, weight_scales = quantized_weight(3, 8, group=0)
+    x = torch.ones(2, 8)
+    x[1, 5] = math.nan
+    y = quantized_linear(*quantize_activation(x, 0), weight, weight_scales, None, 0, 0)
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
+
+
+@pytest.mark.parametrize(("vocabulary", "hidden", "group"), [(5, 64, 32), (40, 72, 32), (7, 6, 0)])
+def test_rows_of_a_quantized_table(vocabulary: int, hidden: int, group: int) -> None:
+    table, scales = quantized_weight(vocabulary, hidden, group=group)
+    ids = torch.tensor([3, 0, vocabulary - 1], dtype=torch.int32)
+    want = embedding(ids, table.float() * spread(scales, group, hidden))
+    assert torch.equal(quantized_embedding(ids, table, scales, group), want)
+    opcheck(ew.quantized_embedding.default, (ids, table, scales, group))
+
+
+@pytest.mark.parametrize("starts", [[0, 2, 2, 5], [0, 0, 0, 4]])
+@pytest.mark.parametrize("group", [0, 32])
+def test_experts_take_their_rows(starts: list[int], group: int) -> None:
+    torch.manual_seed(5)
+    weight, weight_scales = quantized_weight(3, 6, 64, group=group)
+    bias, x = torch.randn(3, 6), torch.randn(starts[-1], 64)
+    values, scales, sums = quantize_activation(x, group)
+    arguments = (values, scales, sums, torch.tensor(starts), weight, weight_scales, bias, group, group)
+    got = quantized_grouped_linear(*arguments)
+    exact = grouped_linear(
+        values.float() * spread(scales, group, 64),
+        torch.tensor(starts),
+        weight.float() * spread(weight_scales, group, 64),
+        bias,
+    )
+    torch.testing.assert_close(got, exact, rtol=1e-5, atol=1e-4)
+    opcheck(ew.quantized_grouped_linear.default, arguments)
+
+
+def test_quantizing_costs_less_than_a_percent() -> None:
+    torch.manual_seed(6)
+    x, weight = torch.randn(16, 576), torch.randn(48, 576)
+    largest = weight.abs().unflatten(1, (-1, 32)).amax(-1)
+    weight_scales = (largest / 127).half()
+    values = (weight / spread(weight_scales, 32, 576)).round().clamp(-127, 127).to(torch.int8)
+    got = quantized_linear(*quantize_activation(x, 32), values, weight_scales, None, 32, 32)
+    error = got - linear(x, weight, None)
+    # Rounding to 127 steps of a group's largest: an error of 1/127/sqrt(12) of about 2.2 deviations, on both sides.
+    assert error.norm() / linear(x, weight, None).norm() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_group": 64}, "in groups of 64"),
+        ({"activation_group": 16, "weight_group": 0}, "scales"),
+        ({"weight": torch.zeros(3, 60, dtype=torch.int8)}, "differ in K"),
+        ({"weight": torch.zeros(3, 64)}, "weight torch.float32"),
+        ({"weight_scales": torch.zeros(3, 4).half()}, "weight_scales"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
+    values, scales, sums = quantize_activation(torch.randn(2, 64), 32)
+    weight, weight_scales = quantized_weight(3, 64, group=32)
+    given: dict[str, object] = {"values": values, "scales": scales, "sums": sums, "weight": weight}
+    given |= {"weight_scales": weight_scales, "bias": None, "weight_group": 32, "activation_group": 32} | change
+    meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    with pytest.raises(RuntimeError, match=message):
+        ew.quantized_linear(**meta)
