@@ -70,3 +70,9 @@ class MissingDependencyError(EnginewrightError, ImportError):
     """An optional part is not installed; the hint names the extra."""
 
     exit_code = 10
+
+
+class VerificationError(EnginewrightError):
+    """An exported program that computes something else than its source, by more than the recipe allows."""
+
+    exit_code = 11

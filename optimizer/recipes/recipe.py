@@ -83,6 +83,16 @@ class CacheSection(_Section):
         return _supported(value, CACHE_DTYPES, "a KV cache")
 
 
+class BudgetSection(_Section):
+    """How far from its source an exported model may be.
+
+    ``max_kl``: mean KL divergence per token in nats, above which the export fails. None takes the default of formats
+    that lose precision; exact recipes are held to rounding instead.
+    """
+
+    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
 TargetName = Annotated[str, Field(min_length=1)]
 
 
@@ -99,6 +109,13 @@ class Recipe(_Section):
     weights: WeightsSection = WeightsSection()
     kv_cache: CacheSection = CacheSection()
     passes: dict[str, StrictBool] = Field(default_factory=dict)
+    budget: BudgetSection = BudgetSection()
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing loses precision: every weight, activation and cache entry is a 32-bit float."""
+        formats = [self.weights.default, *(o.format for o in self.weights.overrides)]
+        return self.kv_cache.dtype == "f32" and all(f.storage == "f32" and f.activation == "float" for f in formats)
 
     @field_validator("targets")
     @classmethod

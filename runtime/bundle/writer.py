@@ -58,7 +58,7 @@ class BundleWriter:
             writer.weights().add("embed", table, parts=[SourceRows(source="model.embed", rows=(0, 49152))])
             writer.commit(manifest, {"cpu": TargetManifest()})
 
-    Leaving the block without ``commit`` leaves nothing behind.
+    Leaving the block without ``commit`` (or ``complete`` and ``publish``) leaves nothing behind.
 
     Args:
         final_path: the bundle to write. It may be an empty folder.
@@ -144,8 +144,19 @@ class BundleWriter:
         if self._weights is not None and not self._weights.finished:
             self._weights.finish()
 
+    @property
+    def folder(self) -> Path:
+        """Where the bundle is until it is published; once it is complete, it can be opened there."""
+        return self._folder
+
     def commit(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
-        """Completes the weights, writes the manifests and renames the bundle into place.
+        """``complete``, then ``publish``."""
+        written = self.complete(manifest, targets)
+        self.publish()
+        return written
+
+    def complete(self, manifest: Manifest, targets: Mapping[str, TargetManifest]) -> Manifest:
+        """Completes the weights and writes the manifests. After it only files in report/ may be written.
 
         Args:
             manifest: its ``targets`` and ``files`` are filled in here.
@@ -164,11 +175,14 @@ class BundleWriter:
         text = complete.to_json()
         Manifest.from_json(text)
         self._write_manifest(MANIFEST_PATH, text)
+        return complete
+
+    def publish(self) -> None:
+        """Renames the complete bundle into place."""
         with writing(self.final_path, 0):
             for folder, _, _ in os.walk(self._folder):
                 sync_folder(Path(folder))
             self._rename()
-        return complete
 
     def _write_manifest(self, path: str, text: str) -> None:
         file = HashedFile(self._folder / path, self.final_path / path)

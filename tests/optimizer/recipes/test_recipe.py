@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from enginewright.optimizer.recipes.recipe import (
+    CacheSection,
+    Recipe,
+    WeightFormatSection,
+    WeightOverride,
+    WeightsSection,
+    list_recipes,
+    load_recipe,
+    recipe_text,
+)
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import RecipeError
 
@@ -129,3 +138,19 @@ def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
 
 def test_the_schema_alone_accepts_what_toml_would() -> None:
     assert Recipe(name="x") == Recipe.model_validate({"name": "x", "targets": ["cpu"]})
+
+
+def test_the_budget(tmp_path: Path) -> None:
+    assert Recipe(name="x").budget.max_kl is None
+    assert load_recipe(write(tmp_path, 'name = "x"\n[budget]\nmax_kl = 0.01\n')).budget.max_kl == 0.01
+    for wrong in ("0", "-1.0", "inf", "nan"):
+        assert ":3: budget.max_kl:" in failure(tmp_path, f'name = "x"\n[budget]\nmax_kl = {wrong}\n').message
+
+
+def test_a_recipe_is_exact_if_nothing_loses_precision() -> None:
+    assert load_recipe("f32").exact
+    lossy = WeightFormatSection.model_construct(storage="int8")
+    assert not Recipe(name="x", weights=WeightsSection(default=lossy)).exact
+    override = WeightOverride.model_construct(layers="*.down_proj", format=lossy)
+    assert not Recipe(name="x", weights=WeightsSection.model_construct(overrides=(override,))).exact
+    assert not Recipe(name="x", kv_cache=CacheSection.model_construct(dtype="bf16")).exact

@@ -57,6 +57,27 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_complete_bundle_can_be_opened_before_it_has_its_name(make_bundle: Make, tmp_path: Path) -> None:
+    expected = contents(make_bundle("a.bundle"))
+    with BundleWriter(tmp_path / "b.bundle") as writer:
+        writer.write_text("a/b.txt", "x")
+        writer.complete(Manifest.from_json(expected["manifest.json"].decode()), {})
+        assert Bundle.open(writer.folder).read_bytes("a/b.txt") == b"x"
+        assert not (tmp_path / "b.bundle").exists()
+        writer.write_text("report/report.json", "{}")
+        writer.publish()
+    assert set(Bundle.open(tmp_path / "b.bundle").files) == {"a/b.txt"}
+    assert (tmp_path / "b.bundle/report/report.json").read_text() == "{}"
+
+
+def test_a_complete_bundle_that_is_not_published_leaves_nothing(make_bundle: Make, tmp_path: Path) -> None:
+    manifest = Manifest.from_json((make_bundle("a.bundle") / "manifest.json").read_text())
+    with pytest.raises(RuntimeError), BundleWriter(tmp_path / "b.bundle") as writer:
+        writer.complete(manifest, {})
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["a.bundle"]
+
+
 def test_leaving_without_commit_leaves_nothing(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "x.bundle") as writer:
         writer.write_text("a.txt", "x")
