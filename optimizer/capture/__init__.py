@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
@@ -23,7 +24,7 @@ from .model_info import model_info
 from .tokenizer import load_tokenizer, tokenizer_files
 from .trace import trace
 
-__all__ = ["CapturedModel", "capture"]
+__all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "capture"]
 
 Tokenizer = PreTrainedTokenizerBase | str | Path
 
@@ -61,6 +62,20 @@ def capture(source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None
     raise _no_such_source(str(source))
 
 
+def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does."""
+    config = huggingface.read_config(directory)
+    tensors = huggingface.read_tensors(directory)
+    model = build_model(config)
+    return model, bind_weights(model, huggingface.by_model_names(model, tensors), source=str(directory))
+
+
+def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
+    """The same of an open GGUF file."""
+    model = build_model(gguf.read_config(file))
+    return model, bind_weights(model, gguf.read_tensors(file, model), source=str(file.path))
+
+
 def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
@@ -83,10 +98,7 @@ def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase |
 
 
 def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
-    config = huggingface.read_config(directory)
-    tensors = huggingface.read_tensors(directory)
-    model = build_model(config)
-    weights = bind_weights(model, huggingface.by_model_names(model, tensors), source=str(directory))
+    model, weights = build_from_directory(directory)
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)
     return CapturedModel(
@@ -109,8 +121,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> Capt
             hint="Pass a GGUF file, or the directory of a Hugging Face model, not one of its files.",
         )
     file = gguf.open_gguf(path)
-    model = build_model(gguf.read_config(file))
-    weights = bind_weights(model, gguf.read_tensors(file, model), source=str(path))
+    model, weights = build_from_gguf(file)
     files: TokenizerFiles | None = None
     if tokenizer is not None:
         files = tokenizer_files(tokenizer)
