@@ -21,11 +21,9 @@ _RESHAPES = (aten.reshape.default,)
 
 def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """``exported`` with functional ATen ops only; its graph may be changed in place."""
-    nodes = list(exported.graph.nodes)
-    if any(_needs_retracing(n) for n in nodes):
-        retraced: torch.export.ExportedProgram = exported.run_decompositions({})
-        return retraced
-    for node in nodes:
+    if any(_needs_retracing(n) for n in exported.graph.nodes):
+        exported = exported.run_decompositions({})
+    for node in list(exported.graph.nodes):  # type_as is left over by run_decompositions too
         if node.target in _CASTS:
             _replace_cast(exported.graph, node)
         elif node.target in _RESHAPES:
