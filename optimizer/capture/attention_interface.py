@@ -45,6 +45,17 @@ class CausalMask:
         return self
 
 
+@dataclass(frozen=True)
+class OtherMask:
+    """Stands for a mask of another kind, and says so. It is refused where a layer attends with it: some models make
+    masks that none of their layers uses."""
+
+    problem: str
+
+    def __getitem__(self, index: object) -> OtherMask:
+        return self
+
+
 @dataclass
 class AttentionCapture:
     """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to.
@@ -78,6 +89,12 @@ def begin_forward(q_start: torch.Tensor) -> None:
     capture.layers.clear()
 
 
+def path_of(module: torch.nn.Module) -> str:
+    """The path of a module of the model being captured; its class's name for one of another."""
+    capture = _CAPTURE.get(None)
+    return (capture.paths.get(id(module)) if capture else None) or type(module).__name__
+
+
 def register() -> None:
     """Makes the implementation ``NAME`` known to transformers. May be called again."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention_function)
@@ -89,7 +106,7 @@ def attention_function(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: CausalMask | torch.Tensor | None,
+    attention_mask: CausalMask | OtherMask | torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -102,7 +119,12 @@ def attention_function(
     Raises UnsupportedModelError, naming the module and the argument, for anything that ``ew.attention`` doesn't mean.
     """
     capture = _CAPTURE.get()
-    where = capture.paths.get(id(module), type(module).__name__)
+    where = path_of(module)
+    if isinstance(attention_mask, OtherMask):
+        raise UnsupportedModelError(
+            f"{where}: {attention_mask.problem}",
+            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
+        )
     if not isinstance(attention_mask, CausalMask):
         kind = "no mask" if attention_mask is None else "a mask of its own"
         raise UnsupportedModelError(
@@ -136,19 +158,15 @@ def attention_function(
 
 def mask_function(
     *args: Any, mask_function: Callable[..., Any], config: Any = None, local_size: int | None = None, **others: Any
-) -> CausalMask:
-    """Checks the mask that a model asks for by evaluating it, and returns what stands for it.
-
-    Raises UnsupportedModelError if it is neither causal nor causal within a window.
-    """
+) -> CausalMask | OtherMask:
+    """Checks the mask that a model asks for by evaluating it, and returns what stands for it."""
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     windows = [w for w in (local_size, getattr(config, "sliding_window", None)) if isinstance(w, int) and w > 0]
     window = causal_window(mask_function, longest=longest, windows=windows)
     if window is None:
         name = getattr(mask_function, "__qualname__", repr(mask_function))
-        raise UnsupportedModelError(
-            f"the mask {name} of {type(config).__name__} is neither causal nor causal within a sliding window",
-            hint="Chunked, block-wise and bidirectional attention can't be compiled.",
+        return OtherMask(
+            f"the mask {name} of {type(config).__name__} is neither causal nor causal within a sliding window"
         )
     return CausalMask(window)
 

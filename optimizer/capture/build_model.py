@@ -15,14 +15,14 @@ from transformers.models.auto.modeling_auto import (
 
 from enginewright.plugins.errors import UnsupportedModelError
 
-from . import attention_interface
+from . import attention_interface, experts_interface
 
 # Their frequencies depend on the longest position in the batch: one request would change another's numbers.
 _ROPE_OF_THE_BATCH = ("dynamic", "longrope")
 
 
 def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
-    """A float32 decoder in eval mode whose attention goes through ``attention_interface``.
+    """A float32 decoder in eval mode whose attention and experts go through our interfaces of transformers.
 
     Parameters are allocated but never written, so they cost address space and no memory; buffers that the model
     computes itself (such as rotary frequencies) have their values. ``config`` is left as it is.
@@ -38,7 +38,12 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
     config = copy.deepcopy(config)
     config.use_cache = False
     attention_interface.register()
-    options: dict[str, Any] = {"attn_implementation": attention_interface.NAME, "dtype": torch.float32}
+    experts_interface.register()
+    options: dict[str, Any] = {
+        "attn_implementation": attention_interface.NAME,
+        "experts_implementation": experts_interface.NAME,
+        "dtype": torch.float32,
+    }
     try:
         with no_init_weights():
             if model_class is None:

@@ -22,6 +22,9 @@ _T = named_symbol("T")
 
 _ATTENTION = (ew.attention.default, ew.take_rows.default)
 
+# Defined for each token by itself: a row of the result is made from the same row of the first three arguments.
+_TOKEN_BY_TOKEN = (ew.moe.default,)
+
 # Results don't depend on which token is where.
 _FACTORIES = (aten.full, aten.ones, aten.zeros, aten.empty, aten.full_like, aten.ones_like, aten.zeros_like)
 
@@ -67,6 +70,8 @@ def _problem(program: Program, node: Node) -> str | None:
         return None
     if before and any(axis is None for axis in after):
         return "has lost the token axis"
+    if node.target in _TOKEN_BY_TOKEN:
+        return None if before == [0, 0, 0] else "gets tokens in another place"
     if torch.Tag.pointwise in node.target.tags:
         return None if _aligned(program, node, inputs) else "lays tokens beside others"
     if packet in _AXIS_MOVES or packet in _ROW_BY_ROW:

@@ -208,7 +208,7 @@ def _check_ops(program: Program) -> None:
         if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "ew"):
             raise UnsupportedModelError(
                 f"{join_where(w for w in node.meta[WHERE] if w) or 'the model'}: {target} is no op of torch",
-                hint="Mixtures of experts, and models with ops of their own, can't be compiled.",
+                hint="Models with ops of their own can't be compiled.",
             )
 
 

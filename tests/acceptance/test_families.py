@@ -22,7 +22,6 @@ from .driver import Driver
 TOLERANCE = 1e-4
 
 _ALTERNATING = {"num_hidden_layers": 4, "sliding_window": 8}
-_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GPT2_NAMES = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
@@ -66,8 +65,6 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "Qwen3Moe": ({"head_dim": 16, **_EXPERTS}, r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op"),
-    "Mixtral": (_EXPERTS, r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op"),
     "Falcon": ({}, "attention classes of its own"),
     "Mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2}, "applies the mask itself"),
     "Bloom": ({"n_head": 4, "n_layer": 2}, r"transformer\.h\.0\.self_attention applies the mask itself"),

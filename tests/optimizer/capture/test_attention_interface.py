@@ -131,7 +131,8 @@ def test_masks_are_known_by_their_values(mask, windows, expected):
     assert causal_window(mask, longest=131072, windows=windows) == expected
 
 
-def test_mask_function_names_what_it_refuses():
+def test_masks_of_another_kind_are_refused_by_name_where_they_are_used():
     assert mask_function(mask_function=sliding_window_causal_mask_function(8), local_size=8) == CausalMask(8)
-    with pytest.raises(UnsupportedModelError, match="bidirectional_mask_function"):
-        mask_function(mask_function=bidirectional_mask_function)
+    other = mask_function(mask_function=bidirectional_mask_function)
+    with pytest.raises(UnsupportedModelError, match=r"inner\.0: the mask bidirectional_mask_function"):
+        call(mask=other[:, :, :, :5])

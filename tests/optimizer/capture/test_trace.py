@@ -134,12 +134,26 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
             "model.layers.1",
         ),
         (
-            transformers.MixtralConfig(**SIZES, num_key_value_heads=2, intermediate_size=32, num_local_experts=2),
-            r"model\.layers\.0\.mlp\.experts: transformers\.\w+\.default is no op of torch",
+            transformers.LongcatFlashConfig(
+                **{k: v for k, v in SIZES.items() if k != "num_hidden_layers"},
+                num_layers=1,
+                ffn_hidden_size=32,
+                expert_ffn_hidden_size=32,
+                q_lora_rank=16,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=16,
+                v_head_dim=16,
+                head_dim=8,
+                n_routed_experts=4,
+                zero_expert_num=2,
+                moe_topk=2,
+            ),
+            r"model\.layers\.0\.mlp\.experts can't be traced",
         ),
         (transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4), "Mamba|mamba"),
     ],
-    ids=["alibi", "alibi-mpt", "chunked-mask", "short-convolution", "experts", "state-space"],
+    ids=["alibi", "alibi-mpt", "chunked-mask", "short-convolution", "experts-of-its-own", "state-space"],
 )
 def test_models_that_attend_or_compute_otherwise_are_refused(config, message):
     with pytest.raises(UnsupportedModelError, match=message):
