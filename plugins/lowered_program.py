@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from .contracts import CacheGroup
 from .errors import BundleError
+from .json_document import parse_json
 
 FORMAT_VERSION = 1
 SYMBOLS = ("T", "B", "R")
@@ -101,6 +102,7 @@ class Affine:
 AffineField = Annotated[
     Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
 ]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Dtype = Literal["f32", "bf16", "f16", "i32", "i8"]
 
 
@@ -147,7 +149,7 @@ class Step(_Model):
     op: str
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
-    attrs: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    attrs: dict[str, Int64 | float | bool | str] = Field(default_factory=dict)
     where: str = ""
 
 
@@ -190,11 +192,11 @@ class LoweredProgram(_Model):
     def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
         """Raises BundleError naming ``source`` and the field if the text is no lowered program of this version."""
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as e:
+            data = parse_json(text)
+        except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         version = data.get("format_version") if isinstance(data, dict) else None
-        if not isinstance(version, int) or version < 1:
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise BundleError(f"{source}: format_version is missing or wrong", hint="Export the bundle again.")
         if version > FORMAT_VERSION:
             raise BundleError(

@@ -170,7 +170,12 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
                 f"{file.path}: tensor {name} has no place in the model that the metadata describes",
                 hint="Export from the model's Hugging Face directory.",
             )
-    return {name: _expression(name, tensors, processor, names) for name, tensors in parts.items()}
+    try:
+        return {name: _expression(name, tensors, processor, names) for name, tensors in parts.items()}
+    except _DAMAGED as e:
+        raise SourceError(
+            f"{file.path}: the tensors don't fit the metadata: {e}", hint="Download or convert the file again."
+        ) from e
 
 
 def generation_settings(file: GgufFile) -> dict[str, Any]:

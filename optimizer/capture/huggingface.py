@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.plugins.json_document import parse_json
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
@@ -115,8 +115,8 @@ def by_model_names(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) ->
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises SourceError naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError) as e:
         raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
     if not isinstance(value, dict):
         raise SourceError(f"{path}: must be a JSON object", hint="Download the file again.")

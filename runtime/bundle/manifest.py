@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST_PATH = "manifest.json"
@@ -168,8 +169,8 @@ def _stable_json(manifest: BaseModel) -> str:
 
 def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        data = parse_json(text)
+    except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
     return parse(model, data, source)

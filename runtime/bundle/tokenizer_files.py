@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
 
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
 CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
@@ -53,8 +54,8 @@ class TokenizerFiles:
         if SPECIAL_TOKENS_PATH not in files:
             raise BundleError(f"{SPECIAL_TOKENS_PATH} is missing", hint="Export the bundle again.")
         try:
-            special = json.loads(_text(files, SPECIAL_TOKENS_PATH) or "")
-        except (ValueError, RecursionError) as e:
+            special = parse_json(_text(files, SPECIAL_TOKENS_PATH) or "")
+        except ValueError as e:
             raise BundleError(f"{SPECIAL_TOKENS_PATH}: not JSON: {e}", hint="Export the bundle again.") from e
         return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special))
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from enginewright.plugins.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
 
 from .manifest import BundlePath, check_format_version, parse
 
@@ -91,8 +92,8 @@ class WeightsIndex(_Entry):
     def from_json(cls, text: str | bytes, *, source: str = INDEX_PATH) -> WeightsIndex:
         """Raises BundleError naming the field or the tensor that is wrong; every tensor lies within its blob."""
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as e:
+            data = parse_json(text)
+        except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)
         index = parse(cls, data, source)
