@@ -14,6 +14,7 @@ from enginewright.plugins.errors import PassError
 
 from .ir.program import Program
 from .verify_program import verify_program
+from .weight_formats import WeightFormats
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What passes may know of the export. ``required``: names of passes that must match at least once."""
+    """What passes may know of the export.
+
+    ``required``: names of passes that must match at least once. ``formats``: what the recipe says of weights.
+    """
 
     required: frozenset[str] = frozenset()
+    formats: WeightFormats = field(default_factory=WeightFormats)
 
 
 @dataclass

@@ -1,0 +1,65 @@
+"""Products and tables in bf16: weights are rounded at export, inputs when they are needed, sums are 32-bit floats."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import Node
+
+from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..ir.weights import Cast
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+
+def _wide(program: Program) -> list[Node]:
+    """Calls that have yet to be brought to bf16."""
+    nodes = program.nodes_of(*LINEARS, ew.embedding.default)
+    return [n for n in nodes if n.meta[FORMAT].storage == "bf16" and _weight(program, n).dtype != torch.bfloat16]
+
+
+class CastWeightsToBf16(Pass):
+    """Linears, grouped linears and embeddings whose format is bf16 get weights, and inputs, of that type.
+
+    Products of one input share its cast.
+    """
+
+    name = "cast_weights_to_bf16"
+    requires = (HAS_FORMATS,)
+    ensures = (Condition("no bf16 weight is left in float", lambda p: [describe_node(n) for n in _wide(p)]),)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        casts: dict[Node, Node] = {}
+        for node in _wide(program):
+            args = list(node.args)
+            with program.inserting_before(node):
+                args[WEIGHT_ARGUMENT[node.target]] = _narrow(program, args[WEIGHT_ARGUMENT[node.target]])
+                if node.target in LINEARS:
+                    x = args[0]
+                    assert isinstance(x, Node)
+                    if x not in casts:
+                        where = node.meta[WHERE]
+                        casts[x] = program.call(aten._to_copy.default, x, dtype=torch.bfloat16, where=where)
+                    args[0] = casts[x]
+                assert callable(node.target)
+                new = program.call(node.target, *args, where=node.meta[WHERE])
+            new.meta[FORMAT] = node.meta[FORMAT]
+            program.replace(node, new)
+            result.matched += 1
+        return result
+
+
+def _weight(program: Program, node: Node) -> torch.Tensor:
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    assert isinstance(weight, Node)
+    return program.value(weight)
+
+
+def _narrow(program: Program, node: object) -> Node:
+    expr = program.weight_of(node)
+    assert isinstance(node, Node)
+    assert expr is not None
+    return program.weight(f"{node.target}.bf16", Cast(expr, torch.bfloat16), where=node.meta[WHERE])

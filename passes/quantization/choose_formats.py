@@ -1,0 +1,174 @@
+"""Every linear, grouped linear and embedding learns the format of its weight; the passes behind this one obey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx.node import Node, Target
+
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import PassError, RecipeError
+
+from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..weight_formats import FormatOverride, WeightFormats
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+FORMAT = "format"
+"""Key in ``node.meta`` of every product and embedding: the ``WeightFormat`` of its weight."""
+
+LINEARS: tuple[Target, ...] = (ew.linear.default, ew.grouped_linear.default)
+"""Ops whose weight [.., N, K] is multiplied."""
+WEIGHT_ARGUMENT: dict[Target, int] = {ew.linear.default: 1, ew.grouped_linear.default: 2, ew.embedding.default: 1}
+
+FEWEST_OUTPUTS = 32
+"""A panel's rows. A product with fewer outputs is stored as a whole panel, so that a narrower format saves little."""
+
+LONGEST_SUM = 1 << 16
+"""Products of 8-bit integers that an int32 holds whatever they are, with weights taken as 0 .. 255 as kernels do."""
+
+_CHOOSERS: dict[Target, tuple[int, ...]] = {
+    aten.topk.default: (0,),
+    aten.sort.default: (0,),
+    aten.argmax.default: (0,),
+    aten.max.dim: (0,),
+    ew.route_experts.default: (0,),
+    ew.moe.default: (1, 2),
+}
+"""Ops that choose by their arguments at these places."""
+
+
+class ChooseFormats(Pass):
+    """Writes ``meta["format"]``: an override's format, or the default where nothing speaks against it.
+
+    The default is not given to a product that decides which experts a token takes (a router: rounding there changes
+    which weights are read, not just by how much a sum is off), nor to one with fewer than 32 outputs, nor to one whose
+    weight is computed from the inputs. A table that is also some product's weight has that one's format, so that it is
+    stored once. An override that names a module is taken at its word in all of these cases.
+    """
+
+    name = "choose_formats"
+    ensures = (
+        Condition("every linear and embedding has a format", lambda p: [describe_node(n) for n in _without_format(p)]),
+    )
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        used: set[FormatOverride] = set()
+        by_weight: dict[object, WeightFormat] = {}
+        for node in program.nodes_of(*LINEARS):
+            override = _override(node, context.formats)
+            used.update(o for o in (override,) if o is not None)
+            reason = _why_not_default(program, node) if override is None else None
+            chosen = context.formats.default if override is None else override.format
+            if reason is not None and chosen != WeightFormat():
+                result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+                chosen = WeightFormat()
+            _check_sums(program, node, chosen)
+            node.meta[FORMAT] = chosen
+            by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
+        for node in program.nodes_of(ew.embedding.default):
+            override = _override(node, context.formats)
+            used.update(o for o in (override,) if o is not None)
+            default = by_weight.get(node.args[1], context.formats.default)
+            if program.weight_of(node.args[1]) is None:
+                default = WeightFormat()
+            node.meta[FORMAT] = default if override is None else override.format
+        _check_overrides(program, context.formats, used)
+        result.matched = sum(n.meta[FORMAT] != WeightFormat() for n in _of_weights(program))
+        return result
+
+
+def _of_weights(program: Program) -> list[Node]:
+    return program.nodes_of(*LINEARS, ew.embedding.default)
+
+
+def _without_format(program: Program) -> list[Node]:
+    return [n for n in _of_weights(program) if FORMAT not in n.meta]
+
+
+HAS_FORMATS = Condition(
+    "formats have been chosen", lambda program: [describe_node(n) for n in _without_format(program)]
+)
+"""What the passes behind this one require."""
+
+
+def _override(node: Node, formats: WeightFormats) -> FormatOverride | None:
+    """The override for a call. Raises PassError if it stands for several modules of which some have another format."""
+    paths = node.meta[WHERE]
+    found = [formats.override_of(path) for path in paths]
+    first = found[0]
+    wanted = {formats.default if o is None else o.format for o in found}
+    if len(wanted) > 1:
+        shown = ", ".join(
+            f"{p}: {formats.default if o is None else o.format}" for p, o in zip(paths, found, strict=True)
+        )
+        raise PassError(
+            f"{join_where(paths)} became one product, and the recipe gives its parts different formats ({shown})",
+            hint="Give them the same format, or turn off the fusion under [passes] in the recipe.",
+        )
+    return first
+
+
+def _why_not_default(program: Program, node: Node) -> str | None:
+    weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    if weight is None:
+        return "its weight is computed from the inputs"
+    if weight.shape[-2] < FEWEST_OUTPUTS:
+        return f"it has {weight.shape[-2]} outputs, fewer than a panel of {FEWEST_OUTPUTS}"
+    if (chooser := _decides(node)) is not None:
+        return f"its result decides what {chooser.name} chooses"
+    return None
+
+
+def _decides(node: Node) -> Node | None:
+    """The op that chooses by this node's result, as a router's; ATen ops in between are followed."""
+    seen, open_ = {node}, [node]
+    while open_:
+        value = open_.pop()
+        for user in value.users:
+            if user.target in _CHOOSERS:
+                if any(user.args[i] is value for i in _CHOOSERS[user.target] if i < len(user.args)):
+                    return user
+            elif user not in seen and getattr(user.target, "namespace", "aten") == "aten" and user.op != "output":
+                seen.add(user)
+                open_.append(user)
+    return None
+
+
+def _check_sums(program: Program, node: Node, chosen: WeightFormat) -> None:
+    weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    if chosen.storage != "int8" or chosen.group_size or chosen.activation_group_size or weight is None:
+        return
+    if weight.shape[-1] > LONGEST_SUM:
+        raise PassError(
+            f"{describe_node(node)}: a sum of {weight.shape[-1]:,} products of 8-bit integers may not fit into 32 bits",
+            hint="Set group_size = 32 for it, by an override in the recipe.",
+        )
+
+
+def _check_overrides(program: Program, formats: WeightFormats, used: set[FormatOverride]) -> None:
+    for index, override in enumerate(formats.overrides):
+        if override not in used:
+            known = list(_paths(program))
+            matched = [p for p in known if formats.override_of(p) is not override and _matches(override, p)]
+            reason = (
+                f"an earlier one is there for all that it matches, such as {matched[0]}"
+                if matched
+                else "it matches no linear and no embedding"
+            )
+            raise RecipeError(
+                f"weights.overrides.{index}: layers {override.layers!r}: {reason}",
+                hint=f"Modules with a weight format: {', '.join(known[:6])}{', ...' if len(known) > 6 else ''}.",
+            )
+
+
+def _matches(override: FormatOverride, path: str) -> bool:
+    return WeightFormats(overrides=(override,)).override_of(path) is not None
+
+
+def _paths(program: Program) -> Iterator[str]:
+    yield from dict.fromkeys(path for node in _of_weights(program) for path in node.meta[WHERE])

@@ -1,0 +1,75 @@
+"""Products with weights of 8-bit integers: the input is quantized once for all that read it, then multiplied."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..ir.quantized import quantized
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS
+
+ew = torch.ops.ew
+
+_QUANTIZED: dict[Target, Callable[..., Any]] = {
+    ew.linear.default: ew.quantized_linear.default,
+    ew.grouped_linear.default: ew.quantized_grouped_linear.default,
+}
+
+
+def _left(program: Program) -> list[str]:
+    return [describe_node(n) for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage == "int8"]
+
+
+class QuantizeLinears(Pass):
+    """``ew.linear`` and ``ew.grouped_linear`` of int8 weights -> ``ew.quantize_activation`` and their quantized forms.
+
+    Products of one input in groups of one size share its quantization.
+    """
+
+    name = "quantize_linears"
+    requires = (HAS_FORMATS,)
+    ensures = (Condition("no linear has an int8 weight in float", _left),)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        inputs: dict[tuple[Node, int], list[Node]] = {}
+        for node in program.nodes_of(*LINEARS):
+            if node.meta[FORMAT].storage == "int8":
+                with program.inserting_before(node):
+                    new = _quantize(program, node, inputs)
+                program.replace(node, new)
+                result.matched += 1
+        return result
+
+
+def quantized_weight(program: Program, node: Node, group_size: int) -> tuple[Node, Node]:
+    """Values and scales of the weight that ``node`` names; the same two for every use of it."""
+    expr = program.weight_of(node)
+    assert expr is not None
+    values, scales = quantized(expr, group_size)
+    where = node.meta[WHERE]
+    return (
+        program.weight(f"{node.target}.int8", values, where=where),
+        program.weight(f"{node.target}.scales", scales, where=where),
+    )
+
+
+def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[Node]]) -> Node:
+    wanted, where = node.meta[FORMAT], node.meta[WHERE]
+    x, *between, weight, bias = node.args  # ew.grouped_linear has its starts between them
+    assert isinstance(x, Node)
+    assert isinstance(weight, Node)
+    key = (x, wanted.activation_group_size)
+    if key not in inputs:
+        activation = program.call(ew.quantize_activation.default, *key, where=where)
+        inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
+    pair = quantized_weight(program, weight, wanted.group_size)
+    groups = (wanted.group_size, wanted.activation_group_size)
+    return program.call(_QUANTIZED[node.target], *inputs[key], *between, *pair, bias, *groups, where=where)

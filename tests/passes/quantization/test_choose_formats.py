@@ -1,0 +1,167 @@
+"""Who gets which format, what the default is not given to, and which recipes are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.fusion.fuse_qkv import FuseQkv
+from enginewright.passes.ir.program import Program
+from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
+from enginewright.passes.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import PassError, RecipeError
+from tests.passes.lowering.lowered import features
+from tests.passes.small_programs import Linear, Shape, decoder, program_from
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
+INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
+PER_CHANNEL = WeightFormat("int8", activation="int8")
+
+
+def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
+    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides))
+    return ChooseFormats().run(program, PassContext(formats=formats))
+
+
+def formats(program: Program) -> dict[str, WeightFormat]:
+    """By module path of the product, or name of the table."""
+    nodes = program.nodes_of(ew.linear.default, ew.embedding.default, ew.grouped_linear.default)
+    return {n.meta["where"][0] or n.target._schema.name: n.meta[FORMAT] for n in nodes}
+
+
+@pytest.mark.parametrize("default", [F32, BF16, INT8])
+def test_the_default_is_for_all(default: WeightFormat) -> None:
+    program = decoder(Shape(intermediate=64, heads=8, kv_heads=8))
+    record = choose(program, default)
+    assert set(formats(program).values()) == {default}
+    assert record.matched == (0 if default == F32 else 2 * 7 + 2)
+    assert record.rejected == ()
+
+
+def test_the_first_override_that_matches_counts() -> None:
+    program = decoder(Shape(heads=8, kv_heads=8, tied=False))
+    choose(program, INT8, ("layers.0.down_proj", BF16), ("*.down_proj", F32))
+    found = formats(program)
+    assert found["layers.0.down_proj"] == BF16
+    assert found["layers.1.down_proj"] == F32
+    assert found["layers.0.o_proj"] == found["layers.1.up_proj"] == INT8
+
+
+def test_a_tied_table_has_the_format_of_its_head() -> None:
+    class Head(torch.nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(size, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ew.linear(x, self.weight, None)
+
+    class Table(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return ew.embedding(ids, weight)
+
+    inner = torch.nn.Module()
+    inner.head, inner.table = Head(40), Table()
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(m.head(m.table(i["ids"], m.head.weight)), i["rows"])
+
+    for override, table in (("head", BF16), ("table", INT8)):
+        program = program_from(call, inner)
+        choose(program, INT8, (override, BF16))
+        assert formats(program)["head"] == (BF16 if override == "head" else INT8)
+        assert formats(program)["table"] == (table if override == "head" else BF16)
+
+
+def _routed(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    x = torch.sin(features(i, 32))
+    scores = torch.softmax(m.router(x), -1)
+    weights, ids = torch.topk(scores, 2, -1)
+    order, rows, starts = ew.route_experts(ids, 64)
+    y = ew.combine_experts(ew.grouped_linear(ew.take_rows(x, rows), starts, m.experts, None), order, weights)
+    return ew.take_rows(m.out(y * torch.sigmoid(m.gate(x))), i["rows"])
+
+
+def routed() -> Program:
+    """A router, a gate of one output, experts and a linear; random, and the same at every call."""
+    torch.manual_seed(0)
+    inner = torch.nn.Module()
+    inner.router, inner.gate, inner.out = Linear(64, 32), Linear(1, 32), Linear(50, 32)
+    inner.experts = torch.nn.Parameter(torch.randn(64, 32, 32))
+    return program_from(_routed, inner)
+
+
+@pytest.mark.parametrize("default", [BF16, INT8])
+def test_routers_and_narrow_products_stay_float(default: WeightFormat) -> None:
+    program = routed()
+    record = choose(program, default)
+    assert formats(program) == {"router": F32, "gate": F32, "out": default, "ew::grouped_linear": default}
+    reasons = {r.where: r.reason for r in record.rejected}
+    assert re.fullmatch(r"its result decides what \S+ chooses", reasons["router"])
+    assert reasons["gate"] == "it has 1 outputs, fewer than a panel of 32"
+
+
+def test_an_override_is_taken_at_its_word() -> None:
+    program = routed()
+    assert choose(program, INT8, ("router", BF16), ("gate", BF16)).rejected == ()
+    assert formats(program)["router"] == formats(program)["gate"] == BF16
+
+
+def test_a_weight_computed_from_the_inputs_stays_float() -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = features(i, 32)
+        return ew.take_rows(ew.linear(x, features({"ids": i["ids"][:1]}, 32).expand(40, 32), None), i["rows"])
+
+    program = program_from(call)
+    (rejection,) = choose(program, INT8).rejected
+    assert rejection.reason == "its weight is computed from the inputs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((("*.dwon_proj", F32),), r"weights.overrides.0: layers '\*.dwon_proj': it matches no linear"),
+        (
+            (("*.down_proj", F32), ("layers.1.d*", BF16)),
+            r"overrides.1: layers 'layers.1.d\*': an earlier one .* layers.1",
+        ),
+    ],
+)
+def test_an_override_without_effect_is_named(overrides: tuple[tuple[str, WeightFormat], ...], message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        choose(decoder(Shape()), INT8, *overrides)
+    assert "layers.0.q_proj" in str(caught.value.hint)
+
+
+def test_parts_of_one_product_can_not_differ() -> None:
+    program = decoder(Shape())
+    FuseQkv().run(program, PassContext())
+    with pytest.raises(PassError, match=r"q_proj.*became one product.*v_proj: f32") as caught:
+        choose(program, INT8, ("*.v_proj", F32))
+    assert "turn off the fusion" in str(caught.value.hint)
+    choose(program, INT8, ("*.[qkv]_proj", F32))
+    assert formats(program)["layers.0.q_proj"] == F32
+
+
+@pytest.mark.parametrize("size", [65536, 65540])
+def test_sums_that_do_not_fit_are_refused(size: int) -> None:
+    inner = torch.nn.Module()
+    inner.wide = Linear(32, size)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(m.wide(i["ids"].float()[:, None].expand(-1, size)), i["rows"])
+
+    program = program_from(call, inner)
+    choose(program, INT8)
+    if size > 65536:
+        with pytest.raises(PassError, match="a sum of 65,540 products of 8-bit integers may not fit"):
+            choose(program, PER_CHANNEL)
+    else:
+        choose(program, PER_CHANNEL)
+    assert formats(program)["wide"] == (INT8 if size > 65536 else PER_CHANNEL)
