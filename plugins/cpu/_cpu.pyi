@@ -4,11 +4,12 @@ Faults of an argument raise ValueError, logits that can't be sampled RuntimeErro
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+_Float32OrBits = TypeVar("_Float32OrBits", np.float32, np.uint16)
 _Int32 = npt.NDArray[np.int32]
 _Float = npt.NDArray[np.float32]
 Coefficients = tuple[int, int, int, int]
@@ -82,7 +83,8 @@ class Executor:
         """Runs one step with the GIL released. ``groups``: (slots [T], block table [B, M]) of each cache group.
 
         The result has the keys of _Samples if sampling is given, ``logits`` [R, V] if asked for, ``seconds`` by step
-        with ``profile``, and ``dumped``, the outputs of step ``dump_step`` as they were when it had just run.
+        with ``profile``, and ``dumped``, the outputs of step ``dump_step`` as they were when it had just run; bf16 and
+        f16 as their bits, in uint16.
         """
     @property
     def isa(self) -> str: ...
@@ -107,11 +109,25 @@ def sampling_distribution(
 ) -> _Float:
     """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
 
-def pack_panel32(rows: _Float, threads: int = 1) -> _Float:
-    """[N, K] to [ceil(N/32), K, 32], rows past N being zero."""
+# Packing takes one matrix [N, K] or a stack [E, N, K], whose E then leads the result; the inner stride is 1. Rows past
+# N are zero, and so are k past K. bf16 and f16 come as their bits, in uint16.
+def pack_panel32(rows: npt.NDArray[_Float32OrBits], threads: int = 1) -> npt.NDArray[_Float32OrBits]:
+    """[.., N, K] to [.., ceil(N/32), K, 32]."""
 
-def unpack_panel32(panels: _Float, n: int) -> _Float:
-    """The inverse of ``pack_panel32``, [N, K]."""
+def pack_panel32x2(rows: npt.NDArray[np.uint16], threads: int = 1) -> npt.NDArray[np.uint16]:
+    """[.., N, K] to [.., ceil(N/32), ceil(K/2), 32, 2]."""
+
+def pack_panel32x4(rows: npt.NDArray[np.int8], threads: int = 1) -> npt.NDArray[np.uint8]:
+    """[.., N, K] to [.., ceil(N/32), ceil(K/4), 32, 4], holding value + 128."""
+
+def unpack_panel32(panels: npt.NDArray[_Float32OrBits], n: int) -> npt.NDArray[_Float32OrBits]:
+    """The inverse of ``pack_panel32`` for one matrix, [N, K]."""
+
+def unpack_panel32x2(panels: npt.NDArray[np.uint16], n: int, k: int) -> npt.NDArray[np.uint16]:
+    """The inverse of ``pack_panel32x2`` for one matrix, [N, K]."""
+
+def unpack_panel32x4(panels: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.int8]:
+    """The inverse of ``pack_panel32x4`` for one matrix, [N, K]."""
 
 def measure_bandwidth(nbytes: int, threads: int) -> float:
     """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""

@@ -58,9 +58,9 @@ Affine affine(nb::handle value) {
 }
 
 ew::Dtype dtype(const std::string& name) {
-  if (name == "f32") return ew::Dtype::f32;
-  if (name == "i32") return ew::Dtype::i32;
-  throw std::invalid_argument("dtype " + name + " is not one of f32, i32");
+  ew::Dtype result = ew::Dtype::f32;
+  if (ew::parse_dtype(name.c_str(), &result)) return result;
+  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8");
 }
 
 Operand operand(nb::handle value) {
@@ -99,10 +99,9 @@ std::vector<Operand> operands(const nb::sequence& list) {
 int add_weight(Program& program, const std::string& name, const std::string& type, std::vector<int64_t> shape,
                const std::string& layout, const Vector<uint8_t>& memory, int64_t offset, int64_t bytes) {
   ew::Weight weight{name, dtype(type), std::move(shape), ew::WeightLayout::rows, nullptr};
-  if (layout == "panel32") {
-    weight.layout = ew::WeightLayout::panel32;
-  } else if (layout != "rows") {
-    throw std::invalid_argument("weight " + name + ": layout " + layout + " is not one of rows, panel32");
+  if (!ew::parse_layout(layout.c_str(), &weight.layout)) {
+    throw std::invalid_argument("weight " + name + ": layout " + layout +
+                                " is not one of rows, panel32, panel32x2, panel32x4");
   }
   const int64_t size = static_cast<int64_t>(memory.size());
   if (offset < 0 || bytes < 0 || offset > size || bytes > size - offset) {
@@ -167,10 +166,20 @@ nb::list dumped_arrays(const std::vector<ew::DumpedArray>& dumped) {
       std::copy_n(array.bytes.data(), array.bytes.size(), reinterpret_cast<char*>(data));
       arrays.append(result);
     };
-    if (array.dtype == ew::Dtype::f32) {
-      copy(static_cast<float*>(nullptr));
-    } else {
-      copy(static_cast<int32_t*>(nullptr));
+    switch (array.dtype) {
+      case ew::Dtype::f32:
+        copy(static_cast<float*>(nullptr));
+        break;
+      case ew::Dtype::i32:
+        copy(static_cast<int32_t*>(nullptr));
+        break;
+      case ew::Dtype::i8:
+        copy(static_cast<int8_t*>(nullptr));
+        break;
+      case ew::Dtype::bf16:
+      case ew::Dtype::f16:
+        copy(static_cast<uint16_t*>(nullptr));
+        break;
     }
   }
   return arrays;
@@ -251,28 +260,81 @@ nb::object sampling_distribution(const Vector<float>& logits, float temperature,
   return result;
 }
 
-nb::object pack_panel32(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& rows, int threads) {
-  const int64_t n = static_cast<int64_t>(rows.shape(0)), k = static_cast<int64_t>(rows.shape(1));
-  if (k > 1 && rows.stride(1) != 1) throw std::invalid_argument("the rows have no unit inner stride");
-  float* panels = nullptr;
+// Of [N, K] or [E, N, K] with unit inner stride.
+template <class T>
+using Stack = nb::ndarray<const T, nb::device::cpu>;
+
+template <class T>
+ew::Matrices<T> matrices(const Stack<T>& rows) {
+  const size_t rank = rows.ndim();
+  if (rank != 2 && rank != 3) throw std::invalid_argument("rows of shape [N, K] or [E, N, K] are wanted");
+  const auto size = [&](size_t i) { return static_cast<int64_t>(rows.shape(i)); };
+  if (size(rank - 1) > 1 && rows.stride(rank - 1) != 1) {
+    throw std::invalid_argument("the rows have no unit inner stride");
+  }
+  return {rows.data(),    rank == 3 ? size(0) : 1,        size(rank - 2),
+          size(rank - 1), rank == 3 ? rows.stride(0) : 0, rows.stride(rank - 2)};
+}
+
+// pack(matrices, panels, pool) into a new array [.., ceil(N/32), `inner`..].
+template <class U, class T, class Pack>
+nb::object packed(const Stack<T>& rows, std::vector<size_t> inner, int threads, const Pack& pack) {
+  const ew::Matrices<T> from = matrices(rows);
   const size_t panel = static_cast<size_t>(ew::kPanel);
-  nb::object result = new_array<float>({(rows.shape(0) + panel - 1) / panel, rows.shape(1), panel}, &panels);
+  std::vector<size_t> shape{(static_cast<size_t>(from.n) + panel - 1) / panel};
+  if (rows.ndim() == 3) shape.insert(shape.begin(), rows.shape(0));
+  shape.insert(shape.end(), inner.begin(), inner.end());
+  U* panels = nullptr;
+  nb::object result = new_array<U>(std::move(shape), &panels);
   nb::gil_scoped_release release;
   ew::ThreadPool pool(threads);
-  ew::pack_panel32(rows.data(), rows.stride(0), n, k, panels, pool);
+  pack(from, panels, pool);
   return result;
 }
 
-nb::object unpack_panel32(const nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>& panels,
-                          int64_t n) {
-  const size_t panel = static_cast<size_t>(ew::kPanel);
-  if (n < 0 || panels.shape(2) != panel || panels.shape(0) != (static_cast<size_t>(n) + panel - 1) / panel) {
-    throw std::invalid_argument("panels of shape [ceil(N/32), K, 32] are wanted");
-  }
-  float* rows = nullptr;
-  nb::object result = new_array<float>({static_cast<size_t>(n), panels.shape(1)}, &rows);
-  ew::unpack_panel32(panels.data(), n, static_cast<int64_t>(panels.shape(1)), rows);
+template <class T>
+size_t width(const Stack<T>& rows, size_t step) {  // of panels that take `step` k at a time
+  return rows.ndim() == 0 ? 0 : (rows.shape(rows.ndim() - 1) + step - 1) / step;
+}
+
+template <class T>
+nb::object pack_panel32(const Stack<T>& rows, int threads) {
+  return packed<T>(rows, {width(rows, 1), 32}, threads, &ew::pack_panel32<T>);
+}
+nb::object pack_panel32x2(const Stack<uint16_t>& rows, int threads) {
+  return packed<uint16_t>(rows, {width(rows, 2), 32, 2}, threads, &ew::pack_panel32x2);
+}
+nb::object pack_panel32x4(const Stack<int8_t>& rows, int threads) {
+  return packed<uint8_t>(rows, {width(rows, 4), 32, 4}, threads, &ew::pack_panel32x4);
+}
+
+template <class T>
+using Panels = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+
+template <class T, class U, class Unpack>
+nb::object unpacked(const Panels<U>& panels, int64_t n, int64_t k, size_t step, const Unpack& unpack) {
+  const size_t rows = static_cast<size_t>(n), columns = static_cast<size_t>(k);
+  std::vector<size_t> shape{(rows + 31) / 32, (columns + step - 1) / step, 32};
+  if (step > 1) shape.push_back(step);
+  bool same = n >= 0 && k >= 0 && panels.ndim() == shape.size();
+  for (size_t i = 0; same && i < shape.size(); ++i) same = panels.shape(i) == shape[i];
+  if (!same) throw std::invalid_argument("the panels are not those of a matrix [n, k]");
+  T* to = nullptr;
+  nb::object result = new_array<T>({rows, columns}, &to);
+  unpack(panels.data(), n, k, to);
   return result;
+}
+
+template <class T>
+nb::object unpack_panel32(const Panels<T>& panels, int64_t n) {
+  const int64_t k = panels.ndim() == 3 ? static_cast<int64_t>(panels.shape(1)) : -1;
+  return unpacked<T>(panels, n, k, 1, &ew::unpack_panel32<T>);
+}
+nb::object unpack_panel32x2(const Panels<uint16_t>& panels, int64_t n, int64_t k) {
+  return unpacked<uint16_t>(panels, n, k, 2, &ew::unpack_panel32x2);
+}
+nb::object unpack_panel32x4(const Panels<uint8_t>& panels, int64_t n, int64_t k) {
+  return unpacked<int8_t>(panels, n, k, 4, &ew::unpack_panel32x4);
 }
 
 }  // namespace
@@ -281,8 +343,14 @@ NB_MODULE(_cpu, m) {
   m.def("isas", &ew::available_isas);
   m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
-  m.def("pack_panel32", &pack_panel32, "rows"_a.noconvert(), "threads"_a = 1);
-  m.def("unpack_panel32", &unpack_panel32, "panels"_a.noconvert(), "n"_a);
+  m.def("pack_panel32", &pack_panel32<float>, "rows"_a.noconvert(), "threads"_a = 1);
+  m.def("pack_panel32", &pack_panel32<uint16_t>, "rows"_a.noconvert(), "threads"_a = 1);
+  m.def("pack_panel32x2", &pack_panel32x2, "rows"_a.noconvert(), "threads"_a = 1);
+  m.def("pack_panel32x4", &pack_panel32x4, "rows"_a.noconvert(), "threads"_a = 1);
+  m.def("unpack_panel32", &unpack_panel32<float>, "panels"_a.noconvert(), "n"_a);
+  m.def("unpack_panel32", &unpack_panel32<uint16_t>, "panels"_a.noconvert(), "n"_a);
+  m.def("unpack_panel32x2", &unpack_panel32x2, "panels"_a.noconvert(), "n"_a, "k"_a);
+  m.def("unpack_panel32x4", &unpack_panel32x4, "panels"_a.noconvert(), "n"_a, "k"_a);
   m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0, "threads"_a = 1);
   m.def("sampling_distribution", &sampling_distribution, "logits"_a.noconvert(), "temperature"_a,
         "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f);

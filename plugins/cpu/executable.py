@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
 _MOST_THREADS = 1024
+_BITS = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}  # what _cpu hands over as uint16
 _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
@@ -108,7 +110,9 @@ class CpuProgram:
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
         """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs."""
-        return list(self._run(step, dump_step=index)[1]["dumped"])
+        dumped = self._run(step, dump_step=index)[1]["dumped"]
+        outputs = self.lowered.steps[index].outputs  # a step with nothing to do is left out, and so are its arrays
+        return [array.view(_BITS.get(o.dtype, array.dtype)) for o, array in zip(outputs, dumped, strict=False)]
 
     def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
         """Views of a layer's cache memory: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools."""

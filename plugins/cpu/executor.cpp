@@ -53,7 +53,7 @@ Executor::Executor(const Program& program, std::vector<int64_t> blocks, int thre
     KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size};
     for (const auto& [data, size] :
          {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
-      int64_t bytes = group.kv_heads * size * kBlock * kElementBytes;  // of a block: at most 2^47
+      int64_t bytes = group.kv_heads * size * kBlock * element_bytes(Dtype::f32);  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[layer.group], &bytes)) throw std::bad_alloc();
       cache_memory_.emplace_back(bytes, Pages::normal);
       *data = static_cast<float*>(cache_memory_.back().data());
@@ -211,57 +211,16 @@ const std::vector<ResolvedStep>& Executor::prepare() {
   return shape->steps;
 }
 
-void Executor::execute(const ResolvedStep& step) {
-  const KernelTable& k = *kernels_;
-  switch (step.op) {
-    case Op::embedding: {
-      const auto& args = std::get<EmbeddingArgs>(step.arguments);
-      if (step.lookup_limit > 0) {
-        check_range(step_title(static_cast<size_t>(step.index), program_.steps()[step.index]) + ": ids",
-                    {args.ids, static_cast<size_t>(args.tokens)}, step.lookup_limit);
-      }
-      return k.embedding(args, pool_);
-    }
-    case Op::linear:
-      return k.linear(std::get<LinearArgs>(step.arguments), pool_);
-    case Op::rms_norm:
-      return k.rms_norm(std::get<NormArgs>(step.arguments), pool_);
-    case Op::layer_norm:
-      return k.layer_norm(std::get<NormArgs>(step.arguments), pool_);
-    case Op::add_rms_norm:
-      return k.add_rms_norm(std::get<NormArgs>(step.arguments), pool_);
-    case Op::add_layer_norm:
-      return k.add_layer_norm(std::get<NormArgs>(step.arguments), pool_);
-    case Op::rope_table:
-      return k.rope_table(std::get<RopeTableArgs>(step.arguments), pool_);
-    case Op::rope:
-      return k.rope(std::get<RopeArgs>(step.arguments), pool_);
-    case Op::gated_activation:
-      return k.gated_activation(std::get<GatedActivationArgs>(step.arguments), pool_);
-    case Op::kv_write:
-      return k.kv_write(std::get<KvWriteArgs>(step.arguments), pool_);
-    case Op::paged_attention:
-      return k.paged_attention(std::get<PagedAttentionArgs>(step.arguments), pool_);
-    case Op::take_rows:
-      return k.take_rows(std::get<TakeRowsArgs>(step.arguments), pool_);
-    case Op::elementwise:
-      return k.elementwise(std::get<ElementwiseArgs>(step.arguments), pool_);
-    case Op::copy:
-      return k.copy(std::get<CopyArgs>(step.arguments), pool_);
-    case Op::reduce:
-      return k.reduce(std::get<ReduceArgs>(step.arguments), pool_);
-  }
-}
-
 void Executor::dump(size_t index, std::vector<DumpedArray>& dumped) const {
   const Step& step = program_.steps()[index];
   for (const Operand& operand : step.outputs) {
     const Place place = locate(program_, memory_, sizes_, operand, step_title(index, step));
+    const size_t element = static_cast<size_t>(element_bytes(operand.dtype));
     DumpedArray array{place.shape, operand.dtype, {}};
     std::vector<int64_t> shape(place.shape), strides(place.strides);
     shape.insert(shape.begin(), kMaxRank - shape.size(), 1);
     strides.insert(strides.begin(), kMaxRank - strides.size(), 0);
-    array.bytes.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3] * kElementBytes));
+    array.bytes.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3]) * element);
     char* to = array.bytes.data();
     if (array.bytes.empty()) {
       dumped.push_back(std::move(array));
@@ -270,9 +229,9 @@ void Executor::dump(size_t index, std::vector<DumpedArray>& dumped) const {
     for (int64_t i = 0; i < shape[0]; ++i) {
       for (int64_t j = 0; j < shape[1]; ++j) {
         for (int64_t k = 0; k < shape[2]; ++k) {
-          for (int64_t l = 0; l < shape[3]; ++l, to += kElementBytes) {
+          for (int64_t l = 0; l < shape[3]; ++l, to += element) {
             const int64_t at = i * strides[0] + j * strides[1] + k * strides[2] + l * strides[3];
-            std::memcpy(to, place.data + at * kElementBytes, kElementBytes);
+            std::memcpy(to, place.data + at * static_cast<int64_t>(element), element);
           }
         }
       }

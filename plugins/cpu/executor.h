@@ -45,8 +45,8 @@ class Executor {
   Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa);
 
   // Runs all steps; the logits stay readable until the next call. Throws std::invalid_argument that names the
-  // input, or the step and operand, that is wrong; nothing has run then, except where a step computes ids for
-  // an embedding. Not thread-safe: hold `mutex()`.
+  // input, or the step and operand, that is wrong; nothing has run then, except where a step computes indices
+  // that a later one follows. Not thread-safe: hold `mutex()`.
   void run(const StepArrays& inputs, const RunOptions& options = {});
 
   void sample(const RowSampling* parameters, const SampleResult& result);  // of the last run's logits
@@ -76,7 +76,7 @@ class Executor {
   void check_group(const StepArrays& inputs, size_t group) const;
   void copy_inputs(const StepArrays& inputs);
   const std::vector<ResolvedStep>& prepare();
-  void execute(const ResolvedStep& step);
+  void execute(const ResolvedStep& step);  // executor_steps.cpp
   void dump(size_t step, std::vector<DumpedArray>& dumped) const;
 
   const Program& program_;
@@ -87,6 +87,7 @@ class Executor {
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
   ZeroedMemory arena_;
   Workspace workspace_;
+  std::vector<int32_t> places_;  // of the rows that combine_experts takes
   Memory memory_;
   Sizes sizes_;
   std::vector<Shape> shapes_;

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "step_verifier.h"
@@ -20,7 +21,56 @@ bool sane(const Affine& a) {
   return ok(a.constant) && ok(a.t) && ok(a.b) && ok(a.r);
 }
 
+template <class E>
+struct Name {
+  const char* name;
+  E value;
+};
+constexpr Name<Dtype> kDtypes[] = {
+    {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}, {"i32", Dtype::i32}, {"i8", Dtype::i8}};
+constexpr Name<WeightLayout> kLayouts[] = {{"rows", WeightLayout::rows},
+                                           {"panel32", WeightLayout::panel32},
+                                           {"panel32x2", WeightLayout::panel32x2},
+                                           {"panel32x4", WeightLayout::panel32x4}};
+
+template <class E, size_t N>
+const char* find_name(const Name<E> (&names)[N], E value) {
+  return std::find_if(names, names + N - 1, [&](const Name<E>& n) { return n.value == value; })->name;
+}
+
+template <class E, size_t N>
+bool parse(const Name<E> (&names)[N], const char* name, E* out) {
+  const auto found =
+      std::find_if(names, names + N, [&](const Name<E>& n) { return std::strcmp(n.name, name) == 0; });
+  if (found == names + N) return false;
+  *out = found->value;
+  return true;
+}
+
+// What the elements of a layout may be, and how many k lie side by side.
+bool fits(WeightLayout layout, Dtype dtype) {
+  switch (layout) {
+    case WeightLayout::rows:
+      return true;
+    case WeightLayout::panel32:
+      return dtype == Dtype::f32 || dtype == Dtype::f16;
+    case WeightLayout::panel32x2:
+      return dtype == Dtype::bf16;
+    case WeightLayout::panel32x4:
+      return dtype == Dtype::i8;
+  }
+  return false;
+}
+int64_t depth_step(WeightLayout layout) {
+  return layout == WeightLayout::panel32x4 ? 4 : layout == WeightLayout::panel32x2 ? 2 : 1;
+}
+
 }  // namespace
+
+const char* name_of(Dtype dtype) { return find_name(kDtypes, dtype); }
+const char* name_of(WeightLayout layout) { return find_name(kLayouts, layout); }
+bool parse_dtype(const char* name, Dtype* out) { return parse(kDtypes, name, out); }
+bool parse_layout(const char* name, WeightLayout* out) { return parse(kLayouts, name, out); }
 
 std::string Affine::text() const {
   std::string result;
@@ -39,9 +89,13 @@ std::string Affine::text() const {
 int64_t Weight::elements() const {
   int64_t count = 1;
   for (size_t i = 0; i < shape.size(); ++i) {
-    const bool panels = layout == WeightLayout::panel32 && i == 0;
-    const int64_t size = panels ? (shape[i] + kPanel - 1) / kPanel * kPanel : shape[i];
-    if (__builtin_mul_overflow(count, size, &count)) fail("weight " + name, "its size overflows");
+    const bool panels = layout != WeightLayout::rows;
+    const int64_t multiple = panels && i + 2 == shape.size()   ? kPanel
+                             : panels && i + 1 == shape.size() ? depth_step(layout)
+                                                               : 1;
+    const int64_t size = (shape[i] + multiple - 1) / multiple * multiple;
+    if (__builtin_mul_overflow(count, size, &count) || count > kMaxCoefficient)
+      fail("weight " + name, "it has more than 2^40 elements");
   }
   return count;
 }
@@ -83,14 +137,15 @@ int Program::add_weight(Weight weight, int64_t bytes) {
   for (const int64_t size : weight.shape) {
     if (size < 1) fail(subject, "a size below 1");
   }
-  if (weight.layout == WeightLayout::panel32) {
-    if (weight.shape.size() != 2) fail(subject, "layout panel32 takes rank 2");
-    if (weight.dtype != Dtype::f32) fail(subject, "layout panel32 takes f32");
+  if (weight.layout != WeightLayout::rows) {
+    const std::string layout = std::string("layout ") + name_of(weight.layout);
+    if (weight.shape.size() != 2 && weight.shape.size() != 3) fail(subject, layout + " takes rank 2 or 3");
+    if (!fits(weight.layout, weight.dtype)) fail(subject, layout + " takes no " + name_of(weight.dtype));
   }
-  const int64_t elements = weight.elements();
-  if (elements > kMaxCoefficient || elements * kElementBytes != bytes) {
+  if (weight.bytes() != bytes) {
     fail(subject, "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
-                      std::to_string(elements) + " elements of 4");
+                      std::to_string(weight.elements()) + " elements of " +
+                      std::to_string(element_bytes(weight.dtype)));
   }
   if (weight.data == nullptr || reinterpret_cast<uintptr_t>(weight.data) % 64 != 0) {
     fail(subject, "its memory is not aligned to 64 bytes");
@@ -136,9 +191,10 @@ void Program::verify_operand(const Operand& operand, const std::string& subject)
       if (weight.dtype != operand.dtype) fail(name, "its dtype is not the weight's");
       if (weight.layout == WeightLayout::rows) break;
       // The memory order of a panel weight is its layout's, so a view of it has no meaning.
-      const bool whole = operand.rank() == 2 && operand.offset.is(0) &&
-                         operand.shape[0].is(weight.shape[0]) && operand.shape[1].is(weight.shape[1]);
-      if (!whole) fail(name, "a weight of layout panel32 can only be used whole");
+      bool whole = static_cast<size_t>(operand.rank()) == weight.shape.size() && operand.offset.is(0);
+      for (size_t i = 0; whole && i < weight.shape.size(); ++i) whole = operand.shape[i].is(weight.shape[i]);
+      if (!whole)
+        fail(name, std::string("a weight of layout ") + name_of(weight.layout) + " can only be used whole");
       break;
     }
     case OperandKind::input: {

@@ -31,8 +31,14 @@ struct Affine {
 inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
 
 enum class OperandKind : uint8_t { buffer, weight, input, cache };
-enum class Dtype : uint8_t { f32, i32 };  // both have 4 bytes
-constexpr int64_t kElementBytes = 4;
+enum class Dtype : uint8_t { f32, bf16, f16, i32, i8 };
+constexpr int64_t element_bytes(Dtype dtype) {
+  return dtype == Dtype::i8 ? 1 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2 : 4;
+}
+const char* name_of(Dtype dtype);
+const char* name_of(WeightLayout layout);
+bool parse_dtype(const char* name, Dtype* out);  // false, and no change, for an unknown name
+bool parse_layout(const char* name, WeightLayout* out);
 
 // Indices of operands of kind input. Cache group g has its slots at kFirstGroup + 2g and its block table
 // behind them.
@@ -69,6 +75,17 @@ enum class Op : uint8_t {
   elementwise,
   copy,
   reduce,
+  cast_bf16,
+  quantize_activation,
+  quantized_linear,
+  quantized_embedding,
+  route_experts,
+  grouped_linear,
+  quantized_grouped_linear,
+  combine_experts,
+  top_k,
+  gather,
+  scatter,
 };
 
 using AttributeValue = std::variant<bool, int64_t, double, std::string>;
@@ -78,8 +95,9 @@ using AttributeMap = std::map<std::string, AttributeValue>;
 struct Attributes {
   float eps = 0, scale = 1, softcap = 0;
   double scalar = 0;
-  int64_t window = 0;
-  bool has_weight = false, has_bias = false, has_sinks = false, has_scalar = false, scalar_first = false;
+  int64_t window = 0, group_size = 0, weight_group = 0, activation_group = 0, experts = 0, k = 0;
+  bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
+  bool has_scalar = false, scalar_first = false;
   bool interleaved = false;
   Activation activation = Activation::silu;
   ReduceKind reduce = ReduceKind::sum;
@@ -100,7 +118,10 @@ struct Weight {
   WeightLayout layout = WeightLayout::rows;
   const void* data = nullptr;  // 64-byte aligned; owned by the caller, who keeps it alive
 
-  int64_t elements() const;  // as stored: panel32 rounds N up to whole panels
+  // As stored: panels round N, and panel32x2 and panel32x4 K too. Throws std::invalid_argument if it
+  // overflows.
+  int64_t elements() const;
+  int64_t bytes() const { return elements() * element_bytes(dtype); }
 };
 
 struct Buffer {

@@ -4,6 +4,7 @@
 #include <variant>
 #include <vector>
 
+#include "index_check.h"
 #include "program.h"
 
 namespace ew {
@@ -18,15 +19,18 @@ struct Memory {
   Workspace* workspace = nullptr;
 };
 
-using Arguments = std::variant<std::monostate, EmbeddingArgs, LinearArgs, NormArgs, RopeTableArgs, RopeArgs,
-                               GatedActivationArgs, KvWriteArgs, PagedAttentionArgs, TakeRowsArgs,
-                               ElementwiseArgs, CopyArgs, ReduceArgs>;
+using Arguments =
+    std::variant<std::monostate, EmbeddingArgs, LinearArgs, NormArgs, RopeTableArgs, RopeArgs,
+                 GatedActivationArgs, KvWriteArgs, PagedAttentionArgs, TakeRowsArgs, ElementwiseArgs,
+                 CopyArgs, ReduceArgs, EmbeddingBf16Args, EmbeddingInt8Args, CastBf16Args, LinearBf16Args,
+                 QuantizeActivationArgs, LinearInt8Args, RouteExpertsArgs, CombineExpertsArgs,
+                 Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>, TopKArgs, GatherArgs,
+                 ScatterArgs>;
 
 struct ResolvedStep {
   Op op = Op::copy;
-  int index = 0;  // in Program::steps
-  int64_t lookup_limit =
-      0;  // of an embedding whose ids a step computed: V, to be checked before it runs; else 0
+  int index = 0;     // in Program::steps
+  IndexCheck check;  // of what other steps computed, to be made before it runs
   Arguments arguments;
 };
 
@@ -41,8 +45,9 @@ struct Place {
 // is outside of its buffer or weight, or that overlaps an output it may not overlap.
 std::vector<ResolvedStep> resolve(const Program& program, const Memory& memory, const Sizes& sizes);
 
-// The same checks for a single operand of kind buffer or weight.
+// The same checks for a single operand of kind buffer or weight. Its rows are padded to a multiple of
+// `padding` elements, which must lie inside too.
 Place locate(const Program& program, const Memory& memory, const Sizes& sizes, const Operand& operand,
-             const std::string& subject);
+             const std::string& subject, int64_t padding = 1);
 
 }  // namespace ew

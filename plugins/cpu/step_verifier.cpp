@@ -24,6 +24,17 @@ const std::map<std::string, Op>& ops() {
       {"elementwise", Op::elementwise},
       {"copy", Op::copy},
       {"reduce", Op::reduce},
+      {"cast_bf16", Op::cast_bf16},
+      {"quantize_activation", Op::quantize_activation},
+      {"quantized_linear", Op::quantized_linear},
+      {"quantized_embedding", Op::quantized_embedding},
+      {"route_experts", Op::route_experts},
+      {"grouped_linear", Op::grouped_linear},
+      {"quantized_grouped_linear", Op::quantized_grouped_linear},
+      {"combine_experts", Op::combine_experts},
+      {"top_k", Op::top_k},
+      {"gather", Op::gather},
+      {"scatter", Op::scatter},
   };
   return names;
 }
@@ -67,9 +78,62 @@ void StepVerifier::data(const Operand& operand, Dtype dtype, int low, int high, 
   }
 }
 
-void StepVerifier::vector(const Operand& operand, const Affine& size) const {
-  data(operand, Dtype::f32, 1, 1);
+void StepVerifier::vector(const Operand& operand, const Affine& size, Dtype dtype) const {
+  data(operand, dtype, 1, 1);
   require(operand.shape[0] == size, "operand " + shape_text(operand) + " should be [" + size.text() + "]");
+}
+
+void StepVerifier::matrix(const Operand& operand, Dtype dtype, const Affine& rows,
+                          const Affine& columns) const {
+  data(operand, dtype, 2, 2);
+  require(operand.shape[0] == rows && operand.shape[1] == columns,
+          "operand " + shape_text(operand) + " should be [" + rows.text() + ", " + columns.text() + "]");
+}
+
+void StepVerifier::padded(const Operand& operand, int64_t multiple) const {
+  const Affine& stride = operand.strides[0];
+  require(stride == Affine{stride.constant} && stride.constant % multiple == 0 &&
+              stride.constant >= size(operand, 1),
+          "the row stride of operand " + shape_text(operand) + " is " + stride.text() +
+              ", not a multiple of " + std::to_string(multiple) + " with room for a row");
+}
+
+void StepVerifier::panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) const {
+  require(operand.kind == OperandKind::weight && operand.dtype == dtype &&
+              program_.weights()[operand.index].layout == layout && operand.rank() == (grouped ? 3 : 2),
+          "operand " + operand.name + " must be an " + name_of(dtype) + " weight of layout " +
+              name_of(layout) + (grouped ? " and rank 3" : ""));
+}
+
+int64_t StepVerifier::size(const Operand& operand, int dimension) const {
+  const Affine& size = operand.shape[static_cast<size_t>(dimension)];
+  require(size == Affine{size.constant} && size.constant >= 1 && size.constant <= INT32_MAX,
+          "size " + std::to_string(dimension) + " of operand " + shape_text(operand) +
+              " is not a constant in [1, 2^31)");
+  return size.constant;
+}
+
+void StepVerifier::look_up(const Operand& ids, const Affine& rows) {
+  data(ids, Dtype::i32, 1, 1);
+  if (ids.kind != OperandKind::input) return;  // a run looks at what a step computes
+  require(ids.index == kIds || ids.index == kPositions, "operand " + ids.name + " can't be looked up");
+  int64_t& limit = ids.index == kIds ? program_.id_limit_ : program_.position_limit_;
+  limit = std::min(limit, rows.constant);
+}
+
+void StepVerifier::leading(const Operand& a, const Operand& b) const {
+  require(a.rank() == b.rank() && std::equal(a.shape.begin(), a.shape.end() - 1, b.shape.begin()),
+          "operands " + shape_text(a) + " and " + shape_text(b) + " differ in their rows");
+}
+
+void StepVerifier::bias(size_t first, const Operand& weight, bool grouped) {
+  bool& has_bias = step_.attributes.has_bias;
+  has_bias = step_.inputs.size() > first;
+  if (has_bias && grouped) matrix(in(first), Dtype::f32, weight.shape[0], weight.shape[1]);
+  if (has_bias && !grouped) vector(in(first), weight.shape[0]);
+  if (attributes_->count("has_bias")) {
+    require(flag("has_bias") == has_bias, "attribute has_bias contradicts the inputs");
+  }
 }
 
 void StepVerifier::input(const Operand& operand, int index) const {
@@ -125,6 +189,20 @@ int64_t StepVerifier::integer(const char* name) {
   return *value;
 }
 
+int64_t StepVerifier::integer(const char* name, int64_t low, int64_t high) {
+  const int64_t value = integer(name);
+  require(low <= value && value <= high, std::string("attribute ") + name + " = " + std::to_string(value) +
+                                             " is not in [" + std::to_string(low) + ", " +
+                                             std::to_string(high) + "]");
+  return value;
+}
+
+int64_t StepVerifier::group(const char* name) {
+  const int64_t size = integer(name, 0, int64_t{1} << 20);
+  require(size % 4 == 0, std::string("attribute ") + name + " is not a multiple of 4");
+  return size;
+}
+
 bool StepVerifier::flag(const char* name, bool required) {
   const AttributeValue* value = find(name, required);
   if (!value) return false;
@@ -149,7 +227,7 @@ void StepVerifier::verify(const AttributeMap& attributes) {
       embedding();
       break;
     case Op::linear:
-      linear();
+      linear(false);
       break;
     case Op::rms_norm:
       norm(false, false);
@@ -189,6 +267,39 @@ void StepVerifier::verify(const AttributeMap& attributes) {
       break;
     case Op::reduce:
       reduce();
+      break;
+    case Op::cast_bf16:
+      cast_bf16();
+      break;
+    case Op::quantize_activation:
+      quantize_activation();
+      break;
+    case Op::quantized_linear:
+      quantized_linear(false);
+      break;
+    case Op::quantized_embedding:
+      quantized_embedding();
+      break;
+    case Op::route_experts:
+      route_experts();
+      break;
+    case Op::grouped_linear:
+      linear(true);
+      break;
+    case Op::quantized_grouped_linear:
+      quantized_linear(true);
+      break;
+    case Op::combine_experts:
+      combine_experts();
+      break;
+    case Op::top_k:
+      top_k();
+      break;
+    case Op::gather:
+      gather();
+      break;
+    case Op::scatter:
+      scatter();
       break;
   }
   for (const auto& [name, value] : attributes) require(read_.count(name) > 0, "it has no attribute " + name);

@@ -21,8 +21,9 @@ class StepVerifier {
   void verify(const AttributeMap& attributes);
 
  private:
+  // step_verifier_ops.cpp
   void embedding();
-  void linear();
+  void linear(bool grouped);
   void norm(bool add, bool layer);
   void rope_table();
   void rope();
@@ -33,6 +34,19 @@ class StepVerifier {
   void elementwise();
   void copy();
   void reduce();
+
+  // step_verifier_quantized.cpp
+  void cast_bf16();
+  void quantize_activation();
+  void quantized_linear(bool grouped);
+  void quantized_embedding();
+
+  // step_verifier_experts.cpp
+  void route_experts();
+  void combine_experts();
+  void top_k();
+  void gather();
+  void scatter();
 
   [[noreturn]] void fail(const std::string& problem) const;
   void require(bool ok, const std::string& problem) const {
@@ -45,8 +59,18 @@ class StepVerifier {
   // An operand of data: not a cache, of the dtype, rank in [low, high], unit inner stride, not a panel
   // weight.
   void data(const Operand& operand, Dtype dtype, int low, int high, bool unit_inner = true) const;
-  void vector(const Operand& operand, const Affine& size) const;  // f32 [size]
-  void input(const Operand& operand, int index) const;            // that step input
+  void vector(const Operand& operand, const Affine& size, Dtype dtype = Dtype::f32) const;  // [size]
+  void matrix(const Operand& operand, Dtype dtype, const Affine& rows, const Affine& columns) const;
+  // Rows are read or written up to the next multiple of `multiple` elements, which their stride leaves room
+  // for and is a multiple of.
+  void padded(const Operand& operand, int64_t multiple) const;
+  // A whole weight [N, K] of that layout, or [E, N, K] with `grouped`.
+  void panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped = false) const;
+  int64_t size(const Operand& operand, int dimension) const;     // a constant from 1 to 2^31 - 1
+  void look_up(const Operand& ids, const Affine& rows);          // i32 [T], of a table with that many rows
+  void leading(const Operand& a, const Operand& b) const;        // the same shape but for the last dimension
+  void bias(size_t first, const Operand& weight, bool grouped);  // input `first`, if it is there
+  void input(const Operand& operand, int index) const;           // that step input
   void same_shape(const Operand& a, const Operand& b) const;
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;
@@ -54,6 +78,8 @@ class StepVerifier {
   double number(const char* name);
   bool flag(const char* name, bool required = true);
   int64_t integer(const char* name);
+  int64_t integer(const char* name, int64_t low, int64_t high);
+  int64_t group(const char* name);  // 0, or a multiple of 4
   std::string string(const char* name);
   const AttributeValue* find(const char* name, bool required);
 

@@ -17,6 +17,14 @@ int arity(ElementwiseFn fn) {
     case ElementwiseFn::pow:
     case ElementwiseFn::maximum:
     case ElementwiseFn::minimum:
+    case ElementwiseFn::lt:
+    case ElementwiseFn::le:
+    case ElementwiseFn::gt:
+    case ElementwiseFn::ge:
+    case ElementwiseFn::eq:
+    case ElementwiseFn::ne:
+    case ElementwiseFn::logical_and:
+    case ElementwiseFn::logical_or:
       return 2;
     case ElementwiseFn::where:
       return 3;
@@ -25,6 +33,8 @@ int arity(ElementwiseFn fn) {
   }
 }
 
+bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
+
 bool has_integer_form(ElementwiseFn fn) {
   return fn == ElementwiseFn::add || fn == ElementwiseFn::sub || fn == ElementwiseFn::mul ||
          fn == ElementwiseFn::maximum || fn == ElementwiseFn::minimum;
@@ -32,46 +42,37 @@ bool has_integer_form(ElementwiseFn fn) {
 
 }  // namespace
 
-// ids [T], table [V, H] -> [T, H]
+// ids [T], table [V, H] of f32 or bf16 -> [T, H]
 void StepVerifier::embedding() {
   counts(2, 2, 1);
-  data(in(0), Dtype::i32, 1, 1);
   const Operand& table = in(1);
-  require(table.kind == OperandKind::weight && table.dtype == Dtype::f32 && table.rank() == 2,
-          "operand " + table.name + " must be an f32 weight of rank 2");
+  require(table.kind == OperandKind::weight && (table.dtype == Dtype::f32 || table.dtype == Dtype::bf16) &&
+              table.rank() == 2,
+          "operand " + table.name + " must be an f32 or bf16 weight of rank 2");
   const Weight& weight = program_.weights()[table.index];
   const bool whole = table.offset.is(0) && table.shape[0].is(weight.shape[0]) && weight.shape.size() == 2 &&
                      table.shape[1].is(weight.shape[1]) &&
-                     (weight.layout == WeightLayout::panel32 || table.strides[0].is(weight.shape[1]));
+                     (weight.layout != WeightLayout::rows || table.strides[0].is(weight.shape[1]));
   require(whole, "operand " + table.name + " must be a whole weight");
-  data(out(), Dtype::f32, 2, 2);
-  require(out().shape[0] == in(0).shape[0] && out().shape[1] == table.shape[1],
-          "operands " + shape_text(in(0)) + ", " + shape_text(table) + " don't give " + shape_text(out()));
-  if (in(0).kind == OperandKind::input) {
-    require(in(0).index == kIds || in(0).index == kPositions,
-            "operand " + in(0).name + " can't be looked up");
-    int64_t& limit = in(0).index == kIds ? program_.id_limit_ : program_.position_limit_;
-    limit = std::min(limit, weight.shape[0]);
-  }
+  look_up(in(0), table.shape[0]);
+  matrix(out(), Dtype::f32, in(0).shape[0], table.shape[1]);
 }
 
-// x [M, K], weight [N, K], bias? [N] -> [M, N]
-void StepVerifier::linear() {
-  counts(2, 3, 1);
-  const Operand& weight = in(1);
-  data(in(0), Dtype::f32, 2, 2);
+// x [M, K], starts [E + 1] if grouped, weight [N, K] or [E, N, K], bias? [N] or [E, N] -> [M, N]
+void StepVerifier::linear(bool grouped) {
+  const size_t w = grouped ? 2 : 1;
+  counts(w + 1, w + 2, 1);
+  const Operand& weight = in(w);
+  const bool narrow = in(0).dtype == Dtype::bf16;
+  data(in(0), narrow ? Dtype::bf16 : Dtype::f32, 2, 2);
   data(out(), Dtype::f32, 2, 2);
-  require(weight.kind == OperandKind::weight && weight.dtype == Dtype::f32 &&
-              program_.weights()[weight.index].layout == WeightLayout::panel32,
-          "operand " + weight.name + " must be an f32 weight of layout panel32");
-  require(in(0).shape[1] == weight.shape[1] && out().shape[0] == in(0).shape[0] &&
-              out().shape[1] == weight.shape[0],
+  panels(weight, in(0).dtype, narrow ? WeightLayout::panel32x2 : WeightLayout::panel32, grouped);
+  if (narrow) padded(in(0), 2);
+  if (grouped) vector(in(1), {weight.shape[0].constant + 1}, Dtype::i32);
+  require(in(0).shape[1] == weight.shape[w] && out().shape[0] == in(0).shape[0] &&
+              out().shape[1] == weight.shape[w - 1],
           "operands " + shape_text(in(0)) + ", " + shape_text(weight) + " don't give " + shape_text(out()));
-  if (step_.inputs.size() == 3) vector(in(2), weight.shape[0]);
-  step_.attributes.has_bias = step_.inputs.size() == 3;
-  if (attributes_->count("has_bias")) {
-    require(flag("has_bias") == step_.attributes.has_bias, "attribute has_bias contradicts the inputs");
-  }
+  bias(w + 1, weight, grouped);
 }
 
 // x, residual if add, weight?, bias? -> normed, sum if add
@@ -149,11 +150,12 @@ void StepVerifier::kv_write() {
   input(in(2), slots_input(group));
 }
 
-// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq] -> [T, Nq, Dv]
+// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
 void StepVerifier::paged_attention() {
   Attributes& a = step_.attributes;
   a.has_sinks = flag("has_sinks", false);
-  const size_t inputs = a.has_sinks ? 6 : 5;
+  a.has_slopes = flag("has_slopes", false);
+  const size_t inputs = 5 + a.has_sinks + a.has_slopes;
   counts(inputs, inputs, 1);
   int group = 0;
   const CacheGroup& cached = cache(in(1), &group);
@@ -168,7 +170,7 @@ void StepVerifier::paged_attention() {
   input(in(2), table_input(group));
   input(in(3), kQStart);
   input(in(4), kKvLen);
-  if (a.has_sinks) vector(in(5), heads);
+  for (size_t i = 5; i < inputs; ++i) vector(in(i), heads);
   a.scale = static_cast<float>(number("scale"));
   a.softcap = static_cast<float>(number("softcap"));
   a.window = integer("window");
@@ -178,13 +180,19 @@ void StepVerifier::paged_attention() {
   widest = a.window == 0 || widest == 0 ? 0 : std::max(widest, a.window);
 }
 
-// x [T, ..], rows [R] -> [R, ..]
+// x [T, ..], rows [R] -> [R, ..]; or any x, and rows that a step computed
 void StepVerifier::take_rows() {
   counts(2, 2, 1);
   data(in(0), Dtype::f32, 2, 3);
   data(out(), Dtype::f32, in(0).rank(), in(0).rank());
-  input(in(1), kRowsInput);
-  require(in(0).shape[0] == kTokens && out().shape[0] == kRows &&
+  if (in(1).kind == OperandKind::input) {
+    input(in(1), kRowsInput);
+    require(in(0).shape[0] == kTokens,
+            "operand " + shape_text(in(0)) + " has not the tokens that rows counts");
+  } else {
+    data(in(1), Dtype::i32, 1, 1);
+  }
+  require(out().shape[0] == in(1).shape[0] &&
               std::equal(in(0).shape.begin() + 1, in(0).shape.end(), out().shape.begin() + 1),
           "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));
 }
@@ -201,21 +209,22 @@ void StepVerifier::elementwise() {
   }
   const size_t inputs = a.has_scalar ? 1 : static_cast<size_t>(operands);
   counts(inputs, inputs, 1);
-  const bool cast = a.fn == ElementwiseFn::cast;
-  const Dtype dtype = out().dtype;
-  require(dtype == Dtype::f32 || has_integer_form(a.fn), "function " + fn + " has no i32 form");
-  if (a.has_scalar && dtype == Dtype::i32) {
+  const bool i32 = in(0).dtype == Dtype::i32 && a.fn != ElementwiseFn::cast;
+  require(!i32 || compares(a.fn) || has_integer_form(a.fn), "function " + fn + " has no i32 form");
+  const Dtype dtype = i32 || a.fn == ElementwiseFn::cast ? Dtype::i32 : Dtype::f32;
+  if (a.has_scalar && i32) {
     require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar is no i32");
   }
-  data(out(), dtype, 1, kMaxRank, false);
+  data(out(), i32 && !compares(a.fn) ? Dtype::i32 : Dtype::f32, 1, kMaxRank, false);
   for (const Operand& operand : step_.inputs) {
-    data(operand, cast ? Dtype::i32 : dtype, 1, kMaxRank, false);
+    data(operand, dtype, 1, kMaxRank, false);
     broadcasts(operand, out());
   }
 }
 
 void StepVerifier::copy() {
   counts(1, 1, 1);
+  require(element_bytes(in(0).dtype) == 4, "operand " + in(0).name + " is neither f32 nor i32");
   data(out(), in(0).dtype, 1, kMaxRank, false);
   data(in(0), in(0).dtype, 1, kMaxRank, false);
   broadcasts(in(0), out());

@@ -85,12 +85,12 @@ class Model {
     Operand operand{OperandKind::weight, 0, Dtype::f32, {}, {}, {}, name};
     for (const int64_t size : shape) operand.shape.push_back(constant(size));
     operand.strides = dense(operand.shape);
-    operand.index = program.add_weight(std::move(weight), count * kElementBytes);
+    operand.index = program.add_weight(std::move(weight), count * int64_t{sizeof(float)});
     return operand;
   }
 
   Operand buffer(const std::string& name, Affine rows, int64_t width) {
-    const int64_t bytes = width * kElementBytes;
+    const int64_t bytes = width * int64_t{sizeof(float)};
     const Affine size{rows.constant * bytes, rows.t * bytes, rows.b * bytes, rows.r * bytes};
     const int index = program.add_buffer({name, size, arena_});
     arena_ = {arena_.constant + size.constant, arena_.t + size.t, arena_.b + size.b, arena_.r + size.r};

@@ -1,0 +1,125 @@
+// Kernel arguments of linears and embeddings in every format; see step_resolver.h.
+#include "step_resolver.h"
+
+namespace ew {
+
+int64_t StepResolver::expert_elements(size_t input) const {
+  const Weight& weight = program_.weights()[step_.inputs[input].index];
+  return weight.elements() / weight.shape[0];
+}
+
+Arguments StepResolver::embedding() const {
+  const int64_t tokens = out_[0].shape[0], hidden = out_[0].shape[1];
+  if (step_.inputs[1].dtype == Dtype::bf16) {
+    return EmbeddingBf16Args{.tokens = tokens,
+                             .hidden = hidden,
+                             .ids = pointer<int32_t>(in_[0]),
+                             .weight = pointer<uint16_t>(in_[1]),
+                             .layout = layout(1),
+                             .out = pointer<float>(out_[0]),
+                             .out_stride = out_[0].strides[0]};
+  }
+  return EmbeddingArgs{.tokens = tokens,
+                       .hidden = hidden,
+                       .ids = pointer<int32_t>(in_[0]),
+                       .weight = pointer<float>(in_[1]),
+                       .layout = layout(1),
+                       .out = pointer<float>(out_[0]),
+                       .out_stride = out_[0].strides[0]};
+}
+
+EmbeddingInt8Args StepResolver::quantized_embedding() const {
+  return {.tokens = out_[0].shape[0],
+          .hidden = out_[0].shape[1],
+          .group_size = step_.attributes.group_size,
+          .ids = pointer<int32_t>(in_[0]),
+          .weight = pointer<uint8_t>(in_[1]),
+          .scales = pointer<uint16_t>(in_[2]),
+          .out = pointer<float>(out_[0]),
+          .out_stride = out_[0].strides[0]};
+}
+
+CastBf16Args StepResolver::cast_bf16() const {
+  return {.m = in_[0].shape[0],
+          .k = in_[0].shape[1],
+          .x = pointer<float>(in_[0]),
+          .x_stride = in_[0].strides[0],
+          .out = pointer<uint16_t>(out_[0]),
+          .out_stride = out_[0].strides[0]};
+}
+
+QuantizeActivationArgs StepResolver::quantize_activation() const {
+  return {.m = in_[0].shape[0],
+          .k = in_[0].shape[1],
+          .group_size = step_.attributes.group_size,
+          .x = pointer<float>(in_[0]),
+          .x_stride = in_[0].strides[0],
+          .values = pointer<int8_t>(out_[0]),
+          .values_stride = out_[0].strides[0],
+          .scales = pointer<float>(out_[1]),
+          .scales_stride = out_[1].strides[0],
+          .sums = pointer<int32_t>(out_[2]),
+          .sums_stride = out_[2].strides[0]};
+}
+
+LinearArgs StepResolver::linear(size_t weight) const {
+  return {.m = out_[0].shape[0],
+          .n = out_[0].shape[1],
+          .k = in_[0].shape[1],
+          .x = pointer<float>(in_[0]),
+          .x_stride = in_[0].strides[0],
+          .weight = pointer<float>(in_[weight]),
+          .bias = bias(weight + 1),
+          .y = pointer<float>(out_[0]),
+          .y_stride = out_[0].strides[0]};
+}
+
+LinearBf16Args StepResolver::linear_bf16(size_t weight) const {
+  return {.m = out_[0].shape[0],
+          .n = out_[0].shape[1],
+          .k = in_[0].shape[1],
+          .x = pointer<uint16_t>(in_[0]),
+          .x_stride = in_[0].strides[0],
+          .weight = pointer<uint16_t>(in_[weight]),
+          .bias = bias(weight + 1),
+          .y = pointer<float>(out_[0]),
+          .y_stride = out_[0].strides[0]};
+}
+
+LinearInt8Args StepResolver::linear_int8(size_t weight) const {
+  return {.m = out_[0].shape[0],
+          .n = out_[0].shape[1],
+          .k = in_[0].shape[1],
+          .weight_group = step_.attributes.weight_group,
+          .activation_group = step_.attributes.activation_group,
+          .values = pointer<int8_t>(in_[0]),
+          .values_stride = in_[0].strides[0],
+          .scales = pointer<float>(in_[1]),
+          .scales_stride = in_[1].strides[0],
+          .sums = pointer<int32_t>(in_[2]),
+          .sums_stride = in_[2].strides[0],
+          .weight = pointer<uint8_t>(in_[weight]),
+          .weight_scales = pointer<uint16_t>(in_[weight + 1]),
+          .bias = bias(weight + 2),
+          .y = pointer<float>(out_[0]),
+          .y_stride = out_[0].strides[0],
+          .workspace = memory_.workspace};
+}
+
+// The weight, its scales if it is quantized, and the bias follow `starts`.
+template <class Linear>
+Grouped<Linear> StepResolver::grouped(const Linear& all, size_t starts) const {
+  const bool scaled = step_.op == Op::quantized_grouped_linear;
+  const size_t bias = starts + (scaled ? 3 : 2);
+  return {.all = all,
+          .experts = in_[starts].shape[0] - 1,
+          .starts = pointer<int32_t>(in_[starts]),
+          .weight_stride = expert_elements(starts + 1),
+          .scales_stride = scaled ? expert_elements(starts + 2) : 0,
+          .bias_stride = step_.attributes.has_bias ? in_[bias].strides[0] : 0};
+}
+template Grouped<LinearArgs> StepResolver::grouped(const LinearArgs&, size_t) const;
+template Grouped<LinearBf16Args> StepResolver::grouped(const LinearBf16Args&, size_t) const;
+template Grouped<LinearInt8Args> StepResolver::grouped(const LinearInt8Args&, size_t) const;
+
+}  // namespace ew
