@@ -2,10 +2,13 @@
 //
 // Build, all with -O3 -ffp-contract=off (only explicit fma is used, so that a result is the same at any place
 // in a vector):
-//   avx512.cpp    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma   (x86-64 only)
-//   avx2.cpp      -mavx2 -mfma                                             (x86-64 only)
+//   avx2.cpp           -mavx2 -mfma -mf16c                                      (x86-64 only, all five)
+//   avx512.cpp         as avx2.cpp, -mavx512f -mavx512bw -mavx512dq -mavx512vl
+//   avx2_vnni.cpp      as avx2.cpp, -mavxvnni      what these three hold takes the place of the same kernels
+//   avx512_vnni.cpp    as avx512.cpp, -mavx512vnni       in a copy of the table that they extend
+//   avx512_bf16.cpp    as avx512.cpp, -mavx512bf16
 //   portable.cpp, registry.cpp, parallel.cpp     no further flags
-//   reference.cpp                                no further flags; for the tests alone, not for the extension
+//   reference.cpp, reference_packed.cpp          no further flags; for the tests alone, not for the extension
 // parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
 // with AVX-512 flags could be picked by the linker for everybody.
 //
@@ -379,7 +382,7 @@ struct ScatterArgs {
 };
 
 struct KernelTable {
-  const char* isa;  // avx512, avx2 or portable
+  const char* isa;  // avx512_bf16 (and VNNI), avx512_vnni, avx512, avx2_vnni, avx2 or portable
   void (*embedding)(const EmbeddingArgs&, ThreadPool&);
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embedding_bf16)(const EmbeddingBf16Args&, ThreadPool&);

@@ -86,7 +86,7 @@ void linear_stream(const LinearArgs& a, int64_t panel, int64_t panel_end) {
   for (; panel < panel_end; ++panel) linear_block<R, 1>(a, 0, panel, 0, a.k);
 }
 
-void linear(const LinearArgs& a, ThreadPool& pool) {
+inline void linear(const LinearArgs& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   const int64_t panels = (a.n + kPanel - 1) / kPanel;
   const int64_t work = a.m * panels * kPanel * a.k;

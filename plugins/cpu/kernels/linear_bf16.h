@@ -1,35 +1,54 @@
+// linear_bf16: y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], factors in bf16, sums in f32.
+//
+// The weight is in layout panel32x2, zero in the columns past N and behind an odd K:
+//
+//   | k=0,1: n=0 (2 numbers), n=1, .. n=31 | k=2,3: .. | ...              [ceil(N/32)][ceil(K/2)][32][2]
+//
+// so that a pair of a row, broadcast, meets 16 columns in one instruction where there is VDPBF16. Every
+// (m, n) is one chain over the pairs, in ascending order.
 #pragma once
 
+#include "dot.h"
 #include "kernels.h"
-#include "parallel.h"
-#include "quantize.h"
-#include "simd.h"
+#include "linear_tasks.h"
 
 namespace ew {
 namespace {
 
-void linear_bf16(const LinearBf16Args& a, ThreadPool& pool) {
-  if (a.m <= 0 || a.n <= 0) return;
-  const int64_t panels = (a.n + kPanel - 1) / kPanel, pairs = (a.k + 1) / 2;
-  run_tasks(pool, panels, a.m * panels * kPanel * a.k, [&](int64_t panel, int) {
-    for (int64_t m = 0; m < a.m; ++m) {
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t n = panel * kPanel + half * 16;
-        if (n >= a.n) break;
-        F16 acc = splat(0.0f);
-        for (int64_t k = 0; k < a.k; ++k) {
-          float w[16];
-          for (int64_t i = 0; i < 16; ++i) {
-            w[i] = bf16_to_float(a.weight[((panel * pairs + k / 2) * kPanel + half * 16 + i) * 2 + k % 2]);
-          }
-          acc = fma(splat(bf16_to_float(a.x[m * a.x_stride + k])), load(w), acc);
-        }
-        const int64_t left = a.n - n < 16 ? a.n - n : 16;
-        if (a.bias != nullptr) acc = acc + load_n(a.bias + n, left);
-        store_n(a.y + m * a.y_stride + n, acc, left);
-      }
+template <int R>
+void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead) {
+  const int64_t pairs = (a.k + 1) / 2;
+  const uint16_t* x = a.x + row * a.x_stride;
+  const uint16_t* w = a.weight + panel * pairs * kPanel * 2;
+  F16 acc[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    prefetch(ahead);
+    const Pairs left = load_pairs(w), right = load_pairs(w + 32);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Pair value = splat_pair(x + r * a.x_stride + pair * 2);
+      acc[r][0] = dot(acc[r][0], left, value);
+      acc[r][1] = dot(acc[r][1], right, value);
     }
-  });
+    w += kPanel * 2;
+  }
+  store_panel<R>(acc, a.bias, a.y + row * a.y_stride, a.y_stride, panel, a.n);
+}
+
+inline void linear_bf16(const LinearBf16Args& a, ThreadPool& pool) {
+  if (a.m <= 0 || a.n <= 0) return;
+  const int64_t panel_size = (a.k + 1) / 2 * kPanel * 2, panel_bytes = panel_size * 2;
+  linear_tasks(
+      pool, a.m, a.n, a.k, panel_bytes, [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
+        for (int64_t p = panel; p < panel_end; ++p) {
+          for_blocks_of<kBf16Rows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+            const Ahead ahead = ahead_of(a.weight + p * panel_size, panel_bytes, i, blocks);
+            bf16_block<R>(a, first, p, ahead);
+          });
+        }
+      });
 }
 
 }  // namespace

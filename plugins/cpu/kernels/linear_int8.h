@@ -1,64 +1,142 @@
+// linear_int8: y[m, n] = sum over groups g of isum(m, n, g) * ws[n, g] * xs[m, g] + bias[n], where isum is
+// the exact integer sum over the group's k of values[m, k] * weight[n, k].
+//
+// The weight is in layout panel32x4, bytes of value + 128, with the f16 scales beside it in panel32:
+//
+//   weight   | k=0..3: n=0 (4 bytes), n=1, .. n=31 | k=4..7: .. | ...     [ceil(N/32)][ceil(K/4)][32][4]
+//   scales   | g=0: n=0 .. 31 | g=1: .. | ...                             [ceil(N/32)][groups][32]
+//
+// so that 4 values of a row, broadcast, meet 16 columns in one instruction where there is VNNI, whose first
+// factor has no sign. What the 128 add is taken back with the groups' sums of values. Both are exact, and so
+// every instruction set has the same integers; the order of the float sums is docs/numerics.md's.
 #pragma once
 
+#include "dot.h"
 #include "kernels.h"
+#include "linear_tasks.h"
 #include "parallel.h"
-#include "quantize.h"
-#include "simd.h"
 
 namespace ew {
 namespace {
 
-void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
-  if (a.m <= 0 || a.n <= 0) return;
-  const int64_t panels = (a.n + kPanel - 1) / kPanel;
-  const int64_t size = a.weight_group > 0       ? a.weight_group
-                       : a.activation_group > 0 ? a.activation_group
-                                                : a.k;
-  const int64_t groups = size > 0 ? (a.k + size - 1) / size : 0,
-                weight_groups = a.weight_group > 0 ? groups : 1;
-  run_tasks(pool, panels, a.m * panels * kPanel * a.k, [&](int64_t panel, int) {
-    for (int64_t m = 0; m < a.m; ++m) {
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t n = panel * kPanel + half * 16;
-        if (n >= a.n) break;
-        const float* scales = a.scales + m * a.scales_stride;
-        const auto weight_scale = [&](int64_t g) {
-          float lanes[16];
-          for (int64_t i = 0; i < 16; ++i)
-            lanes[i] = half_to_float(a.weight_scales[(panel * weight_groups + g) * kPanel + half * 16 + i]);
-          return load(lanes);
-        };
-        F16 acc = splat(0.0f);
-        for (int64_t g = 0; g < groups; ++g) {
-          float sums[16];
-          for (int64_t i = 0; i < 16; ++i) {
-            int32_t sum = 0;
-            for (int64_t k = g * size; k < a.k && k < (g + 1) * size; ++k) {
-              const uint8_t w =
-                  a.weight[(panel * ((a.k + 3) / 4) + k / 4) * kPanel * 4 + (half * 16 + i) * 4 + k % 4];
-              sum += (static_cast<int32_t>(w) - 128) * a.values[m * a.values_stride + k];
-            }
-            sums[i] = static_cast<float>(sum);
-          }
-          const F16 isum = load(sums);
-          if (a.weight_group > 0 && a.activation_group > 0) {
-            acc = fma(isum, weight_scale(g) * splat(scales[g]), acc);
-          } else if (a.weight_group > 0) {
-            acc = fma(isum, weight_scale(g), acc);
-          } else if (a.activation_group > 0) {
-            acc = fma(isum, splat(scales[g]), acc);
-          } else {
-            acc = isum * (weight_scale(0) * splat(scales[0]));
-          }
-        }
-        if (a.weight_group > 0 && a.activation_group == 0) acc = acc * splat(scales[0]);
-        if (a.weight_group == 0 && a.activation_group > 0) acc = acc * weight_scale(0);
-        const int64_t left = a.n - n < 16 ? a.n - n : 16;
-        if (a.bias != nullptr) acc = acc + load_n(a.bias + n, left);
-        store_n(a.y + m * a.y_stride + n, acc, left);
+// The four combinations of groups in one form: a side without groups has the factor 1 in every group, which
+// changes no bit, and its scale is applied at the end. With no groups there is one group over K.
+struct Int8Groups {
+  int64_t quads = 0, count = 0;  // the group's size in 4 k, and the number of groups
+  const int32_t* sums = nullptr;
+  int64_t sums_stride = 0;
+  bool weight_each = false, values_each = false;  // whether scales differ between groups
+  bool weight_last = false, values_last = false;  // or are applied at the end
+};
+
+template <int R>
+void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Ahead ahead) {
+  const int64_t quads = (a.k + 3) / 4;
+  const int8_t* values = a.values + row * a.values_stride;
+  const uint8_t* w = a.weight + panel * quads * kPanel * 4;
+  const uint16_t* weight_scales = a.weight_scales + panel * (g.weight_each ? g.count : 1) * kPanel;
+  const float* scales = a.scales + row * a.scales_stride;
+  const int32_t* sums = g.sums + row * g.sums_stride;
+
+  F16 acc[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
+  for (int64_t group = 0, quad = 0; group < g.count; ++group) {
+    I16 sum[R][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const uint32_t bias = 128u * static_cast<uint32_t>(sums[r * g.sums_stride + group]);
+      sum[r][0] = sum[r][1] = splat_int(static_cast<int32_t>(0u - bias));
+    }
+    const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
+    for (; quad < end; ++quad) {
+      prefetch(ahead);
+      const Quads left = load_quads(w), right = load_quads(w + 64);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const Quad x = splat_quad(values + r * a.values_stride + quad * 4);
+        sum[r][0] = dot(sum[r][0], left, x);
+        sum[r][1] = dot(sum[r][1], right, x);
+      }
+      w += kPanel * 4;
+    }
+    F16 factor[2] = {splat(1.0f), splat(1.0f)};
+    if (!g.weight_last) {
+      const uint16_t* at = weight_scales + (g.weight_each ? group * kPanel : 0);
+      factor[0] = load_half(at);
+      factor[1] = load_half(at + 16);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const F16 x = splat(g.values_last ? 1.0f : scales[r * a.scales_stride + (g.values_each ? group : 0)]);
+      acc[r][0] = fma(to_float(sum[r][0]), factor[0] * x, acc[r][0]);
+      acc[r][1] = fma(to_float(sum[r][1]), factor[1] * x, acc[r][1]);
+    }
+  }
+  if (g.values_last) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const F16 x = splat(scales[r * a.scales_stride]);
+      acc[r][0] = acc[r][0] * x;
+      acc[r][1] = acc[r][1] * x;
+    }
+  }
+  if (g.weight_last) {
+    const F16 left = load_half(weight_scales), right = load_half(weight_scales + 16);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      acc[r][0] = acc[r][0] * left;
+      acc[r][1] = acc[r][1] * right;
+    }
+  }
+  store_panel<R>(acc, a.bias, a.y + row * a.y_stride, a.y_stride, panel, a.n);
+}
+
+// The sums of values in the weight's groups, where activations have no groups of their own.
+inline void sum_groups(const LinearInt8Args& a, int64_t count, int32_t* sums, ThreadPool& pool) {
+  run_rows(pool, a.m, a.k / 4 + count, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const int8_t* values = a.values + m * a.values_stride;
+      for (int64_t g = 0; g < count; ++g) {
+        const int64_t past = (g + 1) * a.weight_group < a.k ? (g + 1) * a.weight_group : a.k;
+        int32_t sum = 0;
+        for (int64_t k = g * a.weight_group; k < past; ++k) sum += values[k];
+        sums[m * count + g] = sum;
       }
     }
   });
+}
+
+inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
+  if (a.m <= 0 || a.n <= 0) return;
+  const int64_t quads = (a.k + 3) / 4;
+  Int8Groups g;
+  const int64_t size = a.weight_group > 0 ? a.weight_group : a.activation_group;
+  g.quads = size > 0 ? size / 4 : quads;
+  g.count = quads == 0 ? 0 : (quads + g.quads - 1) / g.quads;
+  g.sums = a.sums;
+  g.sums_stride = a.sums_stride;
+  g.weight_each = a.weight_group > 0;
+  g.values_each = a.activation_group > 0;
+  g.weight_last = !g.weight_each && g.values_each;
+  g.values_last = !g.values_each && g.weight_each;
+  if (g.values_last) {
+    int32_t* sums =
+        static_cast<int32_t*>(a.workspace->reserve(a.m * g.count * static_cast<int64_t>(sizeof(int32_t))));
+    sum_groups(a, g.count, sums, pool);
+    g.sums = sums;
+    g.sums_stride = g.count;
+  }
+  const int64_t panel_bytes = quads * kPanel * 4;
+  linear_tasks(
+      pool, a.m, a.n, a.k, panel_bytes, [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
+        for (int64_t p = panel; p < panel_end; ++p) {
+          for_blocks_of<kInt8Rows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+            const Ahead ahead = ahead_of(a.weight + p * panel_bytes, panel_bytes, i, blocks);
+            int8_block<R>(a, g, first, p, ahead);
+          });
+        }
+      });
 }
 
 }  // namespace

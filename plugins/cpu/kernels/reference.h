@@ -11,6 +11,15 @@ void embedding(const EmbeddingArgs& a);  // exact
 // `fused`: one fma a step, which is bit for bit what AVX-512 and AVX2 compute; else a product and a sum, as
 // portable.
 void linear(const LinearArgs& a, bool fused);
+// The nearest bf16, ties to even; a NaN stays one.
+uint16_t to_bf16(float value);
+void embedding_bf16(const EmbeddingBf16Args& a);            // exact
+void embedding_int8(const EmbeddingInt8Args& a);            // exact
+void cast_bf16(const CastBf16Args& a);                      // exact
+void quantize_activation(const QuantizeActivationArgs& a);  // exact
+// `fused` as in linear. With VDPBF16 the order within a pair is the instruction's own.
+void linear_bf16(const LinearBf16Args& a, bool fused);
+void linear_int8(const LinearInt8Args& a, bool fused);  // exact
 // In double. Both norms, and their add_ forms if sum is not null.
 void rms_norm(const NormArgs& a);
 void layer_norm(const NormArgs& a);

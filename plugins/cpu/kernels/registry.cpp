@@ -1,7 +1,9 @@
 // Which kernels this processor can run, the names of their options, and Workspace.
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <new>
+#include <string_view>
 
 #include "kernels.h"
 
@@ -10,6 +12,9 @@ namespace ew {
 #if defined(__x86_64__)
 extern const KernelTable avx512_kernels;
 extern const KernelTable avx2_kernels;
+void use_avx512_vnni(KernelTable* table);
+void use_avx512_bf16(KernelTable* table);
+void use_avx2_vnni(KernelTable* table);
 #endif
 extern const KernelTable portable_kernels;
 
@@ -27,25 +32,52 @@ void* Workspace::reserve(int64_t bytes) {
   return data_;
 }
 
-const KernelTable* kernels_for(const char* isa) {
 #if defined(__x86_64__)
-  if (std::strcmp(isa, "avx512") == 0) {
-    const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                     __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return has ? &avx512_kernels : nullptr;
-  }
-  if (std::strcmp(isa, "avx2") == 0) {
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return has ? &avx2_kernels : nullptr;
-  }
+namespace {
+
+// The builtin knows what the operating system saves of the registers, not only what the processor has.
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx2_vnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// A table with some kernels exchanged for those of an extension.
+KernelTable extended(const KernelTable& base, const char* isa,
+                     std::initializer_list<void (*)(KernelTable*)> extensions) {
+  KernelTable table = base;
+  table.isa = isa;
+  for (const auto use : extensions) use(&table);
+  return table;
+}
+
+}  // namespace
 #endif
-  return std::strcmp(isa, "portable") == 0 ? &portable_kernels : nullptr;
+
+const KernelTable* kernels_for(const char* isa) {
+  const std::string_view name = isa;
+#if defined(__x86_64__)
+  static const KernelTable avx512_vnni = extended(avx512_kernels, "avx512_vnni", {use_avx512_vnni});
+  static const KernelTable avx512_bf16 =
+      extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
+  static const KernelTable avx2_vnni = extended(avx2_kernels, "avx2_vnni", {use_avx2_vnni});
+  if (name == "avx512_bf16") return has_avx512_bf16() ? &avx512_bf16 : nullptr;
+  if (name == "avx512_vnni") return has_avx512_vnni() ? &avx512_vnni : nullptr;
+  if (name == "avx512") return has_avx512() ? &avx512_kernels : nullptr;
+  if (name == "avx2_vnni") return has_avx2_vnni() ? &avx2_vnni : nullptr;
+  if (name == "avx2") return has_avx2() ? &avx2_kernels : nullptr;
+#endif
+  return name == "portable" ? &portable_kernels : nullptr;
 }
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> isas;
-  for (const char* isa : {"avx512", "avx2", "portable"}) {
+  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}) {
     if (kernels_for(isa) != nullptr) isas.emplace_back(isa);
   }
   return isas;

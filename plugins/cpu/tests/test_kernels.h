@@ -52,6 +52,47 @@ inline std::vector<float> to_panels(const std::vector<float>& rows, int64_t n, i
   return panels;
 }
 
+// `count` values of -128 .. 127.
+inline std::vector<int8_t> random_bytes(int64_t count, unsigned seed) {
+  const auto ints = random_ints(count, 256, seed);
+  std::vector<int8_t> bytes(ints.size());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<int8_t>(ints[i] - 128);
+  return bytes;
+}
+
+// [N, K] row-major to `each` neighbours in K side by side: 2 of bf16 in panel32x2, 4 bytes in panel32x4.
+// Places past N and K get `padding`.
+template <class T>
+std::vector<T> to_packed_panels(const std::vector<T>& rows, int64_t n, int64_t k, int64_t each, T padding) {
+  const int64_t depth = (k + each - 1) / each;
+  std::vector<T> panels(static_cast<size_t>((n + 31) / 32 * depth * 32 * each), padding);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      panels[static_cast<size_t>(((i / 32 * depth + j / each) * 32 + i % 32) * each + j % each)] =
+          rows[static_cast<size_t>(i * k + j)];
+    }
+  }
+  return panels;
+}
+
+// int8 [N, K] to panel32x4: bytes of value + 128.
+inline std::vector<uint8_t> to_panels_int8(const std::vector<int8_t>& rows, int64_t n, int64_t k) {
+  std::vector<uint8_t> bytes(rows.size());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(rows[i] + 128);
+  return to_packed_panels<uint8_t>(bytes, n, k, 4, 128);
+}
+
+// f16 numbers of 2^-10 to 1 for [N, G] in panel32; zeros past N.
+inline std::vector<uint16_t> random_half_panels(int64_t n, int64_t groups) {
+  const auto bits = random_ints((n + 31) / 32 * 32 * groups, 10 << 10, 4);
+  std::vector<uint16_t> panels(bits.size());
+  for (size_t i = 0; i < panels.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i) / (32 * groups) * 32 + static_cast<int64_t>(i % 32);
+    panels[i] = row < n ? static_cast<uint16_t>((5 << 10) + bits[i]) : uint16_t{0};
+  }
+  return panels;
+}
+
 // fn(kernels, pool, "avx2, 3 threads") for every instruction set of this processor with 1, 2 and 3 threads.
 template <class F>
 void for_all(const F& fn) {

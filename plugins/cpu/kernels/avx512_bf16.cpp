@@ -1,0 +1,15 @@
+// What AVX512_BF16 adds to avx512.cpp.
+#define EW_ISA_AVX512
+#define EW_BF16
+#include "experts.h"
+#include "linear_bf16.h"
+
+namespace ew {
+
+void use_avx512_bf16(KernelTable* table);
+void use_avx512_bf16(KernelTable* table) {
+  table->linear_bf16 = linear_bf16;
+  table->grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;
+}
+
+}  // namespace ew

@@ -1,0 +1,115 @@
+// Packed products on AVX2: see dot_portable.h. EW_VNNI says that the file is compiled for processors with
+// AVX-VNNI, the form of VNNI without AVX-512.
+#pragma once
+
+#include "simd.h"
+
+namespace ew {
+namespace {
+
+struct I16 {
+  __m256i lo, hi;
+};
+
+EW_INLINE I16 splat_int(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+EW_INLINE I16 operator+(I16 a, I16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+EW_INLINE F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+EW_INLINE I16 nearest_int(F16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+EW_INLINE int32_t sum_lanes(I16 a) {
+  const __m256i half = _mm256_add_epi32(a.lo, a.hi);
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
+  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1);
+}
+EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);  // in order again
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  if (n >= 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  } else {
+    __builtin_memcpy(p, &bytes, static_cast<size_t>(n));
+  }
+}
+EW_INLINE F16 load_half(const uint16_t* p) {
+  const __m128i* from = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from + 1))};
+}
+EW_INLINE __m256i load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+EW_INLINE __m256i splat_bits(const void* p) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm256_set1_epi32(bits);
+}
+
+#if defined(EW_VNNI)
+
+constexpr int kInt8Rows = 3;  // 3 x 4 integer accumulators, a weight and 3 values of 16 registers
+
+struct Quads {
+  __m256i lo, hi;
+};
+struct Quad {
+  __m256i v;
+};
+EW_INLINE Quads load_quads(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
+EW_INLINE Quad splat_quad(const int8_t* p) { return {splat_bits(p)}; }
+EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
+  return {_mm256_dpbusd_avx_epi32(acc.lo, w.lo, x.v), _mm256_dpbusd_avx_epi32(acc.hi, w.hi, x.v)};
+}
+
+#else
+
+constexpr int kInt8Rows = 2;  // 2 x 4 integer accumulators, 2 x 2 values and 2 weights
+
+struct Quads {
+  __m256i even_lo, even_hi, odd_lo, odd_hi;  // 16-bit lanes
+};
+struct Quad {
+  __m256i even, odd;
+};
+EW_INLINE Quads load_quads(const uint8_t* p) {
+  const __m256i lo = load_bits(p), hi = load_bits(p + 32), low = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(lo, low), _mm256_and_si256(hi, low), _mm256_srli_epi16(lo, 8),
+          _mm256_srli_epi16(hi, 8)};
+}
+EW_INLINE Quad splat_quad(const int8_t* p) {
+  const __m256i bits = splat_bits(p);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(bits, 8), 8), _mm256_srai_epi16(bits, 8)};
+}
+// maddubs would saturate its sums of 16 bits; madd of widened bytes is exact.
+EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
+  const __m256i lo = _mm256_add_epi32(acc.lo, _mm256_madd_epi16(w.even_lo, x.even));
+  const __m256i hi = _mm256_add_epi32(acc.hi, _mm256_madd_epi16(w.even_hi, x.even));
+  return {_mm256_add_epi32(lo, _mm256_madd_epi16(w.odd_lo, x.odd)),
+          _mm256_add_epi32(hi, _mm256_madd_epi16(w.odd_hi, x.odd))};
+}
+
+#endif
+
+constexpr int kBf16Rows = 2;  // 2 x 4 accumulators, 2 x 2 values and 2 weights
+
+struct Pairs {
+  F16 first, second;
+};
+struct Pair {
+  __m256 first, second;
+};
+EW_INLINE __m256 first_of(__m256i bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)); }
+EW_INLINE __m256 second_of(__m256i bits) {
+  return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)));
+}
+EW_INLINE Pairs load_pairs(const uint16_t* p) {
+  const __m256i lo = load_bits(p), hi = load_bits(p + 16);
+  return {{first_of(lo), first_of(hi)}, {second_of(lo), second_of(hi)}};
+}
+EW_INLINE Pair splat_pair(const uint16_t* p) {
+  const __m256i bits = splat_bits(p);
+  return {first_of(bits), second_of(bits)};
+}
+EW_INLINE F16 dot(F16 acc, Pairs w, Pair x) {
+  acc = fma({x.first, x.first}, w.first, acc);
+  return fma({x.second, x.second}, w.second, acc);
+}
+
+}  // namespace
+}  // namespace ew

@@ -1,0 +1,79 @@
+// How the linears of packed weights are shared out: tasks of some panels (32 columns each) and a block of
+// rows.
+#pragma once
+
+#include "kernels.h"
+#include "microkernel.h"
+#include "parallel.h"
+#include "vector_math.h"
+
+namespace ew {
+namespace {
+
+constexpr int64_t kTaskRows = 96;                 // most rows of a task: they stay in the second-level cache
+constexpr int64_t kTaskBytes = int64_t{1} << 17;  // of weights, so that handing a task out is worth it
+constexpr int64_t kAheadBytes = 4096;             // that a prefetch is ahead of the only block of rows
+
+// fn(panel, panel_end, row, row_end) for tasks that cover m rows and all panels of n columns.
+template <class F>
+void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn) {
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+  const int64_t row_blocks = (m + kTaskRows - 1) / kTaskRows;
+  const int64_t even = panels * row_blocks / (8 * static_cast<int64_t>(pool_size(pool)));
+  int64_t group = 1 + kTaskBytes / (panel_bytes + 1);
+  group = group < even ? even : group;
+  group = group > 16 ? 16 : group;
+  const int64_t groups = (panels + group - 1) / group;
+  run_tasks(pool, groups * row_blocks, m * panels * kPanel * k, [&](int64_t task, int) {
+    const int64_t panel = task / row_blocks * group, block = task % row_blocks;
+    fn(panel, panel + group < panels ? panel + group : panels, m * block / row_blocks,
+       m * (block + 1) / row_blocks);
+  });
+}
+
+// Splits rows .. rows_end-1 into near-equal blocks of at most Most, and calls
+// fn.template operator()<R>(first row, which block, how many blocks) for each.
+template <int Most, class F>
+EW_INLINE void for_blocks_of(int64_t row, int64_t row_end, const F& fn) {
+  const int64_t rows = row_end - row, blocks = (rows + Most - 1) / Most;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = row + rows * i / blocks, end = row + rows * (i + 1) / blocks;
+    with_rows<Most>(end - begin, [&]<int R>() { fn.template operator()<R>(begin, i, blocks); });
+  }
+}
+
+// What a block of rows prefetches while it goes over a panel. The only block runs ahead of itself; of several
+// the first two fetch the halves of the next panel, since what they read is in the cache but for the first.
+struct Ahead {
+  const char* at;
+  int64_t step;  // bytes on for every 128 of the panel
+};
+EW_INLINE Ahead ahead_of(const void* panel, int64_t panel_bytes, int64_t block, int64_t blocks) {
+  const char* at = static_cast<const char*>(panel);
+  if (blocks == 1) return {at + kAheadBytes, 128};
+  if (block < 2) return {at + panel_bytes + block * panel_bytes / 2, 64};
+  return {at, 0};
+}
+EW_INLINE void prefetch(Ahead& ahead) {
+  __builtin_prefetch(ahead.at);
+  __builtin_prefetch(ahead.at + 64);
+  ahead.at += ahead.step;
+}
+
+// y[row of R][the panel's columns] = acc + bias
+template <int R>
+EW_INLINE void store_panel(const F16 (&acc)[R][2], const float* bias, float* y, int64_t y_stride,
+                           int64_t panel, int64_t n) {
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    const int64_t column = panel * kPanel + c * 16, left = n - column < 0 ? 0 : n - column;
+    const F16 add = bias == nullptr ? splat(0.0f) : load_some(bias + column, left);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      store_some(y + r * y_stride + column, bias == nullptr ? acc[r][c] : acc[r][c] + add, left);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ew

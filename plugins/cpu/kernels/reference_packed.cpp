@@ -1,0 +1,156 @@
+// References of the packed formats: bf16 and int8.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "reference.h"
+
+namespace ew::reference {
+namespace {
+
+float from_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value = 0;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// By the definition of the format: a sign, 5 bits of exponent, 10 of mantissa.
+float from_half(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == 31) {
+    return mantissa != 0 ? std::numeric_limits<float>::quiet_NaN()
+                         : static_cast<float>(sign * std::numeric_limits<double>::infinity());
+  }
+  const double value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return static_cast<float>(sign * value);
+}
+
+uint16_t bf16_weight(const uint16_t* weight, int64_t size, int64_t n, int64_t k) {
+  return weight[((n / kPanel * ((size + 1) / 2) + k / 2) * kPanel + n % kPanel) * 2 + k % 2];
+}
+
+int32_t int8_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
+  return weight[((n / kPanel * ((size + 3) / 4) + k / 4) * kPanel + n % kPanel) * 4 + k % 4] - 128;
+}
+
+int64_t groups_of(int64_t size, int64_t group) { return group > 0 ? (size + group - 1) / group : 1; }
+
+float weight_scale(const uint16_t* scales, int64_t groups, int64_t n, int64_t g) {
+  return from_half(scales[(n / kPanel * groups + g) * kPanel + n % kPanel]);
+}
+
+}  // namespace
+
+uint16_t to_bf16(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (std::isnan(value)) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  const uint32_t half = bits & 0xffff;
+  const bool up = half > 0x8000 || (half == 0x8000 && (bits >> 16 & 1) != 0);
+  return static_cast<uint16_t>((bits >> 16) + (up ? 1 : 0));
+}
+
+void embedding_bf16(const EmbeddingBf16Args& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const int64_t id = a.ids[t];
+      a.out[t * a.out_stride + i] =
+          from_bf16(a.layout == WeightLayout::rows ? a.weight[id * a.hidden + i]
+                                                   : bf16_weight(a.weight, a.hidden, id, i));
+    }
+  }
+}
+
+void embedding_int8(const EmbeddingInt8Args& a) {
+  const int64_t groups = groups_of(a.hidden, a.group_size);
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const int64_t id = a.ids[t], group = a.group_size > 0 ? i / a.group_size : 0;
+      a.out[t * a.out_stride + i] = static_cast<float>(int8_weight(a.weight, a.hidden, id, i)) *
+                                    weight_scale(a.scales, groups, id, group);
+    }
+  }
+}
+
+void cast_bf16(const CastBf16Args& a) {
+  for (int64_t m = 0; m < a.m; ++m) {
+    for (int64_t k = 0; k < a.k; ++k) a.out[m * a.out_stride + k] = to_bf16(a.x[m * a.x_stride + k]);
+    if (a.k % 2 != 0) a.out[m * a.out_stride + a.k] = 0;
+  }
+}
+
+void linear_bf16(const LinearBf16Args& a, bool fused) {
+  for (int64_t m = 0; m < a.m; ++m) {
+    for (int64_t n = 0; n < a.n; ++n) {
+      float sum = 0;
+      for (int64_t k = 0; k < a.k; ++k) {
+        const float x = from_bf16(a.x[m * a.x_stride + k]), w = from_bf16(bf16_weight(a.weight, a.k, n, k));
+        sum = fused ? std::fma(x, w, sum) : x * w + sum;
+      }
+      a.y[m * a.y_stride + n] = a.bias != nullptr ? sum + a.bias[n] : sum;
+    }
+  }
+}
+
+void quantize_activation(const QuantizeActivationArgs& a) {
+  const int64_t groups = groups_of(a.k, a.group_size), size = a.group_size > 0 ? a.group_size : a.k;
+  for (int64_t m = 0; m < a.m; ++m) {
+    int8_t* values = a.values + m * a.values_stride;
+    for (int64_t g = 0; g < groups; ++g) {
+      float most = 0;
+      bool finite = true;
+      for (int64_t k = g * size; k < a.k && k < (g + 1) * size; ++k) {
+        const float x = a.x[m * a.x_stride + k];
+        finite = finite && std::isfinite(x);
+        most = std::fmax(most, std::fabs(x));
+      }
+      const float factor = 127.0f / most;
+      const bool usable = finite && std::isfinite(factor);
+      int32_t sum = 0;
+      for (int64_t k = g * size; k < a.k && k < (g + 1) * size; ++k) {
+        const float x = a.x[m * a.x_stride + k];
+        values[k] = usable ? static_cast<int8_t>(std::nearbyint(x * factor)) : int8_t{0};
+        sum += values[k];
+      }
+      a.sums[m * a.sums_stride + g] = sum;
+      a.scales[m * a.scales_stride + g] = !finite  ? std::numeric_limits<float>::quiet_NaN()
+                                          : usable ? most / 127.0f
+                                                   : 0.0f;
+    }
+    for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
+  }
+}
+
+void linear_int8(const LinearInt8Args& a, bool fused) {
+  const int64_t weight_groups = groups_of(a.k, a.weight_group), size = a.weight_group > 0 ? a.weight_group
+                                                                       : a.activation_group > 0
+                                                                           ? a.activation_group
+                                                                           : a.k;
+  const int64_t groups = a.k > 0 ? groups_of(a.k, size) : 0;
+  for (int64_t m = 0; m < a.m; ++m) {
+    const float* scales = a.scales + m * a.scales_stride;
+    for (int64_t n = 0; n < a.n; ++n) {
+      const auto weight_scale_of = [&](int64_t g) {
+        return weight_scale(a.weight_scales, weight_groups, n, g);
+      };
+      float acc = 0;
+      for (int64_t g = 0; g < groups; ++g) {
+        int32_t sum = 0;
+        for (int64_t k = g * size; k < a.k && k < (g + 1) * size; ++k) {
+          sum += a.values[m * a.values_stride + k] * int8_weight(a.weight, a.k, n, k);
+        }
+        float factor = 1;
+        if (a.weight_group > 0 || a.activation_group == 0) factor = weight_scale_of(g);
+        if (a.activation_group > 0 || a.weight_group == 0) factor *= scales[g];
+        acc = fused ? std::fma(static_cast<float>(sum), factor, acc) : static_cast<float>(sum) * factor + acc;
+      }
+      if (a.weight_group > 0 && a.activation_group == 0) acc *= scales[0];
+      if (a.weight_group == 0 && a.activation_group > 0) acc *= weight_scale_of(0);
+      a.y[m * a.y_stride + n] = a.bias != nullptr ? acc + a.bias[n] : acc;
+    }
+  }
+}
+
+}  // namespace ew::reference

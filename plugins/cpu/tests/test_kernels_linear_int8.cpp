@@ -1,0 +1,195 @@
+#include "test_kernels.h"
+
+using namespace ew;
+using namespace ew::testing;
+
+namespace {
+
+struct Shape {
+  int64_t m, n, k, weight_group, activation_group;
+  bool bias = false;
+};
+
+std::string describe(const Shape& s) {
+  std::string text = " m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k);
+  return text + " groups " + std::to_string(s.weight_group) + "/" + std::to_string(s.activation_group);
+}
+
+// A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
+// hold what would show in a result.
+struct Linear {
+  Shape shape;
+  int64_t values_stride, scales_stride, y_stride;
+  std::vector<int8_t> values;
+  std::vector<float> scales, bias;
+  std::vector<int32_t> sums;
+  std::vector<uint8_t> weight;
+  std::vector<uint16_t> weight_scales;
+  Workspace workspace;
+  LinearInt8Args args;
+
+  explicit Linear(const Shape& s, int64_t gap = 1) : shape(s), y_stride(s.n + gap) {
+    const int64_t groups = s.activation_group > 0 ? (s.k + s.activation_group - 1) / s.activation_group : 1;
+    const int64_t padded = (s.k + 3) / 4 * 4;
+    values_stride = padded + 4 * gap;
+    scales_stride = groups + gap;
+    values = random_bytes(s.m * values_stride, 1);
+    scales = random_floats(s.m * scales_stride, 2);
+    sums.assign(static_cast<size_t>(s.m * scales_stride), 12345);
+    for (int64_t m = 0; m < s.m; ++m) {
+      for (int64_t k = s.k; k < padded; ++k) values[static_cast<size_t>(m * values_stride + k)] = 0;
+      for (int64_t g = 0; g < groups; ++g) sums[static_cast<size_t>(m * scales_stride + g)] = 0;
+      for (int64_t k = 0; k < s.k; ++k) {
+        const int64_t g = s.activation_group > 0 ? k / s.activation_group : 0;
+        sums[static_cast<size_t>(m * scales_stride + g)] +=
+            values[static_cast<size_t>(m * values_stride + k)];
+      }
+    }
+    weight = to_panels_int8(random_bytes(s.n * s.k, 3), s.n, s.k);
+    weight_scales =
+        random_half_panels(s.n, s.weight_group > 0 ? (s.k + s.weight_group - 1) / s.weight_group : 1);
+    bias = random_floats(s.n, 5);
+    args.m = s.m, args.n = s.n, args.k = s.k;
+    args.weight_group = s.weight_group, args.activation_group = s.activation_group;
+    args.values = values.data(), args.values_stride = values_stride;
+    args.scales = scales.data(), args.scales_stride = scales_stride;
+    args.sums = sums.data(), args.sums_stride = scales_stride;
+    args.weight = weight.data(), args.weight_scales = weight_scales.data();
+    args.bias = s.bias ? bias.data() : nullptr;
+    args.y_stride = y_stride;
+    args.workspace = &workspace;
+  }
+  template <class F>
+  std::vector<float> run(const F& fn) {
+    std::vector<float> y = filled(shape.m * y_stride, -7);
+    args.y = y.data();
+    fn(args);
+    return y;
+  }
+};
+
+void check(const Shape& shape) {
+  Linear linear(shape);
+  const auto fused = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
+  const auto twice = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, false); });
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+    // Bit for bit: the integers are exact, and the order of the float sums is fixed.
+    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused)) << what << describe(shape);
+  });
+}
+
+void equals_reference() {
+  for (const int64_t m : {1, 2, 3, 7, 8, 11, 13, 25, 97}) {
+    for (const int64_t n : {1, 31, 33, 160}) {
+      for (const int64_t k : {1, 4, 7, 66, 576}) {
+        const int64_t group = (m + n + k) % 2 == 0 ? 32 : 64;
+        check({m, n, k, group, group, n % 2 == 0});
+      }
+    }
+  }
+}
+
+// Every combination of groups, of the smallest size and of sizes that don't divide K, and past it.
+void groups() {
+  for (const int64_t group : {4, 12, 32, 64, 1000}) {
+    for (const int64_t k : {64, 90, 577}) {
+      for (const int64_t m : {1, 5, 14}) {
+        check({m, 70, k, group, group, true});
+        check({m, 70, k, group, 0, true});
+        check({m, 70, k, 0, group, true});
+        check({m, 70, k, 0, 0, true});
+      }
+    }
+  }
+}
+
+// Enough work for several tasks, and an integer sum (all products 127 * -127) that goes far past 16 bits and
+// 24 bits.
+void deep_and_wide() {
+  check({30, 330, 2500, 32, 32, true});
+  check({200, 96, 1536, 0, 0, false});
+  Linear linear({3, 40, 8192, 0, 0, false});
+  std::fill(linear.values.begin(), linear.values.end(), int8_t{-127});
+  std::fill(linear.sums.begin(), linear.sums.end(), -127 * 8192);
+  linear.weight = to_panels_int8(std::vector<int8_t>(40 * 8192, 127), 40, 8192);
+  linear.args.weight = linear.weight.data();
+  std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
+  linear.weight_scales.assign(linear.weight_scales.size(), 0x3c00);  // 1
+  linear.args.weight_scales = linear.weight_scales.data();
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+    CHECK(y[0] == -127.0f * 127.0f * 8192.0f && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
+  });
+}
+
+void row_alone_equals_row_in_batch() {
+  for (const Shape& shape : {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true},
+                             Shape{40, 96, 300, 0, 32, true}, Shape{40, 96, 300, 0, 0, true}}) {
+    Linear batch(shape, 0);
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto all = batch.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+      for (const int64_t row : {0, 13, 39}) {
+        std::vector<float> one = filled(96, 0);
+        LinearInt8Args a = batch.args;
+        a.m = 1, a.values += row * a.values_stride, a.scales += row * a.scales_stride;
+        a.sums += row * a.sums_stride, a.y = one.data();
+        kernels.linear_int8(a, pool);
+        CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
+            << what << describe(shape) << " row " << row;
+      }
+    });
+  }
+}
+
+void empty_sizes() {
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    Linear none({0, 32, 8, 32, 32, false});
+    kernels.linear_int8(none.args, pool);
+    Linear bias_only({2, 33, 0, 32, 32, true}, 0);  // a sum over nothing is 0
+    const auto y = bias_only.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
+  });
+}
+
+// The scale of a group that had a NaN is NaN, and so is its row, and no other.
+void nan_scale() {
+  for (const int64_t group : {0, 32}) {
+    Linear linear({15, 40, 96, group, group, false}, 0);
+    linear.scales[static_cast<size_t>(6 * linear.scales_stride)] = kNaN;
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+      for (int64_t i = 0; i < 15 * 40; ++i) {
+        CHECK(std::isnan(y[static_cast<size_t>(i)]) == (i / 40 == 6)) << what << " " << i;
+      }
+    });
+  }
+}
+
+// Every f16 there is as a scale: subnormal numbers, infinities and NaN too.
+void all_half_scales() {
+  for (int64_t first = 0; first < 65536; first += 4096) {
+    Linear linear({1, 4096, 4, 0, 0, false}, 0);
+    for (int64_t i = 0; i < 4096; ++i) {
+      linear.weight_scales[static_cast<size_t>(i)] = static_cast<uint16_t>(first + i);
+    }
+    const auto expected = linear.run([](const LinearInt8Args& a) { reference::linear_int8(a, true); });
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto y = linear.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
+      CHECK(worst(y, expected, 0, 0) == 0) << what << " scales from " << first;
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  RUN(equals_reference);
+  RUN(groups);
+  RUN(deep_and_wide);
+  RUN(row_alone_equals_row_in_batch);
+  RUN(empty_sizes);
+  RUN(nan_scale);
+  RUN(all_half_scales);
+  return check::result();
+}
