@@ -171,7 +171,8 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
                 hint="Export from the model's Hugging Face directory.",
             )
     try:
-        return {name: _expression(name, tensors, processor, names) for name, tensors in parts.items()}
+        origin = str(file.path)
+    return {name: _expression(name, tensors, processor, names, origin) for name, tensors in parts.items()}
     except _DAMAGED as e:
         raise SourceError(
             f"{file.path}: the tensors don't fit the metadata: {e}", hint="Download or convert the file again."
@@ -192,7 +193,7 @@ def wants_bos(file: GgufFile) -> bool:
 
 
 def _expression(
-    name: str, tensors: list[gguf.ReaderTensor], processor: TensorProcessor, names: dict[str, str]
+    name: str, tensors: list[gguf.ReaderTensor], processor: TensorProcessor, names: dict[str, str], origin: str
 ) -> WeightExpr:
     def rearranged(values: Callable[[gguf.ReaderTensor], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         whole: dict[str, Any] = {"tensors": {}}  # where processors put what several tensors make up
@@ -212,7 +213,7 @@ def _expression(
 
     # Zeros that take no memory, to see which shape the processor makes of them.
     shape = rearranged(lambda t: np.broadcast_to(np.float32(0), _shape(t))).shape
-    return Source("+".join(t.name for t in tensors), tuple(shape), torch.float32, read)
+    return Source("+".join(t.name for t in tensors), tuple(shape), torch.float32, read, origin)
 
 
 def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:

@@ -154,7 +154,7 @@ def _read_file(path: Path) -> dict[str, WeightExpr]:
                 )
             if math.prod(shape) == 0:
                 raise SourceError(f"{path}: tensor {name} is empty (shape {shape})")
-            tensors[name] = Source(name, shape, dtype, partial(handle.get_tensor, name))
+            tensors[name] = Source(name, shape, dtype, partial(handle.get_tensor, name), str(path))
     except (SafetensorError, OSError, ValueError) as e:
         raise SourceError(f"{path}: damaged or truncated: {e}", hint="Download the file again.") from e
     return tensors

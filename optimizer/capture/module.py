@@ -11,7 +11,8 @@ from enginewright.plugins.errors import UnsupportedModelError
 
 def read_module_tensors(model: PreTrainedModel) -> dict[str, WeightExpr]:
     """The model's parameters and saved buffers, by reference: don't change them before the export is done."""
-    return {name: _source(name, value) for name, value in model.state_dict().items()}
+    origin = type(model).__name__
+    return {name: _source(name, value, origin) for name, value in model.state_dict().items()}
 
 
 def copy_computed_buffers(model: PreTrainedModel, twin: PreTrainedModel) -> None:
@@ -30,5 +31,5 @@ def copy_computed_buffers(model: PreTrainedModel, twin: PreTrainedModel) -> None
             buffer.data.copy_(own[name])
 
 
-def _source(name: str, value: torch.Tensor) -> Source:
-    return Source(name, tuple(value.shape), value.dtype, lambda: value.detach().cpu())
+def _source(name: str, value: torch.Tensor, origin: str) -> Source:
+    return Source(name, tuple(value.shape), value.dtype, lambda: value.detach().cpu(), origin)

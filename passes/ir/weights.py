@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.errors import PassError, SourceError
 
 from .provenance import Part
 
@@ -46,12 +46,16 @@ class WeightExpr(ABC):
 
 @dataclass(frozen=True)
 class Source(WeightExpr):
-    """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed."""
+    """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed.
+
+    ``origin`` is the file or model that it comes from; such a tensor must be finite. What capture computed has none.
+    """
 
     name: str
     source_shape: Shape
     source_dtype: torch.dtype
     read: Read = field(compare=False, repr=False)
+    origin: str = field(default="", compare=False)
 
     @property
     def shape(self) -> Shape:
@@ -68,7 +72,24 @@ class Source(WeightExpr):
                 f"weight {self.name}: read {value.dtype} {tuple(value.shape)}, "
                 f"expected {self.source_dtype} {self.source_shape}"
             )
+        if self.origin:
+            self._check_finite(value)
         return value
+
+    def _check_finite(self, value: torch.Tensor) -> None:
+        """Raises SourceError naming the tensor if it has NaN or infinity; one reduction over what was just read."""
+        if not value.is_floating_point() or not value.numel():
+            return
+        wide = value if value.element_size() > 1 else value.float()  # no reductions of 8-bit floats
+        low, high = torch.aminmax(wide)  # NaN if there is one
+        if low.isfinite() and high.isfinite():
+            return
+        nan, infinite = int(wide.isnan().sum()), int(wide.isinf().sum())
+        raise SourceError(
+            f"{self.origin}: tensor {self.name} has {nan:,} values that are NaN and {infinite:,} that are infinite, "
+            f"of {value.numel():,}",
+            hint="The checkpoint is damaged, or its training diverged: download it again, or take another one.",
+        )
 
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return (Part(self.name, 0, self.source_shape[axis] if self.source_shape else 1, axis),)

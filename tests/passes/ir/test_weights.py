@@ -5,7 +5,7 @@ import torch
 
 from enginewright.passes.ir.provenance import Part
 from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Source, Transpose, WeightStore
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.errors import PassError, SourceError
 
 aten = torch.ops.aten
 
@@ -113,3 +113,22 @@ def test_store() -> None:
     copy = store.copy()
     store.keep_only({"v"})
     assert (list(store), len(copy)) == (["v"], 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2])
+@pytest.mark.parametrize("shape", [(3, 5), (7, 64)])
+def test_a_tensor_of_a_file_that_is_not_finite_is_named(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    value = torch.ones(shape)
+    value[0, 1], value[2, 3], value[2, 4] = torch.nan, torch.inf, -torch.inf
+    value = value.to(dtype)
+    from_file = Source("model.norm", shape, dtype, lambda: value, origin="model.safetensors")
+    with pytest.raises(SourceError, match=r"model.safetensors: tensor model.norm has 1 values .* NaN and 2 .* infinite"):
+        Cast(from_file, torch.float32).evaluate()
+    Source("computed:mask", shape, dtype, lambda: value).evaluate()  # made here: a mask may be infinite
+    value = torch.full(shape, torch.finfo(dtype).max).to(dtype)  # large is not infinite
+    assert from_file.evaluate() is value
+
+
+def test_integers_of_a_file_need_no_check() -> None:
+    value = torch.arange(3)
+    assert Source("ids", (3,), torch.int64, lambda: value, origin="x").evaluate() is value
