@@ -122,10 +122,10 @@ def test_a_tensor_of_a_file_that_is_not_finite_is_named(dtype: torch.dtype, shap
     value[0, 1], value[2, 3], value[2, 4] = torch.nan, torch.inf, -torch.inf
     value = value.to(dtype)
     from_file = Source("model.norm", shape, dtype, lambda: value, origin="model.safetensors")
-    with pytest.raises(SourceError, match=r"model.safetensors: tensor model.norm has 1 values .* NaN and 2 .* infinite"):
+    with pytest.raises(SourceError, match=r"model.safetensors: tensor model.norm has 1 values .* 2 .* infinite"):
         Cast(from_file, torch.float32).evaluate()
     Source("computed:mask", shape, dtype, lambda: value).evaluate()  # made here: a mask may be infinite
-    value = torch.full(shape, torch.finfo(dtype).max).to(dtype)  # large is not infinite
+    value = torch.full(shape, 3e4).to(dtype)  # the sum of these is infinite in 16 bits, and they are not
     assert from_file.evaluate() is value
 
 
