@@ -172,7 +172,7 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
             )
     try:
         origin = str(file.path)
-    return {name: _expression(name, tensors, processor, names, origin) for name, tensors in parts.items()}
+        return {name: _expression(name, tensors, processor, names, origin) for name, tensors in parts.items()}
     except _DAMAGED as e:
         raise SourceError(
             f"{file.path}: the tensors don't fit the metadata: {e}", hint="Download or convert the file again."
