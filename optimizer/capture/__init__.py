@@ -20,6 +20,7 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model
+from .convert_weights import by_model_names
 from .model_info import model_info
 from .tokenizer import load_tokenizer, tokenizer_files
 from .trace import trace
@@ -67,7 +68,7 @@ def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, We
     config = huggingface.read_config(directory)
     tensors = huggingface.read_tensors(directory)
     model = build_model(config)
-    return model, bind_weights(model, huggingface.by_model_names(model, tensors), source=str(directory))
+    return model, bind_weights(model, by_model_names(model, tensors, source=str(directory)), source=str(directory))
 
 
 def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers import AutoConfig, PretrainedConfig
 
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
@@ -103,13 +101,6 @@ def read_tensors(directory: Path) -> dict[str, WeightExpr]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{index}: weight_map is missing", hint="Download the index again.")
     return _read_shards(directory, index, weight_map)
-
-
-def by_model_names(model: PreTrainedModel, tensors: Mapping[str, WeightExpr]) -> dict[str, WeightExpr]:
-    """The tensors of a checkpoint by the names that transformers gives them in ``model``, which may differ on disk."""
-    transforms = get_model_conversion_mapping(model)
-    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    return {rename_source_key(name, renamings, [])[0]: expr for name, expr in tensors.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""Weight expressions of more than two dimensions: tensors stacked, such as experts, and their axes exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from enginewright.plugins.errors import PassError
+
+from .provenance import Part
+from .weights import Cast, Concat, Shape, Slice, WeightExpr
+
+
+@dataclass(frozen=True)
+class Stack(WeightExpr):
+    """The bases, all of one shape and dtype, side by side along a new axis ``dim``."""
+
+    bases: tuple[WeightExpr, ...]
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        first = self.bases[0]
+        for base in self.bases[1:]:
+            if base.shape != first.shape or base.dtype != first.dtype:
+                raise PassError(f"can't stack {base.dtype} {base.shape} with {first.dtype} {first.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        inner = self.bases[0].shape
+        return (*inner[: self.dim], len(self.bases), *inner[self.dim :])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.bases[0].dtype
+
+    def evaluate(self) -> torch.Tensor:
+        # One base is in memory beside the result, whatever their number.
+        out = torch.empty(self.shape, dtype=self.dtype)
+        for i, base in enumerate(self.bases):
+            out.select(self.dim, i).copy_(base.evaluate())
+        return out
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        """Along the new axis: all of each base, by its first axis."""
+        inner = 0 if axis == self.dim else axis - (axis > self.dim)
+        return tuple(part for base in self.bases for part in base.parts(inner))
+
+    def describe(self) -> str:
+        return f"stack({', '.join(b.describe() for b in self.bases)}, {self.dim})"
+
+
+@dataclass(frozen=True)
+class SwapAxes(WeightExpr):
+    """The base with two of its axes exchanged; of a weight with two axes, ``Transpose`` does that."""
+
+    base: WeightExpr
+    first: int
+    second: int
+
+    def __post_init__(self) -> None:
+        rank = len(self.base.shape)
+        if not (0 <= self.first < self.second < rank):
+            raise PassError(f"axes {self.first} and {self.second} of a weight of shape {self.base.shape}")
+
+    def _axis(self, axis: int) -> int:
+        return {self.first: self.second, self.second: self.first}.get(axis, axis)
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.base.shape[self._axis(i)] for i in range(len(self.base.shape)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        return self.base.evaluate().transpose(self.first, self.second)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(self._axis(axis))
+
+    def describe(self) -> str:
+        return f"swap_axes({self.base.describe()}, {self.first}, {self.second})"
+
+
+def narrowed(expr: WeightExpr, start: int, stop: int) -> WeightExpr:
+    """Indices start:stop of ``expr``'s first axis; what a stack of experts is made of is read for these alone."""
+    if (start, stop) == (0, expr.shape[0]):
+        return expr
+    if isinstance(expr, Stack) and expr.dim == 0:
+        return Stack(expr.bases[start:stop])
+    if isinstance(expr, Concat) and expr.dim != 0:
+        return Concat(tuple(narrowed(b, start, stop) for b in expr.bases), expr.dim)
+    if isinstance(expr, Slice) and expr.dim != 0:
+        return Slice(narrowed(expr.base, start, stop), expr.dim, expr.start, expr.stop)
+    if isinstance(expr, SwapAxes) and expr.first != 0:
+        return SwapAxes(narrowed(expr.base, start, stop), expr.first, expr.second)
+    if isinstance(expr, Cast):
+        return Cast(narrowed(expr.base, start, stop), expr.to)
+    return Slice(expr, 0, start, stop)
