@@ -104,6 +104,7 @@ AffineField = Annotated[
 ]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Dtype = Literal["f32", "bf16", "f16", "i32", "i8"]
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4"]
 
 
 class _Model(BaseModel):
@@ -140,7 +141,7 @@ class WeightUse(_Model):
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
-    layout: Literal["rows", "panel32", "panel32x2", "panel32x4"]
+    layout: Layout
 
 
 class Step(_Model):

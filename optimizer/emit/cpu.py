@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from enginewright.passes.ir.program import Program
@@ -14,14 +12,21 @@ from enginewright.passes.ir.weights import WeightExpr
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.errors import UnsupportedModelError
-from enginewright.plugins.lowered_program import WeightUse
+from enginewright.plugins.lowered_program import Dtype, WeightUse
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.bundle.weights import PANEL, SourceRows, pack_panel32
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, PANEL, Array, SourceRows, pack
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress, ProgressEvent
 
+_TYPES: dict[Dtype, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+}
 _CHUNK_BYTES = 32 << 20
 """A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
 
@@ -58,24 +63,39 @@ def _source_rows(part: Part) -> SourceRows:
 
 
 def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
-    """The value in the type that the program reads. Raises UnsupportedModelError for integers beyond 32 bits."""
-    if use.dtype == "f32":
-        return value.to(torch.float32)
-    narrow = value.to(torch.int32)
-    if not torch.equal(narrow.to(value.dtype), value):
+    """The value in the type that the program reads.
+
+    Raises UnsupportedModelError for integers beyond 32 bits and for floats that the type doesn't have.
+    """
+    narrow = value.to(_TYPES[use.dtype])
+    if use.dtype == "i32" and not torch.equal(narrow.to(value.dtype), value):
         raise UnsupportedModelError(
             f"weight {use.name}: it has integers beyond 32 bits", hint="The cpu target computes with 32-bit integers."
+        )
+    if use.dtype == "bf16" and not torch.isfinite(narrow).all():
+        raise UnsupportedModelError(
+            f"weight {use.name}: it has values that are not finite in bf16",
+            hint="Look at the checkpoint's tensor, or give the module another format by an override in the recipe.",
         )
     return narrow
 
 
-def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[npt.NDArray[np.generic]]:
+def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
     """The stored elements in order, in pieces of whole panels or of some rows."""
     if value.dim() < 2:
-        yield value.contiguous().numpy()
-        return
-    row_bytes = max(1, value[0].numel() * value.element_size())
-    step = max(1, _CHUNK_BYTES // (row_bytes * PANEL)) * PANEL
-    for start in range(0, value.shape[0], step):
-        rows = value[start : start + step].numpy()
-        yield pack_panel32(rows) if use.layout == "panel32" else np.ascontiguousarray(rows)
+        yield _array(value.contiguous())
+    elif value.dim() > 2 and use.layout != "rows":
+        for matrix in value:
+            yield from _chunks(use, matrix)
+    else:
+        row_bytes = max(1, value[0].numel() * value.element_size())
+        step = max(1, _CHUNK_BYTES // (row_bytes * PANEL)) * PANEL
+        for start in range(0, value.shape[0], step):
+            yield pack(_array(value[start : start + step]), use.layout)
+
+
+def _array(value: torch.Tensor) -> Array:
+    """A tensor as numpy sees it, which has bf16 from another package than torch."""
+    if value.dtype == torch.bfloat16:
+        return value.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
+    return value.numpy()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
+from enginewright.plugins.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.errors import UnsupportedModelError
-from enginewright.plugins.lowered_program import Affine, Buffer, Dtype, Operand, Step, WeightUse
+from enginewright.plugins.lowered_program import Affine, Buffer, Dtype, Layout, Operand, Step, WeightUse
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
@@ -21,9 +22,24 @@ DTYPES: Mapping[torch.dtype, Dtype] = {
     torch.int32: "i32",
     torch.int64: "i32",  # ids, positions and what is computed from them
     torch.bool: "f32",  # a condition of `where`: true if not 0
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int8: "i8",
 }
 MAX_RANK = 4
 """Of the operands of elementwise, copy and reduce."""
+
+NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8"})
+"""Types that few kernels take."""
+TAKES_NARROW = frozenset(
+    {
+        *("cast_bf16", "embedding", "linear", "grouped_linear"),
+        *("quantize_activation", "quantized_linear", "quantized_grouped_linear", "quantized_embedding"),
+    }
+)
+"""Steps that do."""
+_ROW_MULTIPLE: Mapping[Dtype, int] = {"bf16": 2, "i8": 4}
+"""Rows of these types begin at multiples of 32 bits, which is what a kernel's instruction takes of them at a time."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +65,12 @@ class Builder:
 
     Args:
         program: the program that is lowered.
-        panelled: weights that some linear uses, and that have layout panel32 therefore.
+        packed: the layout of each weight that some linear uses; the others have rows.
     """
 
-    def __init__(self, program: Program, panelled: frozenset[str]) -> None:
+    def __init__(self, program: Program, packed: Mapping[str, Layout]) -> None:
         self.program = program
-        self.panelled = panelled
+        self.packed = packed
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.weights: dict[str, WeightUse] = {}
@@ -90,11 +106,15 @@ class Builder:
     # ---- operands
 
     def buffer(self, shape: Sequence[Affine], dtype: Dtype = "f32") -> View:
-        """A new buffer, dense."""
+        """A new buffer, dense but for the ends of rows in bf16 and i8, which are padded to 32 bits."""
         name = f"b{len(self.buffers)}"
         shape = tuple(shape)
-        self.buffers.append(Buffer(name=name, size=elements(shape) * 4))
-        return View("buffer", name, dtype, shape, contiguous_strides(shape))
+        multiple = _ROW_MULTIPLE.get(dtype, 1)
+        padded = shape
+        if multiple > 1:
+            padded = (*shape[:-1], Affine(-(-shape[-1].constant // multiple) * multiple))
+        self.buffers.append(Buffer(name=name, size=elements(padded) * BYTES_PER_ELEMENT[dtype]))
+        return View("buffer", name, dtype, shape, contiguous_strides(padded))
 
     def result(self, node: Node) -> View:
         """Where a node's only result goes: a part of the buffer it was promised to, or a new buffer."""
@@ -103,14 +123,14 @@ class Builder:
         return self.buffer(self.shape(node), self.dtype(node.meta["val"]))
 
     def weight(self, name: str, *, rows: bool) -> View:
-        """A weight in layout rows, or as it is (panel32 where a linear uses it)."""
+        """A weight in layout rows, or as it is (packed where a linear uses it)."""
         expr = self.program.weights[name]
-        panelled = name in self.panelled
-        used = f"{name}.rows" if panelled and rows else name
-        if panelled and rows and used in self.program.weights:
+        packed = name in self.packed
+        used = f"{name}.rows" if packed and rows else name
+        if packed and rows and used in self.program.weights:
             raise self.unsupported(f"the name {used} is taken by another weight")
         dtype = self.dtype(torch.empty((), dtype=expr.dtype, device="meta"))
-        layout = "panel32" if panelled and not rows else "rows"
+        layout: Layout = self.packed[name] if packed and not rows else "rows"
         self.weights.setdefault(used, WeightUse(name=used, dtype=dtype, shape=expr.shape, layout=layout))
         self.sources.setdefault(used, expr)
         shape = tuple(Affine(s) for s in expr.shape)
@@ -134,6 +154,9 @@ class Builder:
         attrs: Mapping[str, int | float | bool | str] | None = None,
     ) -> None:
         assert self.node is not None
+        narrow = {v.dtype for v in (*inputs, *outputs)} & NARROW
+        if narrow and op not in TAKES_NARROW:
+            raise self.unsupported(f"the cpu target has no {op} of {' and '.join(sorted(narrow))}")
         self.steps.append(
             Step(
                 op=op,

@@ -17,7 +17,7 @@ Handler = Callable[[Builder, Node, Mapping[str, Any]], Value]
 """Gets the op's arguments by name, nodes already as Values; gives the node's Value."""
 
 
-def _flat_output(view: View, like: View) -> View:
+def flat_output(view: View, like: View) -> View:
     """An output in the shape that its input was flattened to. Outputs are dense, or of rank 2 or 3 as they are."""
     flat = reshape(view, (*like.shape[:-1], view.shape[-1]))
     assert flat is not None, f"an output of shape {view.shape} can't be written as {like.shape}"
@@ -42,7 +42,7 @@ def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     inputs = [x, b.weight(a["weight"].name, rows=False)]
     if a["bias"] is not None:
         inputs.append(b.unit(b.view(a["bias"])))
-    b.step("linear", inputs, [_flat_output(out, x)])
+    b.step("linear", inputs, [flat_output(out, x)])
     return out
 
 
@@ -64,10 +64,10 @@ def _norm(op: str) -> Handler:
                     inputs.append(b.unit(b.view(a[name])))
         if adds:
             outs = [b.buffer(b.shape(node, i)) for i in (0, 1)]
-            b.step(op, inputs, [_flat_output(o, x) for o in outs], attrs)
+            b.step(op, inputs, [flat_output(o, x) for o in outs], attrs)
             return tuple(outs)
         out = b.result(node)
-        b.step(op, inputs, [_flat_output(out, x)], attrs)
+        b.step(op, inputs, [flat_output(out, x)], attrs)
         return out
 
     return lower
@@ -92,7 +92,7 @@ def _rope(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 def _gated_activation(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, out = b.rows(b.view(a["gate_up"])), b.result(node)
-    b.step("gated_activation", [x], [_flat_output(out, x)], {"kind": a["kind"]})
+    b.step("gated_activation", [x], [flat_output(out, x)], {"kind": a["kind"]})
     return out
 
 

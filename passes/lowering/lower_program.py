@@ -10,12 +10,12 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.plugins.errors import PassError
-from enginewright.plugins.lowered_program import Affine, CacheGroupModel, LoweredProgram
+from enginewright.plugins.lowered_program import Affine, CacheGroupModel, Layout, LoweredProgram
 
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
 from ..match import bound_arguments
-from . import lower_elementwise, lower_ew, lower_views
+from . import lower_elementwise, lower_ew, lower_quantized, lower_views
 from .builder import Builder, CacheRef, Value, WeightRef
 from .lower_ew import Handler
 from .views import View, contiguous_strides
@@ -25,14 +25,35 @@ aten = torch.ops.aten
 
 HANDLERS: Mapping[Any, Handler] = {
     **lower_ew.HANDLERS,
+    **lower_quantized.HANDLERS,
     **lower_views.HANDLERS,
     **lower_elementwise.ELEMENTWISE,
     **lower_elementwise.REDUCTIONS,
 }
 
-_SEVERAL_RESULTS = frozenset({ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default})
-_WRITES_ITS_RESULT = frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS}) - _SEVERAL_RESULTS
+_SEVERAL_RESULTS = frozenset(
+    {ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default, ew.quantize_activation.default}
+)
+_WRITES_ITS_RESULT = (
+    frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_quantized.HANDLERS}) - _SEVERAL_RESULTS
+)
 """Ops that can write into a part of another's buffer."""
+
+_OF_FLOATS: Mapping[str, Mapping[torch.dtype, Layout]] = {
+    "weight": {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
+}
+_OF_INTEGERS: Mapping[str, Mapping[torch.dtype, Layout]] = {
+    "weight": {torch.int8: "panel32x4"},
+    "weight_scales": {torch.float16: "panel32"},
+}
+_PACKED: Mapping[Any, Mapping[str, Mapping[torch.dtype, Layout]]] = {
+    ew.linear.default: _OF_FLOATS,
+    ew.grouped_linear.default: _OF_FLOATS,
+    ew.quantized_linear.default: _OF_INTEGERS,
+    ew.quantized_grouped_linear.default: _OF_INTEGERS,
+    ew.quantized_embedding.default: {"table": {torch.int8: "panel32x4"}, "scales": {torch.float16: "panel32"}},
+}
+"""Arguments that kernels want in panels. ew.embedding takes a float table as the head has it, or in rows."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +67,14 @@ class Lowering:
 def lower_program(program: Program) -> Lowering:
     """Lowers a program whose attention is paged.
 
-    View-like ops become strides and offsets of operands. A weight that linears use has layout panel32, also where it is
-    an embedding table; if something else needs its rows too, it is listed once more as NAME.rows.
+    View-like ops become strides and offsets of operands. A weight that linears use is packed in panels, also where it
+    is an embedding table; if something else needs its rows too, it is listed once more as NAME.rows.
 
     Raises:
         UnsupportedModelError: an op without a kernel, named with its module.
         PassError: a shape is not affine in T, B and R, or the program has no single output.
     """
-    builder = Builder(program, _used_by_linear(program))
+    builder = Builder(program, _packed(program))
     values: dict[Node, Value] = {}
     for node in program.graph.nodes:
         builder.node = node
@@ -76,9 +97,16 @@ def lower_program(program: Program) -> Lowering:
     return Lowering(lowered, builder.sources)
 
 
-def _used_by_linear(program: Program) -> frozenset[str]:
-    weights = [node.args[1] for node in program.nodes_of(ew.linear.default)]
-    return frozenset(str(w.target) for w in weights if isinstance(w, Node) and w.op == "get_attr")
+def _packed(program: Program) -> dict[str, Layout]:
+    """The layouts of weights that are read in panels."""
+    found: dict[str, Layout] = {}
+    for node in program.nodes_of(*_PACKED):
+        given = bound_arguments(node)
+        for argument, layouts in _PACKED[node.target].items():
+            expr = program.weight_of(given[argument])
+            if expr is not None and expr.dtype in layouts:
+                found[str(given[argument].target)] = layouts[expr.dtype]
+    return found
 
 
 def _has_tensors(node: Node) -> bool:

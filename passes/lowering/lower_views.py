@@ -14,6 +14,7 @@ from enginewright.plugins.lowered_program import Affine
 
 from .builder import Builder, Value
 from .lower_ew import Handler
+from .lower_quantized import cast_bf16
 from .views import View, expand, permute, select, slice_view
 
 aten = torch.ops.aten
@@ -38,6 +39,8 @@ def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if b.dtype(torch.empty((), dtype=before, device="meta")) == to:
         converted: Value = value
         return converted
+    if before == torch.float32 and to == "bf16":
+        return cast_bf16(b, node, b.view(value))
     if to != "f32":
         raise b.unsupported("the cpu target doesn't round floats to integers")
     return b.cast(b.view(value))

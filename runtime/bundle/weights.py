@@ -4,14 +4,18 @@ A blob is a plain file of tensors, each at a multiple of 64 bytes, so that a map
 it is (safetensors forbids the holes that alignment needs). Holes are zero. Layouts of a tensor in its blob:
 
     rows      any shape, row-major
-    panel32   [N, K] as [ceil(N/32)][K][32]: element (n, k) at ((n//32)*K + k)*32 + n%32; rows past N are zero
+    panel32    [N, K] as [ceil(N/32)][K][32]: element (n, k) at ((n//32)*K + k)*32 + n%32
+    panel32x2  [N, K] as [ceil(N/32)][ceil(K/2)][32][2], of bf16
+    panel32x4  [N, K] as [ceil(N/32)][ceil(K/4)][32][4], of i8, each value + 128 in a byte without sign
+
+In the last three rows past N, and places past K, are zero. A weight [E, N, K] has E of them, one after the other.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -29,13 +33,25 @@ INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 PANEL = 32
 
-Layout = Literal["rows", "panel32"]
-WeightDtype = Literal["f32", "bf16", "i32"]
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4"]
+WeightDtype = Literal["f32", "bf16", "f16", "i32", "i8"]
+
+NEIGHBOURS: dict[Layout, int] = {"panel32": 1, "panel32x2": 2, "panel32x4": 4}
+"""How many values along K lie side by side."""
+
+_DTYPES_OF: dict[Layout, tuple[WeightDtype, ...]] = {
+    "panel32": ("f32", "f16", "bf16"),
+    "panel32x2": ("bf16",),
+    "panel32x4": ("i8",),
+}
+_BIAS = 128  # of values in panel32x4
 
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "f32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
     "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
 }
 
 
@@ -76,6 +92,10 @@ class TensorEntry(_Entry):
     def stored_shape(self) -> tuple[int, ...]:
         return stored_shape(self.shape, self.layout)
 
+    @property
+    def stored_dtype(self) -> np.dtype[np.generic]:
+        return stored_dtype(self.dtype, self.layout)
+
 
 class WeightsIndex(_Entry):
     """The whole index."""
@@ -103,8 +123,10 @@ class WeightsIndex(_Entry):
         return index
 
     def _problem(self, tensor: TensorEntry) -> str | None:
-        if tensor.layout == "panel32" and len(tensor.shape) != 2:
-            return f"layout panel32 needs two dimensions, shape is {list(tensor.shape)}"
+        if tensor.layout != "rows" and len(tensor.shape) not in (2, 3):
+            return f"layout {tensor.layout} needs two dimensions or three, shape is {list(tensor.shape)}"
+        if tensor.layout != "rows" and tensor.dtype not in _DTYPES_OF[tensor.layout]:
+            return f"layout {tensor.layout} is not for {tensor.dtype}"
         if any(n < 0 for n in tensor.shape):
             return f"shape is {list(tensor.shape)}"
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype)):
@@ -118,11 +140,18 @@ class WeightsIndex(_Entry):
 
 
 def stored_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """Shape of the array as stored: [N, K] in panel32 is [ceil(N/32), K, 32]."""
+    """Shape of the array as stored: [.., N, K] in panel32x4 is [.., ceil(N/32), ceil(K/4), 32, 4]."""
     if layout == "rows":
         return shape
-    rows, columns = shape
-    return (-(-rows // PANEL), columns, PANEL)
+    *lead, rows, columns = shape
+    side = NEIGHBOURS[layout]
+    panels = (*lead, -(-rows // PANEL), -(-columns // side), PANEL)
+    return panels if layout == "panel32" else (*panels, side)
+
+
+def stored_dtype(dtype: WeightDtype, layout: Layout) -> np.dtype[np.generic]:
+    """The type of the elements as stored: bytes without sign in panel32x4, else ``dtype``'s own."""
+    return np.dtype(np.uint8) if layout == "panel32x4" else NUMPY_DTYPES[dtype]
 
 
 def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype) -> int:
@@ -130,18 +159,32 @@ def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype) -> 
     return math.prod(stored_shape(shape, layout)) * BYTES_PER_ELEMENT[dtype]
 
 
-T = TypeVar("T", bound=np.generic)
+Array = npt.NDArray[Any]
 
 
-def pack_panel32(weight: npt.NDArray[T]) -> npt.NDArray[T]:
-    """[N, K] -> [ceil(N/32), K, 32], rows past N zero."""
-    rows, columns = weight.shape
-    panels = -(-rows // PANEL)
-    padded = np.zeros((panels * PANEL, columns), weight.dtype)
-    padded[:rows] = weight
-    return np.ascontiguousarray(padded.reshape(panels, PANEL, columns).transpose(0, 2, 1))
+def pack(weight: Array, layout: Layout) -> Array:
+    """A weight [.., N, K] as ``layout`` stores it."""
+    if layout == "rows":
+        return np.ascontiguousarray(weight)
+    if layout == "panel32x4":
+        weight = weight.view(np.uint8) ^ _BIAS  # a signed byte + 128 is the same byte with its first bit flipped
+    *lead, rows, columns = weight.shape
+    side = NEIGHBOURS[layout]
+    panels, groups = -(-rows // PANEL), -(-columns // side)
+    padded = np.full((*lead, panels * PANEL, groups * side), _BIAS if layout == "panel32x4" else 0, weight.dtype)
+    padded[..., :rows, :columns] = weight
+    # Neighbours move as one word.
+    words = padded if layout == "panel32" else padded.view(np.uint32)
+    moved = words.reshape(*lead, panels, PANEL, groups).swapaxes(-1, -2)
+    return np.ascontiguousarray(moved).view(weight.dtype).reshape(stored_shape((*lead, rows, columns), layout))
 
 
-def unpack_panel32(panels: npt.NDArray[T], rows: int) -> npt.NDArray[T]:
-    """The reverse of ``pack_panel32``: [ceil(N/32), K, 32] -> [N, K] with N = ``rows``."""
-    return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])[:rows]
+def unpack(stored: Array, shape: tuple[int, ...], layout: Layout) -> Array:
+    """The reverse of ``pack``: the weight [.., N, K] of this ``shape``."""
+    if layout == "rows":
+        return stored
+    *lead, rows, columns = shape
+    panels, groups, side = stored.shape[len(lead)], stored.shape[len(lead) + 1], NEIGHBOURS[layout]
+    values = stored.reshape(*lead, panels, groups, PANEL, side).swapaxes(-2, -3)
+    weight = values.reshape(*lead, panels * PANEL, groups * side)[..., :rows, :columns]
+    return (weight ^ _BIAS).view(np.int8) if layout == "panel32x4" else weight

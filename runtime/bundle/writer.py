@@ -34,7 +34,6 @@ from .manifest import (
 from .weights import (
     ALIGNMENT,
     INDEX_PATH,
-    NUMPY_DTYPES,
     Blob,
     Layout,
     SourceRows,
@@ -42,6 +41,7 @@ from .weights import (
     WeightDtype,
     WeightsIndex,
     stored_bytes,
+    stored_dtype,
 )
 
 Data = npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]]
@@ -260,8 +260,8 @@ class WeightsWriter:
 
         Args:
             name: its name in the index; programs use it by this name.
-            data: the stored elements in order: an array, or arrays whose elements follow each other. For layout
-                panel32 they are panels already (``weights.pack_panel32``, or panel by panel).
+            data: the stored elements in order: an array, or arrays whose elements follow each other. For a layout
+                of panels they are packed already (``weights.pack``, or panel by panel).
             layout: see ``weights``.
             parts: which rows of which source tensors it is made of.
             shape: the logical shape; may be left out for one array in layout rows.
@@ -281,7 +281,7 @@ class WeightsWriter:
         file.write(bytes(-file.bytes % ALIGNMENT), needed=size)
         offset = file.bytes
         for chunk in [data] if isinstance(data, np.ndarray) else data:
-            if chunk.dtype != NUMPY_DTYPES[dtype]:
+            if chunk.dtype != stored_dtype(dtype, layout):
                 raise ValueError(f"tensor {name}: a chunk is {chunk.dtype}, not {dtype}")
             file.write(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, needed=size)
         if file.bytes - offset != size:

@@ -16,7 +16,7 @@ from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, ModelInfo, 
 from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.bundle.weights import SourceRows, pack_panel32
+from enginewright.runtime.bundle.weights import SourceRows, pack
 from enginewright.runtime.bundle.writer import BundleWriter
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.tokenizer import Tokenizer
@@ -219,7 +219,7 @@ def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFi
         )
         with BundleWriter(tmp_path / name, overwrite=overwrite) as writer:
             parts = [SourceRows(source="a", rows=(0, 16)), SourceRows(source="b", rows=(0, 24))]
-            writer.weights().add("head", iter(pack_panel32(WEIGHT)), "panel32", parts, shape=WEIGHT.shape)
+            writer.weights().add("head", iter(pack(WEIGHT, "panel32")), "panel32", parts, shape=WEIGHT.shape)
             writer.weights().add("norm", WEIGHT[0])
             writer.write_text("targets/cpu/program.json", program.to_json())
             for path, data in tokenizer_files.to_files().items():

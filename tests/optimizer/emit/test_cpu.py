@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.optimizer.emit.cpu import CpuEmitter, source_rows
+from enginewright.optimizer.emit.cpu import CpuEmitter, _chunks, source_rows
 from enginewright.optimizer.progress import ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.base import PassContext
@@ -15,10 +15,14 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source, Transpose
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.lowered_program import WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.weights import unpack_panel32
+from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.bundle.writer import BundleWriter
+from tests.passes.lowering.lowered import features
+from tests.passes.lowering.test_lower_quantized import FORMATS, with_formats
+from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Shape, captured_programs, decoder, program_from
 
 ew = torch.ops.ew
@@ -49,13 +53,55 @@ def test_weights_come_back_as_they_were(name: str, tmp_path: Path) -> None:
     assert lowered.arena_bytes.t > 0
     for use in lowered.weights:
         stored = bundle.weight(use.name)
-        value = unpack_panel32(stored, use.shape[0]) if use.layout == "panel32" else stored
+        value = unpack(stored, use.shape, use.layout)
         np.testing.assert_array_equal(value, program.weights[use.name].evaluate().numpy())
         assert bundle.tensor(use.name).parts[0].source == use.name
     assert set(program.weights) == before
     assert [(e.stage, e.done, e.total) for e in events] == [
         ("emit", i, len(lowered.weights)) for i in range(len(lowered.weights) + 1)
     ]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["bf16", "grouped", "per_channel"])
+def test_narrow_weights_come_back_as_they_were(name: str, tied: bool, tmp_path: Path) -> None:
+    # Widths that fill neither panels nor words.
+    shape = Shape(hidden=45, heads=9, kv_heads=9, head_size=4, intermediate=50, tied=tied)
+    program = with_formats(paged(shape), FORMATS[name])
+    bundle, _ = emit(program, tmp_path / "b")
+    layouts = set()
+    for use in bundle.program("cpu").weights:
+        value = unpack(bundle.weight(use.name), use.shape, use.layout)
+        expected = program.weights[use.name].evaluate()
+        assert value.dtype == bundle.tensor(use.name).stored_dtype or use.layout == "panel32x4"
+        np.testing.assert_array_equal(value.astype(np.float64), expected.double().numpy())
+        layouts.add((use.dtype, use.layout))
+        source = use.name.removesuffix(".int8").removesuffix(".scales").removesuffix(".bf16")
+        assert bundle.tensor(use.name).parts[0].source == source
+    narrow = {("bf16", "panel32x2")} if name == "bf16" else {("i8", "panel32x4"), ("f16", "panel32")}
+    assert layouts == narrow | {("f32", "rows")} | ({("bf16", "rows")} if name == "bf16" and not tied else set())
+    tables = {n for n in bundle.index.tensors if n.startswith(("embed", "head"))}
+    assert len(tables) == (1 if name == "bf16" else 2) * (1 if tied else 2), "a tied table is stored once"
+
+
+def test_weights_of_experts_are_packed_one_by_one(tmp_path: Path) -> None:
+    program = with_formats(routed(), FORMATS["grouped"])
+    expected = program.weights["experts.int8"].evaluate().numpy()
+    use = WeightUse(name="experts.int8", dtype="i8", shape=(64, 32, 32), layout="panel32x4")
+    chunks = list(_chunks(use, torch.from_numpy(expected)))
+    assert len(chunks) == 64
+    np.testing.assert_array_equal(unpack(np.stack(chunks), (64, 32, 32), "panel32x4"), expected)
+
+
+def test_values_that_bf16_lacks_are_refused(tmp_path: Path) -> None:
+    inner = torch.nn.Module()
+    inner.w = torch.nn.Parameter(torch.full((40, 6), torch.finfo(torch.float32).max))
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(ew.linear(features(i), m.w, None), i["rows"])
+
+    with pytest.raises(UnsupportedModelError, match=r"weight w.bf16: it has values that are not finite in bf16"):
+        emit(with_formats(program_from(call, inner), FORMATS["bf16"]), tmp_path / "b")
 
 
 def test_two_emissions_are_byte_equal(tmp_path: Path) -> None:
@@ -72,7 +118,7 @@ def test_a_table_larger_than_a_chunk_is_packed_whole(tmp_path: Path, monkeypatch
     monkeypatch.setattr("enginewright.optimizer.emit.cpu._CHUNK_BYTES", 1)
     program = paged(Shape(windows=(0,), vocabulary=101, tied=False))
     bundle, _ = emit(program, tmp_path / "b")
-    head = unpack_panel32(bundle.weight("head"), 101)
+    head = unpack(bundle.weight("head"), (101, 32), "panel32")
     np.testing.assert_array_equal(head, program.weights["head"].evaluate().numpy())
     np.testing.assert_array_equal(bundle.weight("embed"), program.weights["embed"].evaluate().numpy())
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginewright.plugins.lowered_program import LoweredProgram, Operand, Step
+from enginewright.plugins.contracts import BYTES_PER_ELEMENT
+from enginewright.plugins.lowered_program import Layout, LoweredProgram, Operand, Step
 from enginewright.plugins.ops import (
     add_layer_norm,
     add_rms_norm,
@@ -22,12 +23,16 @@ from enginewright.plugins.ops import (
     layer_norm,
     linear,
     paged_attention,
+    quantize_activation,
+    quantized_embedding,
+    quantized_grouped_linear,
+    quantized_linear,
     rms_norm,
     rope,
     rope_table,
     take_rows,
 )
-from enginewright.runtime.bundle.weights import pack_panel32, unpack_panel32
+from enginewright.runtime.bundle.weights import pack, unpack
 
 UNARY = {
     "neg": torch.neg,
@@ -57,13 +62,28 @@ BINARY = {
     "minimum": torch.minimum,
 }
 ANY_STRIDES = ("elementwise", "copy")
-DTYPES = {"f32": torch.float32, "i32": torch.int32}
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+}
+NARROW = (torch.bfloat16, torch.float16, torch.int8)
+ROW_MULTIPLE = {"bf16": 2, "i8": 4}
+"""Rows of these types begin at multiples of 32 bits."""
 
 
-def stored(weight: torch.Tensor, layout: str) -> torch.Tensor:
-    """A weight as a bundle holds it."""
-    value = weight.int() if not weight.is_floating_point() and weight.dtype is not torch.bool else weight.float()
-    return torch.from_numpy(pack_panel32(value.contiguous().numpy())) if layout == "panel32" else value.contiguous()
+def stored(weight: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A weight as a bundle holds it; bf16 in panels as its bits."""
+    if weight.dtype in NARROW:
+        value = weight.contiguous()
+    else:
+        value = weight.int() if not weight.is_floating_point() and weight.dtype is not torch.bool else weight.float()
+    if layout == "rows":
+        return value.contiguous()
+    bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
+    return torch.from_numpy(pack(bits.contiguous().numpy(), layout))
 
 
 class Interpreter:
@@ -108,17 +128,22 @@ class Interpreter:
             return torch.as_strided(value, shape, strides, offset)
         place, size = self.places[operand.name]
         last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        assert 0 in shape or 4 * last < size, f"{operand} lies outside of its buffer"
+        width = BYTES_PER_ELEMENT[operand.dtype]
+        assert 0 in shape or width * last < size, f"{operand} lies outside of its buffer"
         assert place % 64 == 0
+        if (multiple := ROW_MULTIPLE.get(operand.dtype, 1)) > 1:
+            assert offset % multiple == 0
+            assert all(s % multiple == 0 and s >= shape[-1] for s in strides[:-1]), f"{operand}: rows are not padded"
         memory = self.arena.view(DTYPES[operand.dtype])
-        return torch.as_strided(memory, shape, strides, place // 4 + offset)
+        return torch.as_strided(memory, shape, strides, place // width + offset)
 
     def _weight(self, operand: Operand, shape: list[int], strides: list[int], offset: int) -> torch.Tensor:
         use, value = self.uses[operand.name], self.weights[operand.name]
         assert use.dtype == operand.dtype
-        if use.layout == "panel32":
+        if use.layout != "rows":
             assert tuple(shape) == use.shape and offset == 0
-            return torch.from_numpy(unpack_panel32(value.numpy(), shape[0]))
+            whole = torch.from_numpy(unpack(value.numpy(), tuple(shape), use.layout).copy())
+            return whole.view(torch.bfloat16) if use.dtype == "bf16" else whole
         return torch.as_strided(value, shape, strides, offset)
 
     def _step(self, step: Step) -> None:
@@ -144,8 +169,26 @@ class Interpreter:
                 return (embedding(x[0], x[1]),)
             case "linear":
                 assert x[0].dim() == 2
-                assert self.uses[step.inputs[1].name].layout == "panel32"
+                packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
+                assert self.uses[step.inputs[1].name].layout == packed[x[1].dtype]
                 return (linear(x[0], x[1], x[2] if len(x) > 2 else None),)
+            case "cast_bf16":
+                assert x[0].dim() == 2
+                return (x[0].bfloat16(),)
+            case "quantize_activation":
+                assert x[0].dim() == 2
+                return quantize_activation(x[0], a["group_size"])
+            case "quantized_linear" | "quantized_grouped_linear":
+                tensors = 5 if step.op == "quantized_linear" else 6
+                assert [o.dim() for o in x[:3]] == [2, 2, 2]
+                layouts = [self.uses[o.name].layout for o in step.inputs[tensors - 2 : tensors]]
+                assert layouts == ["panel32x4", "panel32"]
+                assert len(x) == tensors + a["has_bias"]
+                fn = quantized_linear if step.op == "quantized_linear" else quantized_grouped_linear
+                bias = x[tensors] if a["has_bias"] else None
+                return (fn(*x[:tensors], bias, a["weight_group"], a["activation_group"]),)
+            case "quantized_embedding":
+                return (quantized_embedding(x[0], x[1], x[2], a["group_size"]),)
             case "rms_norm" | "add_rms_norm":
                 fn = rms_norm if step.op == "rms_norm" else add_rms_norm
                 tensors = 1 if step.op == "rms_norm" else 2

@@ -11,7 +11,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Builder
 from enginewright.passes.lowering.views import View, contiguous_strides
 from enginewright.plugins.errors import UnsupportedModelError
-from enginewright.plugins.lowered_program import Affine
+from enginewright.plugins.lowered_program import Affine, Dtype
 from tests.passes.small_programs import Shape, decoder
 
 T = Affine(t=1)
@@ -23,7 +23,7 @@ def program() -> Program:
 
 
 def builder(program: Program, *panelled: str) -> Builder:
-    made = Builder(program, frozenset(panelled))
+    made = Builder(program, dict.fromkeys(panelled, "panel32"))
     made.node = next(n for n in program.graph.nodes if n.op == "call_function")
     return made
 
@@ -39,6 +39,26 @@ def test_buffers_are_dense_and_named_in_order(program: Program, width: int) -> N
     assert [v.name for v in views] == ["b0", "b1"]
     assert [buffer.size for buffer in b.buffers] == [Affine(t=4 * width)] * 2
     assert views[0].strides == (Affine(width), Affine(1))
+
+
+@pytest.mark.parametrize(("dtype", "width", "row"), [("i8", 7, 8), ("i8", 24, 24), ("bf16", 7, 14), ("f16", 7, 14)])
+def test_rows_of_narrow_types_are_padded(program: Program, dtype: Dtype, width: int, row: int) -> None:
+    b = builder(program)
+    view = b.buffer((T, Affine(3), Affine(width)), dtype)
+    bytes_per_row = row if dtype == "i8" else -(-row // 4) * 4 if dtype == "bf16" else row
+    assert b.buffers[0].size == Affine(t=3 * bytes_per_row)
+    flat = b.rows(view, rank=2)
+    assert flat.strides[0] * {"i8": 1, "bf16": 2, "f16": 2}[dtype] == bytes_per_row
+    assert (flat.name, len(b.steps)) == (view.name, 0), "padding is no reason to copy"
+
+
+def test_what_takes_no_narrow_type_says_so(program: Program) -> None:
+    b = builder(program)
+    view = b.buffer((T, Affine(8)), "i8")
+    with pytest.raises(UnsupportedModelError, match="the cpu target has no copy of i8"):
+        b.copy(view)
+    with pytest.raises(UnsupportedModelError, match="the cpu target has no elementwise of bf16"):
+        b.cast(b.buffer((T, Affine(8)), "bf16"))
 
 
 def test_a_weight_that_is_needed_in_both_layouts_has_two_names(program: Program) -> None:

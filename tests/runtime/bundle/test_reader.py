@@ -15,7 +15,7 @@ from enginewright.plugins.errors import BundleError
 from enginewright.plugins.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.weights import unpack_panel32
+from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.bundle.writer import BundleWriter
 from enginewright.runtime.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def resize(bundle: Path, name: str) -> None:
 def test_weights_are_mapped_and_read_only(make_bundle: Make) -> None:
     bundle = Bundle.open(make_bundle())
     head = bundle.weight("head")
-    np.testing.assert_array_equal(unpack_panel32(head, 40), WEIGHT)
+    np.testing.assert_array_equal(unpack(head, (40, 6), "panel32"), WEIGHT)
     np.testing.assert_array_equal(bundle.weight("norm"), WEIGHT[0])
     assert head.shape == (2, 6, 32) and head.dtype == np.float32 and not head.flags.owndata
     with pytest.raises(ValueError, match="read-only"):

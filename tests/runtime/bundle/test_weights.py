@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from enginewright.plugins.errors import BundleError
 from enginewright.runtime.bundle.weights import (
+    NUMPY_DTYPES,
     Blob,
+    Layout,
     SourceRows,
     TensorEntry,
+    WeightDtype,
     WeightsIndex,
-    pack_panel32,
+    pack,
     stored_bytes,
-    unpack_panel32,
+    stored_dtype,
+    stored_shape,
+    unpack,
 )
 
 
@@ -27,17 +32,40 @@ def index(**fields: Any) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (32, 5), (40, 3), (65, 2)])
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_panels(rows: int, columns: int, dtype: Any) -> None:
-    weight = np.random.default_rng(rows).standard_normal((rows, columns)).astype(dtype)
-    packed = pack_panel32(weight)
-    assert packed.nbytes == stored_bytes((rows, columns), "panel32", "f32" if dtype is np.float32 else "bf16")
-    flat = packed.reshape(-1)
-    for n in range(packed.shape[0] * 32):
-        for k in range(columns):
-            assert flat[((n // 32) * columns + k) * 32 + n % 32] == (weight[n, k] if n < rows else 0)
-    np.testing.assert_array_equal(unpack_panel32(packed, rows), weight)
+@pytest.mark.parametrize("shape", [(1, 1), (32, 5), (40, 3), (65, 8), (3, 33, 6), (2, 1, 7)])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "side"),
+    [
+        ("panel32", "f32", 1),
+        ("panel32", "f16", 1),
+        ("panel32", "bf16", 1),
+        ("panel32x2", "bf16", 2),
+        ("panel32x4", "i8", 4),
+    ],
+)
+def test_panels(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype, side: int) -> None:
+    weight = (np.random.default_rng(shape[-1]).standard_normal(shape) * 50).astype(NUMPY_DTYPES[dtype])
+    packed = pack(weight, layout)
+    assert packed.nbytes == stored_bytes(shape, layout, dtype)
+    assert packed.shape == stored_shape(shape, layout)
+    assert packed.dtype == stored_dtype(dtype, layout)
+    zero = 128 if layout == "panel32x4" else 0
+    *lead, rows, columns = shape
+    groups = -(-columns // side)
+    flat = packed.reshape(math.prod(lead), -1)
+    for e, one in enumerate(weight.reshape(-1, rows, columns)):
+        for n in range(-(-rows // 32) * 32):
+            for k in range(groups * side):
+                value = one[n, k] if n < rows and k < columns else 0
+                place = (((n // 32) * groups + k // side) * 32 + n % 32) * side + k % side
+                assert flat[e, place] == int(value) + zero if zero else flat[e, place] == value
+    np.testing.assert_array_equal(unpack(packed, shape, layout), weight)
+
+
+def test_rows_stay_as_they_are() -> None:
+    weight = np.arange(12, dtype=np.int32).reshape(4, 3)
+    assert pack(weight.T, "rows").flags.c_contiguous
+    np.testing.assert_array_equal(unpack(pack(weight.T, "rows"), (3, 4), "rows"), weight.T)
 
 
 def test_round_trip() -> None:
@@ -54,7 +82,11 @@ def test_round_trip() -> None:
     [
         ({"bytes": 480}, r"tensors\.w: bytes is 480, but f32 \[40, 3\] in panel32 has 768"),
         ({"layout": "rows"}, r"tensors\.w: bytes is 768, but f32 \[40, 3\] in rows has 480"),
-        ({"shape": [40]}, r"tensors\.w: layout panel32 needs two dimensions"),
+        ({"shape": [40]}, r"tensors\.w: layout panel32 needs two dimensions or three, shape is \[40\]"),
+        ({"shape": [1, 1, 40, 3]}, r"tensors\.w: layout panel32 needs two dimensions or three"),
+        ({"layout": "panel32x2"}, r"tensors\.w: layout panel32x2 is not for f32"),
+        ({"layout": "panel32x4", "dtype": "bf16"}, r"tensors\.w: layout panel32x4 is not for bf16"),
+        ({"dtype": "i8"}, r"tensors\.w: layout panel32 is not for i8"),
         ({"shape": [-40, 3]}, r"tensors\.w: shape is \[-40, 3\]"),
         ({"offset": 128}, r"tensors\.w: ends at byte 896 of weights/w\.bin, which has 832"),
         ({"offset": 32}, r"tensors\.w\.offset: "),

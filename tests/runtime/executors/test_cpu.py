@@ -14,7 +14,7 @@ from enginewright.plugins.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.bundle.weights import pack_panel32
+from enginewright.runtime.bundle.weights import pack
 from enginewright.runtime.bundle.writer import BundleWriter
 from enginewright.runtime.executors.cpu import CpuExecutor
 from enginewright.runtime.llm import LLM
@@ -90,7 +90,7 @@ def reference(ids: list[int]) -> FloatArray:
 def bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Path:
     with BundleWriter(tmp_path / "tiny.bundle") as writer:
         writer.weights().add("table", TABLE)
-        writer.weights().add("head", pack_panel32(HEAD), "panel32", shape=HEAD.shape)
+        writer.weights().add("head", pack(HEAD, "panel32"), "panel32", shape=HEAD.shape)
         writer.write_text("targets/cpu/program.json", program().to_json())
         for path, data in tokenizer_files.to_files().items():
             writer.write_bytes(path, data)
