@@ -124,7 +124,7 @@ class LLM:
     @property
     def has_chat_template(self) -> bool:
         """Whether ``chat`` and ``stream_chat`` work."""
-        return self._tokenizer is not None and self._tokenizer.chat_template is not None
+        return self._tokenizer is not None and bool(self._tokenizer.chat_templates)
 
     def generate(
         self,

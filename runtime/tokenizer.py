@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import tokenizers
 
 from enginewright.plugins.errors import BundleError, RequestError
 
-from .bundle.tokenizer_files import TOKENIZER_PATH, TokenizerFiles
+from .bundle.tokenizer_files import CHAT_TEMPLATES_FOLDER, TOKENIZER_PATH, TokenizerFiles
 from .chat_template import ChatTemplate, Message
 
+_JINJA = re.compile(r"\{[{%#]|\n")
 _REPLACEMENT = "\ufffd"
 _MOST_INCOMPLETE = 3
 """A UTF-8 character has 4 bytes at most, so at most its first 3 wait for the rest; each may decode to one U+FFFD."""
@@ -20,7 +22,7 @@ _LONGEST_WINDOW = 64
 
 
 class Tokenizer:
-    """The tokenizer of a bundle, and its chat template if it has one."""
+    """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default"."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         """Raises BundleError naming the file that is missing or damaged."""
@@ -36,9 +38,13 @@ class Tokenizer:
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._before = self._added(files.special_tokens, "bos")
         self._after = self._added(files.special_tokens, "eos")
-        self.chat_template: ChatTemplate | None = None
+        self._special_tokens = files.special_tokens
+        self.chat_templates: dict[str, ChatTemplate] = {}
         if files.chat_template is not None:
-            self.chat_template = ChatTemplate(files.chat_template, files.special_tokens)
+            self.chat_templates["default"] = ChatTemplate(files.chat_template, files.special_tokens)
+        for name, text in files.other_templates.items():
+            path = f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"
+            self.chat_templates[name] = ChatTemplate(text, files.special_tokens, name=path)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
@@ -61,11 +67,46 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Token ids of a conversation up to the assistant's turn; see ``ChatTemplate.render``. Raises RequestError."""
-        if self.chat_template is None:
-            raise RequestError("chat: this model has no chat template", hint="Use generate with a prompt instead.")
-        return self.encode(self.chat_template.render(messages, **variables), add_special_tokens=False)
+    def encode_chat(
+        self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
+    ) -> list[int]:
+        """Token ids of a conversation up to the assistant's turn.
+
+        The template writes the special tokens, so none is added; as in transformers, what looks like one in a message
+        becomes one too.
+
+        Args:
+            messages: the turns.
+            chat_template: the name of one of the model's templates, or the text of another. None takes "tool_use", if
+                there is one and ``tools`` are given, or else "default".
+            options: see ``ChatTemplate.render``.
+
+        Raises:
+            RequestError: there is no such template, or it refuses the messages.
+        """
+        template = self._template(chat_template, options.get("tools") is not None)
+        return self.encode(template.render(messages, **options), add_special_tokens=False)
+
+    def _template(self, wanted: str | None, has_tools: bool) -> ChatTemplate:
+        names = ", ".join(sorted(self.chat_templates)) or "none"
+        if wanted is None:
+            wanted = "tool_use" if has_tools and "tool_use" in self.chat_templates else "default"
+            if wanted not in self.chat_templates:
+                hint = "Use generate with a prompt instead."
+                if self.chat_templates:
+                    hint = f"Pass chat_template: the name of one it has ({names})."
+                raise RequestError("chat: this model has no chat template", hint=hint)
+        elif wanted not in self.chat_templates:
+            if not _JINJA.search(wanted):
+                raise RequestError(
+                    f"chat: chat_template: there is no template {wanted!r}; the model has {names}",
+                    hint="Pass the name of one, or the text of a template.",
+                )
+            try:
+                return ChatTemplate(wanted, self._special_tokens, name="chat_template")
+            except BundleError as e:
+                raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
+        return self.chat_templates[wanted]
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """For the text that follows ``prompt``."""

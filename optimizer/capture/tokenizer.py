@@ -12,6 +12,7 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from .huggingface import read_json
 
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -47,9 +48,12 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
     ``add_bos`` tells the runtime to.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    # Some have more that are named, such as image_token: variables of the chat template like the others.
+    named = dict.fromkeys([*_SPECIAL, *tokenizer.special_tokens_map])
     special: dict[str, str | bool | None] = {
         name: None if value is None else str(value)
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+        for name in named
+        if name.endswith("_token")
         for value in [getattr(tokenizer, name, None)]
     }
     add_bos = False
@@ -57,15 +61,17 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
         ids = list(tokenizer("a")["input_ids"])
         add_bos = ids[:1] != [tokenizer.bos_token_id]
     special |= {"add_bos": add_bos, "add_eos": False}
+    templates = _chat_templates(tokenizer)
     return TokenizerFiles(
         tokenizer_json=backend.to_str() if backend is not None and hasattr(backend, "to_str") else None,
-        chat_template=_chat_template(tokenizer),
+        chat_template=templates.pop("default", None),
         special_tokens=special,
+        other_templates=templates,
     )
 
 
-def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _chat_templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The chat templates by name; the only one is "default"."""
     template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template if template else None
+    templates: dict[str, str] = template if isinstance(template, dict) else {"default": template}
+    return {name: text for name, text in templates.items() if text}

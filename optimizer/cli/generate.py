@@ -64,7 +64,7 @@ def command(
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     with LLM(bundle, threads=threads, memory=memory) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
-        chat = not raw and all(texts) and (system is not None or llm.tokenizer.chat_template is not None)
+        chat = not raw and all(texts) and (system is not None or "default" in llm.tokenizer.chat_templates)
         conversations = [_conversation(text, system) for text in texts]
         if len(texts) == 1 and not as_json:
             stream = llm.stream_chat(conversations[0], params) if chat else llm.stream(texts[0], params)

@@ -23,8 +23,14 @@ from .manifest import (
     target_folder,
     target_manifest_path,
 )
-from .tokenizer_files import CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH, TOKENIZER_PATH, TokenizerFiles
-from .weights import INDEX_PATH, NUMPY_DTYPES, TensorEntry, WeightsIndex
+from .tokenizer_files import (
+    CHAT_TEMPLATE_PATH,
+    CHAT_TEMPLATES_FOLDER,
+    SPECIAL_TOKENS_PATH,
+    TOKENIZER_PATH,
+    TokenizerFiles,
+)
+from .weights import INDEX_PATH, TensorEntry, WeightsIndex
 
 PROGRAM_FILE = "program.json"
 """The lowered program in the folder of a target that starts from one."""
@@ -124,7 +130,8 @@ class Bundle:
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
         names = (TOKENIZER_PATH, CHAT_TEMPLATE_PATH, SPECIAL_TOKENS_PATH)
-        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in names if n in self.files})
+        wanted = [n for n in self.files if n in names or n.startswith(CHAT_TEMPLATES_FOLDER)]
+        return TokenizerFiles.from_files({n: self.read_bytes(n) for n in wanted})
 
     def tensor(self, name: str) -> TensorEntry:
         """Where a weight lies; raises BundleError if there is none of that name."""
@@ -133,10 +140,10 @@ class Bundle:
         return self.index.tensors[name]
 
     def weight(self, name: str) -> npt.NDArray[np.generic]:
-        """A weight, mapped and read-only: [N, ..] in layout rows, [ceil(N/32), K, 32] in layout panel32."""
+        """A weight, mapped and read-only: of shape ``TensorEntry.stored_shape``."""
         entry = self.tensor(name)
         data = self._map(entry.blob)[entry.offset : entry.offset + entry.bytes]
-        return data.view(NUMPY_DTYPES[entry.dtype]).reshape(entry.stored_shape)
+        return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Hashes every listed file; raises BundleError naming the first that differs.

@@ -3,7 +3,8 @@
     tokenizer/tokenizer.json         of the `tokenizers` library, unchanged; missing if the source has no fast tokenizer
                                      (then requests are token ids)
     tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
-                                     source has several templates this is the one named "default".
+                                     source has several templates this is the one named "default";
+    tokenizer/chat_templates/NAME.jinja    and these are the others, such as "tool_use"
     tokenizer/special_tokens.json    always there: one JSON object of
 
         "bos_token", "eos_token", "pad_token", "unk_token", ... : text of the token, or null
@@ -17,6 +18,7 @@ folder: that is ``model.eos_token_ids`` of the manifest.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,27 +27,41 @@ from enginewright.plugins.json_document import parse_json
 
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
 CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
+CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"
 SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*")
 
 SpecialTokens = Mapping[str, str | bool | None]
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The contents of the folder. ``to_files`` gives what to write, ``from_files`` reads it back."""
+    """The contents of the folder. ``to_files`` gives what to write, ``from_files`` reads it back.
+
+    ``chat_template`` is the default one, ``other_templates`` are the rest by their names.
+    """
 
     tokenizer_json: str | None = None
     chat_template: str | None = None
     special_tokens: SpecialTokens = field(default_factory=dict)
+    other_templates: Mapping[str, str] = field(default_factory=dict)
 
     def to_files(self) -> dict[str, bytes]:
-        """Path in the bundle -> contents; the same input gives the same bytes."""
+        """Path in the bundle -> contents; the same input gives the same bytes.
+
+        Raises BundleError for special tokens of the wrong type, and names of templates that can't be a file's.
+        """
         special = json.dumps(_checked(self.special_tokens), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
         files = {SPECIAL_TOKENS_PATH: special.encode()}
         if self.tokenizer_json is not None:
             files[TOKENIZER_PATH] = self.tokenizer_json.encode()
         if self.chat_template is not None:
             files[CHAT_TEMPLATE_PATH] = self.chat_template.encode()
+        for name in sorted(self.other_templates):
+            if not _NAME.fullmatch(name):
+                raise BundleError(f"chat template {name!r}: it can't be kept under this name", hint="Rename it.")
+            files[f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"] = self.other_templates[name].encode()
         return files
 
     @classmethod
@@ -57,7 +73,12 @@ class TokenizerFiles:
             special = parse_json(_text(files, SPECIAL_TOKENS_PATH) or "")
         except ValueError as e:
             raise BundleError(f"{SPECIAL_TOKENS_PATH}: not JSON: {e}", hint="Export the bundle again.") from e
-        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special))
+        others = {
+            path.removeprefix(CHAT_TEMPLATES_FOLDER).removesuffix(".jinja"): _text(files, path) or ""
+            for path in files
+            if path.startswith(CHAT_TEMPLATES_FOLDER)
+        }
+        return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others)
 
 
 def _text(files: Mapping[str, bytes], path: str) -> str | None:

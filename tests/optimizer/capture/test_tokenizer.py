@@ -48,7 +48,17 @@ def test_who_adds_the_start_token(adds_bos, wants_bos, caller_adds):
 def test_the_default_of_several_templates():
     tokenizer = make_tokenizer(["a"])
     tokenizer.chat_template = {"default": "one", "tool_use": "two"}
-    assert tokenizer_files(tokenizer).chat_template == "one"
+    files = tokenizer_files(tokenizer)
+    assert files.chat_template == "one" and files.other_templates == {"tool_use": "two"}
+    tokenizer.chat_template = {"rag": "three", "empty": ""}
+    files = tokenizer_files(tokenizer)
+    assert files.chat_template is None and files.other_templates == {"rag": "three"}
+
+
+def test_named_special_tokens_of_a_model():
+    backend = make_tokenizer(["a"]).backend_tokenizer
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", image_token="<image>")
+    assert tokenizer_files(tokenizer).special_tokens["image_token"] == "<image>"
 
 
 def test_a_directory_brings_its_tokenizer(tiny_model, tmp_path):

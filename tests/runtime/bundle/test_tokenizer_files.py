@@ -15,12 +15,14 @@ from enginewright.runtime.bundle.tokenizer_files import SPECIAL_TOKENS_PATH, Tok
     [
         TokenizerFiles(),
         TokenizerFiles('{"a": "é"}', "{{ bos_token }}", {"bos_token": "<s>", "pad_token": None, "add_bos": True}),
+        TokenizerFiles(chat_template="a", other_templates={"tool_use": "é", "rag": ""}),
     ],
 )
 def test_round_trip(files: TokenizerFiles) -> None:
     written = files.to_files()
     assert TokenizerFiles.from_files(written) == files
-    assert len(written) == 1 + (files.tokenizer_json is not None) + (files.chat_template is not None)
+    templates = (files.chat_template is not None) + len(files.other_templates)
+    assert len(written) == 1 + (files.tokenizer_json is not None) + templates
     assert all(path.startswith("tokenizer/") for path in written)
 
 
@@ -47,6 +49,12 @@ def test_damage_is_named(data: bytes, message: str) -> None:
 def test_a_missing_file() -> None:
     with pytest.raises(BundleError, match=r"special_tokens\.json is missing"):
         TokenizerFiles.from_files({})
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])
+def test_names_that_no_file_has_are_not_written(name: str) -> None:
+    with pytest.raises(BundleError, match="chat template"):
+        TokenizerFiles(other_templates={name: "x"}).to_files()
 
 
 def test_wrong_values_are_not_written() -> None:
