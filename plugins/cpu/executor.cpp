@@ -190,6 +190,7 @@ const std::vector<ResolvedStep>& Executor::prepare() {
     memory_.arena = static_cast<char*>(arena_.data());
   }
   memory_.arena_bytes = std::max<int64_t>(needed, 0);
+  if (arena_.bytes() > 0) arena_.limit(memory_.arena_bytes);
   ++clock_;
   auto shape =
       std::find_if(shapes_.begin(), shapes_.end(), [this](const Shape& s) { return s.sizes == sizes_; });

@@ -4,6 +4,10 @@
 
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace ew {
 
 ZeroedMemory::ZeroedMemory(int64_t bytes, Pages pages) {
@@ -19,7 +23,16 @@ ZeroedMemory::ZeroedMemory(int64_t bytes, Pages pages) {
   bytes_ = bytes;
 }
 
+void ZeroedMemory::limit([[maybe_unused]] int64_t bytes) const {
+#if defined(__SANITIZE_ADDRESS__)
+  char* const data = static_cast<char*>(data_);
+  ASAN_UNPOISON_MEMORY_REGION(data, static_cast<size_t>(bytes));
+  ASAN_POISON_MEMORY_REGION(data + bytes, static_cast<size_t>(bytes_ - bytes));
+#endif
+}
+
 ZeroedMemory::~ZeroedMemory() {
+  if (data_) limit(bytes_);  // or the next to get these addresses would suffer for it
   if (data_) munmap(data_, static_cast<size_t>(bytes_));
 }
 

@@ -3,164 +3,62 @@
 // ASan, UBSan and TSan.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <memory>
-#include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "executor.h"
-#include "panels.h"
+#include "plan.h"
 
 namespace {
 
 using namespace ew;
+using namespace ew::testing;
 
 constexpr int64_t kHidden = 16, kHeads = 2, kSize = 8, kVocab = 37;
 
-struct FreeMemory {
-  void operator()(float* p) const { std::free(p); }
-};
-using Floats = std::unique_ptr<float[], FreeMemory>;
-
-Floats random_floats(int64_t count, unsigned seed) {
-  const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
-  Floats data(static_cast<float*>(std::aligned_alloc(64, bytes)));
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0, 0.3f);
-  for (int64_t i = 0; i < count; ++i) data[i] = normal(generator);
-  return data;
-}
-
-Affine constant(int64_t value) { return {value}; }
-
-std::vector<Affine> dense(const std::vector<Affine>& shape) {
-  std::vector<Affine> strides(shape.size(), constant(1));
-  for (size_t i = shape.size() - 1; i-- > 0;)
-    strides[i] = constant(strides[i + 1].constant * shape[i + 1].constant);
-  return strides;
-}
-
-// Builds ids -> embedding -> kv_write, paged_attention -> linear -> add_rms_norm -> take_rows -> logits.
-class Model {
+// ids -> embedding -> kv_write, paged_attention -> linear -> add_rms_norm -> take_rows -> logits
+class Model : public Plan {
  public:
   Program program;
 
   Model() {
-    program.add_cache_group({"full", {3}, kHeads, kSize, kSize, -1}, kBlock);
-    table_ = weight("table", {kVocab, kHidden}, WeightLayout::rows);
-    project_ = weight("project", {kHidden, kHidden}, WeightLayout::panel32);
-    head_ = weight("head", {kVocab, kHidden}, WeightLayout::panel32);
-    const Operand x = buffer("x", kTokens, kHidden), mixed = buffer("mixed", kTokens, kHidden);
-    const Operand projected = buffer("projected", kTokens, kHidden),
-                  normed = buffer("normed", kTokens, kHidden);
-    const Operand sum = buffer("sum", kTokens, kHidden), last = buffer("last", kRows, kHidden);
-    const Operand logits = buffer("logits", kRows, kVocab);
-    program.set_arena(arena_);
-    program.add_step("embedding", {input(kIds, {kTokens}), table_}, {x}, {}, "embed");
-    program.add_step("kv_write", {heads(x), heads(x), input(slots_input(0), {kTokens}), cache()}, {}, {},
-                     "attention");
-    program.add_step("paged_attention",
-                     {heads(x), cache(), input(table_input(0), {kRequests, constant(1)}),
-                      input(kQStart, {{1, 0, 1, 0}}), input(kKvLen, {kRequests})},
-                     {heads(mixed)},
-                     {{"scale", 0.35}, {"softcap", 0.0}, {"window", int64_t{0}}, {"has_sinks", false}},
-                     "attention");
-    program.add_step("linear", {mixed, project_}, {projected}, {}, "project");
-    program.add_step("add_rms_norm", {projected, x}, {normed, sum}, {{"eps", 1e-5}, {"has_weight", false}},
-                     "norm");
-    program.add_step("take_rows", {normed, input(kRowsInput, {kRows})}, {last}, {}, "rows");
-    program.add_step("linear", {last, head_}, {logits}, {}, "head");
-    program.set_logits(logits);
-    program.finish();
+    groups.push_back({"full", {3}, kHeads, kSize, kSize, -1});
+    const Operand table = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::rows);
+    const Operand project = weight(Dtype::f32, {kHidden, kHidden}, WeightLayout::panel32);
+    const Operand head = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::panel32);
+    const Operand x = tokens(), mixed = tokens(), projected = tokens(), normed = tokens(), sum = tokens();
+    const Operand last = buffer({kRows, constant(kHidden)});
+    logits = buffer({kRows, constant(kVocab)});
+    step("embedding", {input(kIds, {kTokens}), table}, {x});
+    step("kv_write", {heads(x), heads(x), input(slots_input(0), {kTokens}), cache(0)}, {});
+    step("paged_attention",
+         {heads(x), cache(0), input(table_input(0), {kRequests, constant(1)}), input(kQStart, {{1, 0, 1, 0}}),
+          input(kKvLen, {kRequests})},
+         {heads(mixed)}, {{"scale", 0.35}, {"softcap", 0.0}, {"window", int64_t{0}}, {"has_sinks", false}});
+    step("linear", {mixed, project}, {projected});
+    step("add_rms_norm", {projected, x}, {normed, sum}, {{"eps", 1e-5}, {"has_weight", false}});
+    step("take_rows", {normed, input(kRowsInput, {kRows})}, {last});
+    step("linear", {last, head}, {logits});
+    build(&program);
   }
 
-  Operand weight(const std::string& name, std::vector<int64_t> shape, WeightLayout layout) {
-    Weight weight{name, Dtype::f32, shape, layout, nullptr};
-    const int64_t count = weight.elements();
-    memory_.push_back(random_floats(count, static_cast<unsigned>(memory_.size())));
-    weight.data = memory_.back().get();
-    Operand operand{OperandKind::weight, 0, Dtype::f32, {}, {}, {}, name};
-    for (const int64_t size : shape) operand.shape.push_back(constant(size));
-    operand.strides = dense(operand.shape);
-    operand.index = program.add_weight(std::move(weight), count * int64_t{sizeof(float)});
+  Operand tokens() { return buffer({kTokens, constant(kHidden)}); }
+
+  static Operand heads(const Operand& operand) {  // [T, H] as [T, heads, size]
+    return view(operand, {kTokens, constant(kHeads), constant(kSize)});
+  }
+
+  Operand late() {  // a buffer that is added to the built program
+    const Operand operand = tokens();
+    program.add_buffer(buffers.back());
     return operand;
   }
-
-  Operand buffer(const std::string& name, Affine rows, int64_t width) {
-    const int64_t bytes = width * int64_t{sizeof(float)};
-    const Affine size{rows.constant * bytes, rows.t * bytes, rows.b * bytes, rows.r * bytes};
-    const int index = program.add_buffer({name, size, arena_});
-    arena_ = {arena_.constant + size.constant, arena_.t + size.t, arena_.b + size.b, arena_.r + size.r};
-    return {OperandKind::buffer,
-            index,
-            Dtype::f32,
-            {rows, constant(width)},
-            {constant(width), constant(1)},
-            {},
-            name};
-  }
-
-  static Operand heads(Operand operand) {  // [T, H] as [T, heads, size]
-    operand.shape = {operand.shape[0], constant(kHeads), constant(kSize)};
-    operand.strides = {operand.strides[0], constant(kSize), constant(1)};
-    return operand;
-  }
-
-  Operand input(int index, std::vector<Affine> shape) const {
-    const std::vector<Affine> strides = dense(shape);
-    return {OperandKind::input, index, Dtype::i32, std::move(shape), strides, {}, program.input_name(index)};
-  }
-
-  static Operand cache() { return {OperandKind::cache, 0, Dtype::f32, {}, {}, {}, "full/3"}; }
-
- private:
-  std::vector<Floats> memory_;
-  Operand table_, project_, head_;
-  Affine arena_;
-};
-
-// One step's arrays; request b has its own blocks.
-struct StepData {
-  std::vector<int32_t> ids, positions, q_start{0}, kv_len, rows, slots, table;
-  int64_t width = 4;
-
-  void add(int32_t first_block, int32_t past, const std::vector<int32_t>& tokens, bool sample = true) {
-    for (int64_t i = 0; i < width; ++i) table.push_back(first_block + static_cast<int32_t>(i));
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const int32_t position = past + static_cast<int32_t>(i);
-      ids.push_back(tokens[i]);
-      positions.push_back(position);
-      slots.push_back(first_block * 32 + position);
-    }
-    q_start.push_back(static_cast<int32_t>(ids.size()));
-    kv_len.push_back(past + static_cast<int32_t>(tokens.size()));
-    if (sample) rows.push_back(static_cast<int32_t>(ids.size()) - 1);
-  }
-
-  StepArrays arrays() const { return {ids, positions, q_start, kv_len, rows, {{slots, table, width}}}; }
 };
 
 std::vector<int32_t> sequence(int length, int seed) {
-  std::vector<int32_t> ids;
-  for (int i = 0; i < length; ++i) ids.push_back((seed + 7 * i) % static_cast<int>(kVocab));
-  return ids;
-}
-
-std::vector<float> logits_of(Executor& executor) {
-  std::vector<float> logits;
-  for (int64_t r = 0; r < executor.rows(); ++r) {
-    const float* row = executor.logits() + r * executor.logits_stride();
-    logits.insert(logits.end(), row, row + kVocab);
-  }
-  return logits;
-}
-
-std::vector<float> run(Executor& executor, const StepData& step) {
-  executor.run(step.arrays());
-  return logits_of(executor);
+  return ew::testing::sequence(length, seed, static_cast<int>(kVocab));
 }
 
 void results_do_not_depend_on_company_or_threads() {
@@ -291,7 +189,7 @@ void bad_steps_are_refused() {
 void bad_programs_are_refused() {
   const auto add = [](const std::string& op, auto inputs, auto outputs, const AttributeMap& attributes) {
     Model model;
-    const Operand x = model.buffer("late", kTokens, kHidden);
+    const Operand x = model.late();
     CHECK_THROWS(model.program.add_step(op, inputs(model, x), outputs(model, x), attributes, "w"),
                  std::invalid_argument);
   };
@@ -333,7 +231,7 @@ void bad_programs_are_refused() {
         return Operands{x};
       },
       same, {});
-  add("copy", [](Model& m, const Operand&) { return Operands{m.cache()}; }, same, {});
+  add("copy", [](Model& m, const Operand&) { return Operands{m.cache(0)}; }, same, {});
   add("reduce", same, same, {{"kind", std::string("sum")}});
   CHECK_THROWS(Program().finish(), std::invalid_argument);
   CHECK_THROWS(Executor(Program(), {}, 1, "portable"), std::invalid_argument);
@@ -350,8 +248,8 @@ void bad_programs_are_refused() {
 void operands_stay_inside_their_buffers() {
   const auto refused_at_run = [](auto change) {
     Model model;
-    Operand x = model.buffer("late", kTokens, kHidden);
-    Operand y = model.buffer("later", kTokens, kHidden);
+    Operand x = model.late();
+    Operand y = model.late();
     change(x, y);
     model.program.add_step("copy", {x}, {y}, {}, "w");
     Executor executor(model.program, {16}, 1, "portable");

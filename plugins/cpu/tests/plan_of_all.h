@@ -1,0 +1,151 @@
+// A program with every op and dtype that the interpreter has: attention, then experts in bf16 and int8 behind
+// a router, with a head in int8.
+#pragma once
+
+#include "plan.h"
+
+namespace ew::testing {
+
+class PlanOfAll : public Plan {
+ public:
+  static constexpr int64_t kVocab = 37, kHidden = 18, kHeads = 3, kSize = 6, kExperts = 5, kChoices = 2,
+                           kWide = 13;
+
+  // Activations of the int8 head are in groups of 8 (`grouped`) or not.
+  explicit PlanOfAll(bool grouped) {
+    groups.push_back({"full", {0}, kHeads, kSize, kSize, -1});
+    const Operand x = embed();
+    const Operand attended = attend(x);
+    const Operand mixed = mix(attended);
+    head(mixed, grouped);
+  }
+
+ private:
+  static Affine places() { return times(kTokens, kChoices); }
+
+  Operand embed() {
+    const Operand x = buffer({kTokens, constant(kHidden)}), y = buffer({kTokens, constant(kHidden)});
+    const Operand sum = buffer({kTokens, constant(kHidden)});
+    step("embedding",
+         {input(kIds, {kTokens}), weight(Dtype::bf16, {kVocab, kHidden}, WeightLayout::panel32x2)}, {x});
+    const Operand shifted = buffer({kTokens}, Dtype::i32);
+    step("elementwise", {input(kIds, {kTokens})}, {shifted},
+         {{"fn", std::string("minimum")}, {"scalar", int64_t{kVocab - 2}}});
+    step("quantized_embedding",
+         {shifted, weight(Dtype::i8, {kVocab, kHidden}, WeightLayout::panel32x4),
+          weight(Dtype::f16, {kVocab, 3}, WeightLayout::panel32)},
+         {y}, {{"group_size", int64_t{8}}});
+    step("elementwise", {x, y}, {sum}, {{"fn", std::string("add")}});
+    return sum;
+  }
+
+  Operand attend(const Operand& x) {
+    const std::vector<Affine> heads = {kTokens, constant(kHeads), constant(kSize)};
+    const Operand out = buffer(heads), rotated = buffer(heads), table = buffer({kTokens, constant(4)});
+    const Operand sinks = weight(Dtype::f32, {kHeads}, WeightLayout::rows);
+    const Operand slopes = weight(Dtype::f32, {kHeads}, WeightLayout::rows);
+    step("rope_table", {input(kPositions, {kTokens}), weight(Dtype::f32, {2}, WeightLayout::rows)}, {table},
+         {{"scale", 1.0}});
+    step("rope", {view(x, heads), table}, {rotated}, {{"interleaved", false}});
+    step("kv_write", {rotated, view(x, heads), input(slots_input(0), {kTokens}), cache(0)}, {});
+    step("paged_attention",
+         {rotated, cache(0), input(table_input(0), {kRequests, constant(1)}), input(kQStart, {{1, 0, 1, 0}}),
+          input(kKvLen, {kRequests}), sinks, slopes},
+         {out},
+         {{"scale", 0.4},
+          {"softcap", 3.0},
+          {"window", int64_t{20}},
+          {"has_sinks", true},
+          {"has_slopes", true}});
+    const Operand normed = buffer({kTokens, constant(kHidden)}), sum = buffer({kTokens, constant(kHidden)});
+    step("add_layer_norm", {view(out, {kTokens, constant(kHidden)}), x}, {normed, sum},
+         {{"eps", 1e-5}, {"has_weight", false}, {"has_bias", false}});
+    return normed;
+  }
+
+  // The router's choice, in all the ways that routers have, and the experts that it chose.
+  Operand mix(const Operand& x) {
+    const Operand scores = buffer({kTokens, constant(kExperts)}), best = buffer({kTokens, constant(1)});
+    const Operand first = buffer({kTokens, constant(1)}, Dtype::i32);
+    const Operand rest = buffer({kTokens, constant(kExperts)}),
+                  chosen = buffer({kTokens, constant(kChoices)});
+    const Operand ids = buffer({kTokens, constant(kChoices)}, Dtype::i32);
+    const Operand above = buffer({kTokens, constant(kChoices)}),
+                  factors = buffer({kTokens, constant(kChoices)});
+    step("linear",
+         {x, weight(Dtype::f32, {kExperts, kHidden}, WeightLayout::panel32),
+          weight(Dtype::f32, {kExperts}, WeightLayout::rows)},
+         {scores});
+    step("top_k", {scores}, {best, first}, {{"k", int64_t{1}}});
+    step("scatter", {scores, first}, {rest}, {{"value", -1e30}});
+    step("top_k", {rest}, {chosen, ids}, {{"k", int64_t{kChoices}}});
+    step("gather", {scores, ids}, {chosen});
+    step("elementwise", {chosen}, {above}, {{"fn", std::string("gt")}, {"scalar", 0.1}});
+    step("elementwise", {above, chosen, best}, {factors}, {{"fn", std::string("where")}});
+
+    const Operand order = buffer({places()}, Dtype::i32), rows = buffer({places()}, Dtype::i32);
+    const Operand starts = buffer({constant(kExperts + 1)}, Dtype::i32);
+    const Operand taken = buffer({places(), constant(kHidden)});
+    const Operand narrow = buffer({places(), constant(kHidden)}, Dtype::bf16);
+    const Operand up = buffer({places(), constant(2 * kWide)}), acted = buffer({places(), constant(kWide)});
+    const Operand down = buffer({places(), constant(kHidden)}), out = buffer({kTokens, constant(kHidden)});
+    step("route_experts", {ids}, {order, rows, starts}, {{"experts", int64_t{kExperts}}});
+    step("take_rows", {x, rows}, {taken});
+    step("cast_bf16", {taken}, {narrow});
+    step("grouped_linear",
+         {narrow, starts, weight(Dtype::bf16, {kExperts, 2 * kWide, kHidden}, WeightLayout::panel32x2),
+          weight(Dtype::f32, {kExperts, 2 * kWide}, WeightLayout::rows)},
+         {up});
+    step("gated_activation", {up}, {acted}, {{"kind", std::string("silu")}});
+    const auto [values, scales, sums] = quantize(acted, places(), kWide, 8);
+    step(
+        "quantized_grouped_linear",
+        {values, scales, sums, starts, weight(Dtype::i8, {kExperts, kHidden, kWide}, WeightLayout::panel32x4),
+         weight(Dtype::f16, {kExperts, kHidden, 2}, WeightLayout::panel32)},
+        {down}, {{"weight_group", int64_t{8}}, {"activation_group", int64_t{8}}});
+    const Operand more = buffer({places(), constant(kHidden)}), all = buffer({places(), constant(kHidden)});
+    step("grouped_linear",
+         {taken, starts, weight(Dtype::f32, {kExperts, kHidden, kHidden}, WeightLayout::panel32)}, {more});
+    step("elementwise", {down, more}, {all}, {{"fn", std::string("add")}});
+    step("combine_experts", {all, order, factors}, {out});
+    return out;
+  }
+
+  struct Quantized {
+    Operand values, scales, sums;
+  };
+  Quantized quantize(const Operand& x, const Affine& rows, int64_t width, int64_t group) {
+    const int64_t count = group > 0 ? (width + group - 1) / group : 1;
+    const Quantized q{buffer({rows, constant(width)}, Dtype::i8), buffer({rows, constant(count)}),
+                      buffer({rows, constant(count)}, Dtype::i32)};
+    step("quantize_activation", {x}, {q.values, q.scales, q.sums}, {{"group_size", group}});
+    return q;
+  }
+
+  void head(const Operand& x, bool grouped) {
+    const Operand last = buffer({kRows, constant(kHidden)}),
+                  narrow = buffer({kRows, constant(kHidden)}, Dtype::bf16);
+    const Operand mean = buffer({kRows, constant(1)}), first = buffer({kRows, constant(kVocab)});
+    const Operand second = buffer({kRows, constant(kVocab)}), sum = buffer({kRows, constant(kVocab)});
+    step("take_rows", {x, input(kRowsInput, {kRows})}, {last});
+    step("reduce", {last}, {mean}, {{"kind", std::string("mean")}});
+    step("cast_bf16", {last}, {narrow});
+    step("linear", {narrow, weight(Dtype::bf16, {kVocab, kHidden}, WeightLayout::panel32x2)}, {first});
+    const int64_t group = grouped ? 8 : 0;
+    const auto [values, scales, sums] = quantize(last, kRows, kHidden, group);
+    step("quantized_linear",
+         {values, scales, sums, weight(Dtype::i8, {kVocab, kHidden}, WeightLayout::panel32x4),
+          weight(Dtype::f16, {kVocab, 3}, WeightLayout::panel32),
+          weight(Dtype::f32, {kVocab}, WeightLayout::rows)},
+         {second}, {{"weight_group", int64_t{8}}, {"activation_group", group}, {"has_bias", true}});
+    step("elementwise", {first, second}, {sum}, {{"fn", std::string("add")}});
+    Operand repeated = mean;
+    repeated.shape[1] = constant(kVocab);
+    repeated.strides[1] = constant(0);
+    step("copy", {repeated}, {first});
+    logits = buffer({kRows, constant(kVocab)});
+    step("elementwise", {first, sum}, {logits}, {{"fn", std::string("sub")}});
+  }
+};
+
+}  // namespace ew::testing
