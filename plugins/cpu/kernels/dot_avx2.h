@@ -7,22 +7,33 @@
 namespace ew {
 namespace {
 
+// In the compiler's type of 8 integers: of __m256i, 4 longer ones, it keeps needless copies in memory.
 struct I16 {
-  __m256i lo, hi;
+  __v8si lo, hi;
 };
+EW_INLINE I16 lanes(__m256i lo, __m256i hi) { return {(__v8si)lo, (__v8si)hi}; }
+EW_INLINE __m256i low(I16 a) { return (__m256i)a.lo; }
+EW_INLINE __m256i high(I16 a) { return (__m256i)a.hi; }
 
-EW_INLINE I16 splat_int(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
-EW_INLINE I16 operator+(I16 a, I16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
-EW_INLINE F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-EW_INLINE I16 nearest_int(F16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+EW_INLINE I16 splat_int(int32_t a) { return lanes(_mm256_set1_epi32(a), _mm256_set1_epi32(a)); }
+EW_INLINE I16 minus_128_times(const int32_t* p) {
+  const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), 7));
+  return lanes(a, a);
+}
+EW_INLINE I16 operator+(I16 a, I16 b) {
+  return lanes(_mm256_add_epi32(low(a), low(b)), _mm256_add_epi32(high(a), high(b)));
+}
+EW_INLINE F16 to_float(I16 a) { return {_mm256_cvtepi32_ps(low(a)), _mm256_cvtepi32_ps(high(a))}; }
+EW_INLINE I16 nearest_int(F16 a) { return lanes(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)); }
 EW_INLINE int32_t sum_lanes(I16 a) {
-  const __m256i half = _mm256_add_epi32(a.lo, a.hi);
+  const __m256i half = _mm256_add_epi32(low(a), high(a));
   __m128i s = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
   return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1);
 }
 EW_INLINE void store_bytes(int8_t* p, I16 a, int64_t n) {
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);  // in order again
+  const __m256i words =
+      _mm256_permute4x64_epi64(_mm256_packs_epi32(low(a), high(a)), 0xd8);  // in order again
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   if (n >= 16) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
@@ -54,7 +65,7 @@ struct Quad {
 EW_INLINE Quads load_quads(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
 EW_INLINE Quad splat_quad(const int8_t* p) { return {splat_bits(p)}; }
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
-  return {_mm256_dpbusd_avx_epi32(acc.lo, w.lo, x.v), _mm256_dpbusd_avx_epi32(acc.hi, w.hi, x.v)};
+  return lanes(_mm256_dpbusd_avx_epi32(low(acc), w.lo, x.v), _mm256_dpbusd_avx_epi32(high(acc), w.hi, x.v));
 }
 
 #else
@@ -68,8 +79,8 @@ struct Quad {
   __m256i even, odd;
 };
 EW_INLINE Quads load_quads(const uint8_t* p) {
-  const __m256i lo = load_bits(p), hi = load_bits(p + 32), low = _mm256_set1_epi16(0xff);
-  return {_mm256_and_si256(lo, low), _mm256_and_si256(hi, low), _mm256_srli_epi16(lo, 8),
+  const __m256i lo = load_bits(p), hi = load_bits(p + 32), mask = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(lo, mask), _mm256_and_si256(hi, mask), _mm256_srli_epi16(lo, 8),
           _mm256_srli_epi16(hi, 8)};
 }
 EW_INLINE Quad splat_quad(const int8_t* p) {
@@ -78,10 +89,10 @@ EW_INLINE Quad splat_quad(const int8_t* p) {
 }
 // maddubs would saturate its sums of 16 bits; madd of widened bytes is exact.
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
-  const __m256i lo = _mm256_add_epi32(acc.lo, _mm256_madd_epi16(w.even_lo, x.even));
-  const __m256i hi = _mm256_add_epi32(acc.hi, _mm256_madd_epi16(w.even_hi, x.even));
-  return {_mm256_add_epi32(lo, _mm256_madd_epi16(w.odd_lo, x.odd)),
-          _mm256_add_epi32(hi, _mm256_madd_epi16(w.odd_hi, x.odd))};
+  const __m256i lo = _mm256_add_epi32(low(acc), _mm256_madd_epi16(w.even_lo, x.even));
+  const __m256i hi = _mm256_add_epi32(high(acc), _mm256_madd_epi16(w.even_hi, x.even));
+  return lanes(_mm256_add_epi32(lo, _mm256_madd_epi16(w.odd_lo, x.odd)),
+               _mm256_add_epi32(hi, _mm256_madd_epi16(w.odd_hi, x.odd)));
 }
 
 #endif

@@ -29,6 +29,9 @@ EW_INLINE I16 splat_int(int32_t a) {
   const I4 s = {a, a, a, a};
   return {{s, s, s, s}};
 }
+EW_INLINE I16 minus_128_times(const int32_t* p) {  // of *p, in all lanes
+  return splat_int(static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(*p)));
+}
 EW_INLINE I16 operator+(I16 a, I16 b) {
   I16 r;
   EW_LANES(a.v[i] + b.v[i]);

@@ -19,14 +19,18 @@
 namespace ew {
 namespace {
 
+constexpr float kOne = 1.0f;
+
 // The four combinations of groups in one form: a side without groups has the factor 1 in every group, which
 // changes no bit, and its scale is applied at the end. With no groups there is one group over K.
 struct Int8Groups {
-  int64_t quads = 0, count = 0;  // the group's size in 4 k, and the number of groups
-  const int32_t* sums = nullptr;
+  int64_t quads = 0, count = 0;   // the group's size in 4 k, and the number of groups
+  const int32_t* sums = nullptr;  // sums[m * sums_stride + g]
   int64_t sums_stride = 0;
-  bool weight_each = false, values_each = false;  // whether scales differ between groups
-  bool weight_last = false, values_last = false;  // or are applied at the end
+  const float* scales = nullptr;  // of values: scales[m * scales_stride + g], or 1
+  int64_t scales_stride = 0, scales_step = 0;
+  int64_t weight_groups = 1;                      // rows of a panel's scales
+  bool weight_last = false, values_last = false;  // scales that are applied at the end
 };
 
 template <int R>
@@ -34,8 +38,8 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
   const uint8_t* w = a.weight + panel * quads * kPanel * 4;
-  const uint16_t* weight_scales = a.weight_scales + panel * (g.weight_each ? g.count : 1) * kPanel;
-  const float* scales = a.scales + row * a.scales_stride;
+  const uint16_t* weight_scales = a.weight_scales + panel * g.weight_groups * kPanel;
+  const float* scales = g.scales + row * g.scales_stride;
   const int32_t* sums = g.sums + row * g.sums_stride;
 
   F16 acc[R][2];
@@ -44,10 +48,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   for (int64_t group = 0, quad = 0; group < g.count; ++group) {
     I16 sum[R][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      const uint32_t bias = 128u * static_cast<uint32_t>(sums[r * g.sums_stride + group]);
-      sum[r][0] = sum[r][1] = splat_int(static_cast<int32_t>(0u - bias));
-    }
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_128_times(sums + r * g.sums_stride + group);
     const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
     for (; quad < end; ++quad) {
       prefetch(ahead);
@@ -60,23 +61,20 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
       }
       w += kPanel * 4;
     }
-    F16 factor[2] = {splat(1.0f), splat(1.0f)};
-    if (!g.weight_last) {
-      const uint16_t* at = weight_scales + (g.weight_each ? group * kPanel : 0);
-      factor[0] = load_half(at);
-      factor[1] = load_half(at + 16);
-    }
+    const uint16_t* at = weight_scales + group * kPanel;
+    const F16 left = g.weight_last ? splat(1.0f) : load_half(at);
+    const F16 right = g.weight_last ? splat(1.0f) : load_half(at + 16);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const F16 x = splat(g.values_last ? 1.0f : scales[r * a.scales_stride + (g.values_each ? group : 0)]);
-      acc[r][0] = fma(to_float(sum[r][0]), factor[0] * x, acc[r][0]);
-      acc[r][1] = fma(to_float(sum[r][1]), factor[1] * x, acc[r][1]);
+      const F16 x = splat(scales[r * g.scales_stride + group * g.scales_step]);
+      acc[r][0] = fma(to_float(sum[r][0]), left * x, acc[r][0]);
+      acc[r][1] = fma(to_float(sum[r][1]), right * x, acc[r][1]);
     }
   }
   if (g.values_last) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const F16 x = splat(scales[r * a.scales_stride]);
+      const F16 x = splat(a.scales[(row + r) * a.scales_stride]);
       acc[r][0] = acc[r][0] * x;
       acc[r][1] = acc[r][1] * x;
     }
@@ -116,10 +114,12 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
   g.count = quads == 0 ? 0 : (quads + g.quads - 1) / g.quads;
   g.sums = a.sums;
   g.sums_stride = a.sums_stride;
-  g.weight_each = a.weight_group > 0;
-  g.values_each = a.activation_group > 0;
-  g.weight_last = !g.weight_each && g.values_each;
-  g.values_last = !g.values_each && g.weight_each;
+  g.weight_last = a.weight_group == 0 && a.activation_group > 0;
+  g.values_last = a.weight_group > 0 && a.activation_group == 0;
+  g.weight_groups = a.weight_group > 0 ? g.count : 1;
+  g.scales = g.values_last ? &kOne : a.scales;
+  g.scales_stride = g.values_last ? 0 : a.scales_stride;
+  g.scales_step = g.values_last ? 0 : 1;
   if (g.values_last) {
     int32_t* sums =
         static_cast<int32_t*>(a.workspace->reserve(a.m * g.count * static_cast<int64_t>(sizeof(int32_t))));
