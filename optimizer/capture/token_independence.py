@@ -1,8 +1,9 @@
 """Proves that no op but attention lets one token of a step look at another.
 
 Tokens of a step belong to different requests, and how many there are is chance. So every tensor of a program has the
-token axis T at most once, whole and in order, and no op works along it. What can't be shown to keep to that is refused:
-convolutions and recurrences over tokens, shifts, norms over the sequence, positions counted instead of given.
+token axis T at most once, whole and in order, and no op works along it. An op that no rule here knows is tried out: on
+two sequences packed together, and on each by itself. What can't be shown to keep tokens apart is refused: convolutions
+and recurrences over tokens, shifts, norms over the sequence, positions counted instead of given.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch.fx.node import Node
 from enginewright.passes.ir.program import Program, named_symbol
 from enginewright.plugins.errors import UnsupportedModelError
 
+from .packed_and_apart import same_packed_and_apart
+
 aten, ew = torch.ops.aten, torch.ops.ew
 
 _T = named_symbol("T")
@@ -26,7 +29,10 @@ _ATTENTION = (ew.attention.default, ew.take_rows.default)
 _TOKEN_BY_TOKEN = (ew.moe.default,)
 
 # Results don't depend on which token is where.
-_FACTORIES = (aten.full, aten.ones, aten.zeros, aten.empty, aten.full_like, aten.ones_like, aten.zeros_like)
+_FACTORIES = (
+    *(aten.full, aten.ones, aten.zeros, aten.empty, aten.full_like, aten.ones_like, aten.zeros_like),
+    *(aten.new_empty, aten.new_full, aten.new_ones, aten.new_zeros, aten.empty_like),
+)
 
 # Only move axes about: whatever they do to T shows in the shape.
 _AXIS_MOVES = (aten.transpose, aten.permute, aten.unsqueeze, aten.squeeze, aten.expand, aten.t, aten.numpy_T)
@@ -42,15 +48,20 @@ _NORMS = (aten.layer_norm, aten.native_layer_norm, aten.rms_norm)
 
 def check_token_independence(program: Program) -> None:
     """Raises UnsupportedModelError, naming the op and its module, unless only attention looks at other tokens."""
+    problems: list[tuple[Node, str]] = []
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target in _ATTENTION or not _shapes(program, node):
             continue
         if problem := _problem(program, node):
-            where = ", ".join(w for w in node.meta["where"] if w) or "the model"
-            raise UnsupportedModelError(
-                f"{where}: {node.target} {problem}, so one token could change another's result outside of attention",
-                hint="Only attention may look at other tokens; convolutions and recurrences can't be compiled.",
-            )
+            problems.append((node, problem))
+    if problems:
+        # What is done to masks and positions of a layer says less than what the layer does to hidden states.
+        node, problem = next((p for p in problems if _is_float(p[0])), problems[0])
+        where = ", ".join(w for w in node.meta["where"] if w) or "the model"
+        raise UnsupportedModelError(
+            f"{where}: {node.target} {problem}, so one token could change another's result outside of attention",
+            hint="Only attention may look at other tokens; convolutions and recurrences can't be compiled.",
+        )
 
 
 def _problem(program: Program, node: Node) -> str | None:
@@ -83,15 +94,23 @@ def _problem(program: Program, node: Node) -> str | None:
         return None if before[0] < axes else "normalises over tokens"
     if packet is aten.index:
         return "picks tokens" if _token_axis(_shapes(program, inputs[0])[0]) is not None else None
+    if packet is aten.arange:
+        return "counts tokens, whose positions are given"
     return _along_dim(program, node, inputs)
 
 
 def _computes_with_sizes(node: Node) -> bool:
     """Whether a size is one of an op's numbers, and not only of the shape of its result."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    if torch.Tag.pointwise not in node.target.tags and node.target.overloadpacket not in (aten.full, aten.full_like):
+    filled = (aten.full, aten.full_like, aten.new_full)
+    if torch.Tag.pointwise not in node.target.tags and node.target.overloadpacket not in filled:
         return False
     return any(isinstance(a, Node) and not isinstance(a.meta["val"], torch.Tensor) for a in node.args)
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta["val"]
+    return any(v.is_floating_point() for v in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
@@ -102,11 +121,13 @@ def _along_dim(program: Program, node: Node, inputs: list[Node]) -> str | None:
     dim = arguments.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
     if not dims or not inputs:
-        return "is unknown"
+        apart = bool(inputs) and same_packed_and_apart(program, node)
+        return None if apart else "can't be shown to keep tokens apart"
     shape = _shapes(program, inputs[0])[0]
     axis = _token_axis(shape)
     if axis not in [d % len(shape) for d in dims]:
-        return None
+        axes = {_token_axis(s) for a in inputs for s in _shapes(program, a)} - {None}
+        return None if len(axes) <= 1 else "lays tokens beside others"
     whole = arguments.get("start") in (None, 0) and arguments.get("end") in (None, sys.maxsize)
     if node.target is aten.slice.Tensor and whole and arguments.get("step") == 1:
         return None

@@ -19,6 +19,7 @@ from enginewright.plugins.errors import UnsupportedModelError
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
 from .build_model import architecture
 from .functional_graph import make_functional
+from .token_count import watching
 from .token_independence import check_token_independence
 
 _PREFIX = "model_."
@@ -78,7 +79,12 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     """
     step, name = _Step(model), architecture(model.config)
     try:
-        with torch.no_grad(), capturing(model) as attention, warnings.catch_warnings():
+        with (
+            torch.no_grad(),
+            capturing(model) as attention,
+            watching(model) as token_count,
+            warnings.catch_warnings(),
+        ):
             # torch copies tree specs in a way that it has deprecated itself; nobody exporting a model can change that.
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
             exported = torch.export.export(step, _example(), dynamic_shapes=_dynamic_shapes(), strict=False)
@@ -87,6 +93,11 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
         raise
     except (UserError, TorchDynamoException, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as e:
         where = _module_of(e, model)
+        if culprit := token_count.culprit():
+            raise UnsupportedModelError(
+                f"{name}: {culprit}, which can be any",
+                hint="State-space layers, recurrences, chunks of tokens and tables of positions can't be compiled.",
+            ) from e
         if CausalMask.__name__ in str(e):
             raise UnsupportedModelError(
                 f"{name}: {where} applies the mask itself, outside transformers' attention interface",
@@ -97,7 +108,6 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
             f"{type(e).__name__}: {_first_line(e)}",
             hint="Models whose operations depend on token values or lengths can't be compiled.",
         ) from e
-    _check_every_layer_attends(model, attention)
     program = from_exported(
         exported,
         {**_computed(exported), **weights},
@@ -107,6 +117,7 @@ def trace(model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
     _remove_checks(program)
     _check_ops(program)
     check_token_independence(program)
+    _check_every_layer_attends(model, attention)
     return program
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import conv1d
 
 from enginewright.optimizer.capture.functional_graph import make_functional
 from enginewright.optimizer.capture.token_independence import check_token_independence
@@ -50,6 +51,13 @@ def program_of(function, width):
     return from_exported(exported, weights, module_prefix="model_.", symbols=symbols)
 
 
+def copied_into(x):
+    new = x.new_empty(x.shape[0], 2 * x.shape[1])
+    new[:, : x.shape[1]].copy_(x)
+    new[:, x.shape[1] :].copy_(-x)
+    return new[:, x.shape[1] // 2 : -(x.shape[1] // 2)]
+
+
 APART = {
     "linear": lambda x, w: torch.nn.functional.linear(x, w),
     "norm": lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:]) * w[0],
@@ -59,6 +67,12 @@ APART = {
     "reduced": lambda x, w: (x * x.mean(-1, keepdim=True) + x.pow(2).sum(1)[:, None]) @ w,
     "table": lambda x, w: w[x[:, 0].clamp(0, 1).long()] + x,
     "whole-slice": lambda x, w: x[:] @ w,
+    "copied-into": lambda x, w: copied_into(x) @ w,
+    # No rule knows these: they are tried out.
+    "chosen-number": lambda x, w: torch.where(x > 0, x, 1.0) @ w,
+    "complex": lambda x, w: torch.view_as_real(torch.view_as_complex(x.view(-1, x.shape[1] // 2, 2)) * 1j).flatten(1),
+    "convolution-of-one": lambda x, w: conv1d(x.t()[None], w[:, :, None])[0].t(),
+    "sums-of-products": lambda x, w: torch.einsum("th,th->t", x, x @ w)[:, None] * x,
 }
 
 MIXED = {
@@ -68,13 +82,14 @@ MIXED = {
     "softmax": lambda x, w: x.softmax(0) @ w,
     "flip": lambda x, w: x.flip(0) @ w,
     "gram": lambda x, w: (x @ x.t()) @ (x @ w),
-    "convolution": lambda x, w: torch.nn.functional.conv1d(x.t()[None], w[:, :, None])[0].t(),
+    "convolution": lambda x, w: conv1d(x.t()[None], w[:, :, None].repeat(1, 1, 3), padding=1)[0].t(),
     "counted-positions": lambda x, w: (x + torch.arange(x.shape[0])[:, None]) @ w,
     "flattened": lambda x, w: x.view(-1).flip(0).view(x.shape) @ w,
     "norm-over-tokens": lambda x, w: torch.nn.functional.layer_norm(x.t()[None], [x.shape[1], x.shape[0]])[0].t() @ w,
     "gathered": lambda x, w: x[x[:, 0].clamp(0, 1).long()] @ w,
     "scaled-by-how-many": lambda x, w: (x / x.shape[0]) @ w,
     "first-token": lambda x, w: (x + x[0]) @ w,
+    "rolled": lambda x, w: x.roll(1) @ w,
 }
 
 

@@ -1,0 +1,90 @@
+"""Finds the module of a model that works for some numbers of tokens only, for the message that refuses it.
+
+torch.export says that the number of tokens T had to be fixed or bounded, but not by whom. Every assumption it makes is
+a guard; so the module that was running when the first guard came that doesn't hold for every T is the one to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+_TRIED = (2, 3, 5, 7, 13, 64, 100, 129, 1000, 4097, 2**19 + 1)
+"""Numbers of tokens for which the guards of a model that takes any number hold."""
+
+
+@dataclass
+class TokenCountWatch:
+    """What is found out while a model is traced: which module was running when so many guards were there."""
+
+    tokens: sympy.Expr | None = None
+    shape_env: Any = None  # a ShapeEnv, whose stubs don't know its guards
+
+    def __post_init__(self) -> None:
+        self._running: list[str] = []
+        self._events: list[tuple[int, str]] = []  # guards that are older, and the module that runs from then on
+
+    def enter(self, path: str) -> None:
+        self._running.append(path)
+        self._note()
+
+    def leave(self) -> None:
+        self._running.pop()
+        self._note()
+
+    def culprit(self) -> str | None:
+        """The module and what it does, as ``layers.0.mixer (modeling_x.py:12 in scan) assumes ...``, or None."""
+        if self.shape_env is None or self.tokens is None:
+            return None
+        found = [(i, g) for i, g in enumerate(self.shape_env.guards) if not self._holds_for_all(g.expr)]
+        if not found:
+            return None
+        # That T is not one certain number is often only torch's asking whether a tensor is contiguous.
+        index, guard = next((f for f in found if not isinstance(f[1].expr, sympy.Ne)), found[0])
+        path = [running for older, running in self._events if older <= index][-1]
+        place = str(guard.sloc).strip("()").rsplit("/", 1)[-1]
+        where = f"{path or 'the model'}{f' ({place})' if place.startswith('modeling_') else ''}"
+        if isinstance(guard.expr, sympy.Eq) and guard.expr.lhs == self.tokens and guard.expr.rhs.is_Integer:
+            return f"{where} fixes the number of tokens in a step"
+        assumed = guard.expr.xreplace({self.tokens: sympy.Symbol("T")})
+        text = f"{assumed.lhs} == {assumed.rhs}" if isinstance(assumed, sympy.Eq) else str(assumed)
+        return f"{where} assumes {text} of the number of tokens T in a step"
+
+    def _note(self) -> None:
+        if self.shape_env is not None:
+            self._events.append((len(self.shape_env.guards), self._running[-1] if self._running else ""))
+
+    def _holds_for_all(self, guard: Any) -> bool:
+        """Whether a guard is no assumption on T, or one that holds for every number tried."""
+        if guard.free_symbols != {self.tokens}:
+            return True  # of other sizes, or that two inputs agree in T
+        return all(guard.xreplace({self.tokens: sympy.Integer(n)}) == sympy.true for n in _TRIED)
+
+
+@contextmanager
+def watching(model: torch.nn.Module) -> Iterator[TokenCountWatch]:
+    """While open, notes which module of ``model`` runs; its forward is to get ``input_ids`` [1, T] by keyword."""
+    watch = TokenCountWatch()
+
+    def begin(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        size = kwargs["input_ids"].shape[1]
+        if isinstance(size, torch.SymInt):
+            watch.tokens, watch.shape_env = size.node.expr, size.node.shape_env
+
+    def enter(path: str) -> Any:
+        return lambda *_: watch.enter(path)
+
+    hooks = [model.register_forward_pre_hook(begin, with_kwargs=True)]
+    for path, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(enter(path)))
+        hooks.append(module.register_forward_hook(lambda *_: watch.leave(), always_call=True))
+    try:
+        yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
