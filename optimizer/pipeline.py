@@ -8,6 +8,7 @@ from enginewright.passes.cleanup.fold_constants import FoldConstants
 from enginewright.passes.cleanup.merge_common_subexpressions import MergeCommonSubexpressions
 from enginewright.passes.cleanup.remove_dead_code import RemoveDeadCode
 from enginewright.passes.cleanup.remove_noops import RemoveNoops
+from enginewright.passes.experts.lower_experts import LowerExperts
 from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
@@ -19,6 +20,10 @@ from enginewright.passes.normalize.normalize_linear import NormalizeLinear
 from enginewright.passes.normalize.normalize_norm import NormalizeNorm
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
 from enginewright.passes.normalize.sink_views import SinkViews
+from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
+from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
+from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 
 OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
 """Passes that a recipe may turn off; every other is needed for the program to be lowered."""
@@ -51,8 +56,15 @@ def default_pipeline() -> list[Pass]:
         FuseGateUp(),
         SinkTakeRows(),
         FuseAddNorm(),
-        # 5. The paged form: keys and values go to a cache, attention reads them there.
+        # 5. Experts become grouped linears. The paged form: keys and values go to a cache, attention reads them there.
+        LowerExperts(),
         LowerAttention(),
+        # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
+        ChooseFormats(),
+        QuantizeLinears(),
+        QuantizeEmbeddings(),
+        CastWeightsToBf16(),
+        # 7. What that left over.
         RemoveNoops(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 
 import sympy
@@ -19,14 +20,19 @@ aten, ew = torch.ops.aten, torch.ops.ew
 Rebuild = Callable[[Program, Node, Mapping[Node, Node]], Node]
 """Makes a node again over the rows that were taken of its arguments."""
 
-_EW = frozenset({ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default})
+_EW = frozenset(
+    {ew.linear.default, ew.rms_norm.default, ew.layer_norm.default, ew.gated_activation.default, ew.moe.default}
+)
 _ELEMENTWISE = frozenset(
     {
         *(getattr(aten, n).Tensor for n in ("add", "sub", "mul", "div")),
         *(getattr(aten, n).Scalar for n in ("add", "sub", "mul", "div")),
         *(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor),
         *(aten.where.self, aten.clamp.default, aten._to_copy.default, aten.clone.default, aten.gelu.default),
-        *(aten.maximum.default, aten.minimum.default),
+        *(aten.maximum.default, aten.minimum.default, aten.masked_fill.Scalar, aten.bitwise_not.default),
+        *(getattr(aten, n).Tensor for n in ("gt", "ge", "lt", "le")),
+        *(getattr(aten, n).Scalar for n in ("gt", "ge", "lt", "le")),
+        *(aten.logical_not.default, aten.zeros_like.default),
         *(
             getattr(aten, n).default
             for n in (
@@ -47,6 +53,8 @@ _ELEMENTWISE = frozenset(
         ),
     }
 )
+_SEVERAL_RESULTS = (aten.topk.default, aten.max.dim)
+"""Ops of which ``operator.getitem`` takes one result."""
 _OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
     aten.slice.Tensor: "dim",
     aten.select.int: "dim",
@@ -57,6 +65,11 @@ _OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
     aten.sum.dim_IntList: "dim",
     aten.amax.default: "dim",
     aten.permute.default: "dims",
+    aten.softmax.int: "dim",
+    aten._softmax.default: "dim",
+    aten.gather.default: "dim",
+    aten.scatter.value: "dim",
+    **dict.fromkeys(_SEVERAL_RESULTS, "dim"),
 }
 """Ops that leave tokens apart if the named argument doesn't touch dimension 0."""
 
@@ -84,9 +97,16 @@ def _why_not(program: Program, take: Node) -> str | None:
         return f"it takes rows of {value.name}"
     if not _is_token_local(program, value):
         return f"{value.target} mixes tokens, or makes them"
-    if any(user.target is not ew.take_rows.default or _arguments(user)[1] is not rows for user in value.users):
+    users = [user for one in (_results(value) or [value]) for user in one.users]
+    if any(user.target is not ew.take_rows.default or _arguments(user)[1] is not rows for user in users):
         return f"{value.name} is needed for all tokens"
     return None
+
+
+def _results(value: Node) -> list[Node]:
+    """All that is taken of an op with several results, if ``value`` is one of them."""
+    made_by = value.args[0] if value.target is operator.getitem else None
+    return list(made_by.users) if isinstance(made_by, Node) and made_by.target in _SEVERAL_RESULTS else []
 
 
 def _sink(program: Program, take: Node) -> bool:
@@ -94,12 +114,18 @@ def _sink(program: Program, take: Node) -> bool:
         return False
     value, rows = _arguments(take)
     tokens = program.shape(value)[0]
-    taken = {a: _take(program, a, rows, take) for a in _token_arguments(program, value, tokens)}
+    source = value.args[0] if _results(value) else value
+    assert isinstance(source, Node)
+    taken = {a: _take(program, a, rows, take) for a in _token_arguments(program, source, tokens)}
     with program.inserting_before(take):
-        new = _rebuild(program, value, taken)
+        new = _rebuild(program, source, taken)
+        if source is not value:  # an equal call for each result; merging common subexpressions leaves one
+            new = program.call(operator.getitem, new, value.args[1], where=value.meta[WHERE])
     for user in list(value.users):
         program.replace(user, new)
     program.graph.erase_node(value)
+    if source is not value and not source.users:
+        program.graph.erase_node(source)
     return True
 
 
@@ -121,6 +147,7 @@ def _arguments(take: Node) -> tuple[Node, Node]:
 def _is_token_local(program: Program, node: Node) -> bool:
     """Whether each row of the result depends on the same row of the arguments alone, and can be made from it."""
     shape = program.shape(node)
+    node = node.all_input_nodes[0] if _results(node) else node
     if not shape or not _token_arguments(program, node, shape[0]):
         return False
     given = bound_arguments(node)

@@ -134,3 +134,37 @@ def test_stops_where_all_tokens_are_needed() -> None:
     assert record.matched == 0
     (rejection,) = record.rejected
     assert rejection.reason == "tanh is needed for all tokens"
+
+
+class Router(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Parameter(torch.randn(6, 8))
+        self.gate_up, self.down = (torch.nn.Parameter(torch.randn(6, *s) / 9) for s in ((10, 8), (8, 5)))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sinks_below_experts_and_their_router(whole: bool) -> None:
+    """``whole``: the scores are needed for all tokens, so that the choice of experts stays."""
+
+    def call(inner: Router, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = features(i)
+        scores = ew.linear(x, inner.router, None).softmax(-1)
+        best = scores.topk(2, -1, sorted=False)[1]
+        weights = scores.scatter(1, best[:, :1], 0.5).masked_fill(scores < 0.01, 0.0).gather(1, best)
+        out = ew.moe(x, best, weights, inner.gate_up, None, inner.down, None, "silu")
+        if whole:
+            x = ew.attention(*[best.float()[:, None]] * 3, i["q_start"], 1, 0.5, 0, 0.0, None)[:, 0, :1] + x
+        return ew.take_rows(out + x, i["rows"])
+
+    before = program_from(call, Router())
+    after = before.copy()
+    SinkTakeRows().run(after, PassContext())
+    check(before, after)
+    (experts,) = after.nodes_of(ew.moe.default)
+    assert [str(after.shape(a)[0]) for a in experts.args[:3]] == ["R", "R", "R"]
+    linear = {str(after.shape(n)[0]) for n in after.nodes_of(ew.linear.default)}
+    assert linear == ({"T"} if whole else {"R"})
+    if not whole:
+        takes = after.nodes_of(ew.take_rows.default)
+        assert {t.args[0].target for t in takes} == {ew.attention.default}

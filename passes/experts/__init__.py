@@ -1,0 +1,1 @@
+"""Passes that bring experts to the form that a target runs."""
