@@ -1,9 +1,10 @@
 // Rows of floats to bf16 and to int8 in groups, and embeddings of tables that are kept in those.
 #pragma once
 
+#include "dot.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "simd.h"
+#include "vector_math.h"
 
 namespace ew {
 namespace {
@@ -25,11 +26,11 @@ EW_INLINE float half_to_float(uint16_t bits) {
   return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f));
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// To the nearest, ties to even; a NaN stays one. Without a branch, so that a loop of it becomes vector code.
 EW_INLINE uint16_t float_to_bf16(float value) {
-  const uint32_t bits = bits_as<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  const uint32_t nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, quiet = bits >> 16 | 0x40u;
+  return static_cast<uint16_t>(magnitude > 0x7f800000u ? quiet : nearest);
 }
 
 void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
@@ -42,30 +43,41 @@ void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
   });
 }
 
+// The group x[0 .. size-1]: two passes, one for the largest magnitude, one for the values.
+EW_INLINE void quantize_group(const float* x, int64_t size, int8_t* values, float* scale, int32_t* sum) {
+  F16 largest = zero(), special = zero();
+  for (int64_t k = 0; k < size; k += 16) {
+    const F16 v = load_some(x + k, size - k);
+    largest = max(abs(v), largest);
+    special = fma(v, zero(), special);  // NaN once v is NaN or infinite, which max may pass over
+  }
+  const float most = max_lanes(largest), nan = sum_lanes(special);
+  const float factor = 127.0f / most;
+  if (nan != nan || !(factor < __builtin_inff())) {
+    __builtin_memset(values, 0, static_cast<size_t>(size));
+    *scale = nan != nan ? __builtin_nanf("") : 0.0f;
+    *sum = 0;
+    return;
+  }
+  I16 total = splat_int(0);
+  const F16 by = splat(factor);
+  for (int64_t k = 0; k < size; k += 16) {
+    const I16 v = nearest_int(load_some(x + k, size - k) * by);  // lanes past the end are 0
+    total = total + v;
+    store_bytes(values + k, v, size - k < 16 ? size - k : 16);
+  }
+  *scale = most / 127.0f;
+  *sum = sum_lanes(total);
+}
+
 void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.k;
-  run_rows(pool, a.m, 4 * a.k, [&](int64_t begin, int64_t end) {
+  run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
-      const float* x = a.x + m * a.x_stride;
       int8_t* values = a.values + m * a.values_stride;
-      for (int64_t first = 0, g = 0; first < a.k; first += size, ++g) {
-        const int64_t past = first + size < a.k ? first + size : a.k;
-        float most = 0;
-        bool finite = true;
-        for (int64_t k = first; k < past; ++k) {
-          const float v = __builtin_fabsf(x[k]);
-          finite = finite && v < __builtin_inff();
-          most = v > most ? v : most;
-        }
-        const float factor = 127.0f / most;
-        const bool usable = finite && factor < __builtin_inff();
-        int32_t sum = 0;
-        for (int64_t k = first; k < past; ++k) {
-          values[k] = usable ? static_cast<int8_t>(__builtin_rintf(x[k] * factor)) : int8_t{0};
-          sum += values[k];
-        }
-        a.scales[m * a.scales_stride + g] = !finite ? __builtin_nanf("") : usable ? most / 127.0f : 0.0f;
-        a.sums[m * a.sums_stride + g] = sum;
+      for (int64_t k = 0, g = 0; k < a.k; k += size, ++g) {
+        quantize_group(a.x + m * a.x_stride + k, a.k - k < size ? a.k - k : size, values + k,
+                       a.scales + m * a.scales_stride + g, a.sums + m * a.sums_stride + g);
       }
       for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
     }
