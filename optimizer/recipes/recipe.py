@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import Activation, CacheDtype, Rotation, Sparsity, Storage, WeightFormat
 from enginewright.plugins.errors import RecipeError
 
@@ -26,8 +27,14 @@ Name = TypeVar("Name", bound=str)
 TARGETS = ("cpu",)
 """Targets that can be emitted today."""
 
-WEIGHT_STORAGES: tuple[Storage, ...] = ("f32",)
+WEIGHT_STORAGES: tuple[Storage, ...] = ("f32", "bf16", "int8")
 """Weight storage types that can be emitted today."""
+
+ACTIVATION_OF: dict[Storage, Activation] = {"f32": "float", "bf16": "bf16", "int8": "int8"}
+"""What each of them is multiplied with."""
+
+GROUP_SIZES = (0, 32, 64)
+"""Of int8 weights and activations; 0 is one scale a row."""
 
 CACHE_DTYPES: tuple[CacheDtype, ...] = ("f32",)
 """KV-cache formats that can be emitted today."""
@@ -53,6 +60,29 @@ class WeightFormatSection(_Section):
     def _storage_exists(cls, value: Storage) -> Storage:
         return _supported(value, WEIGHT_STORAGES, "weights")
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (wanted := ACTIVATION_OF[self.storage]) != self.activation:
+            raise ValueError(f"storage {self.storage!r} goes with activation {wanted!r}, not {self.activation!r}")
+        groups = {"group_size": self.group_size, "activation_group_size": self.activation_group_size}
+        for key, size in groups.items():
+            if self.storage != "int8" and size:
+                raise ValueError(f"{key} is {size}, but storage {self.storage!r} has no scales")
+            if size not in GROUP_SIZES:
+                raise ValueError(f"{key} is {size}, which can't be made yet, only {_listed(GROUP_SIZES)}")
+        if self.group_size and self.activation_group_size and self.group_size != self.activation_group_size:
+            raise ValueError(
+                f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
+                "where both are not 0 they must be the same"
+            )
+        if self.zero_point:
+            raise ValueError("zero_point can't be true yet: values are symmetric around 0")
+        if self.rotation != "none":
+            raise ValueError(f"rotation {self.rotation!r} can't be made yet, only 'none'")
+        if self.sparsity != "dense":
+            raise ValueError(f"sparsity {self.sparsity!r} can't be made yet, only 'dense'")
+        return self
+
     def to_format(self) -> WeightFormat:
         """The same as the dataclass that passes and emitters take."""
         return WeightFormat(**self.model_dump())
@@ -66,10 +96,15 @@ class WeightOverride(_Section):
 
 
 class WeightsSection(_Section):
-    """The format of every linear's weight: the first override that matches, or the default."""
+    """The format of the weight of every linear and embedding: the first override that matches, or the default."""
 
     default: WeightFormatSection = WeightFormatSection()
     overrides: tuple[WeightOverride, ...] = ()
+
+    def to_formats(self) -> WeightFormats:
+        """The same as passes take it."""
+        overrides = tuple(FormatOverride(o.layers, o.format.to_format()) for o in self.overrides)
+        return WeightFormats(self.default.to_format(), overrides)
 
 
 class CacheSection(_Section):
@@ -123,6 +158,10 @@ class Recipe(_Section):
         for target in value:
             _supported(target, TARGETS, "a target")
         return value
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(v) for v in values)
 
 
 def _supported(value: Name, known: Sequence[Name], what: str) -> Name:

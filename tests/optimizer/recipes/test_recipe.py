@@ -14,6 +14,7 @@ from enginewright.optimizer.recipes.recipe import (
     load_recipe,
     recipe_text,
 )
+from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import RecipeError
 
@@ -38,6 +39,19 @@ def test_the_built_in_recipe_is_float_throughout() -> None:
     assert recipe.targets == ("cpu",)
     assert recipe.weights.default.to_format() == WeightFormat()
     assert recipe.kv_cache.dtype == "f32"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("int8", WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)),
+        ("bf16", WeightFormat("bf16", activation="bf16")),
+    ],
+)
+def test_the_built_in_recipes_of_narrow_formats(name: str, expected: WeightFormat) -> None:
+    recipe = load_recipe(name)
+    assert recipe.weights.to_formats() == WeightFormats(expected)
+    assert not recipe.exact
 
 
 def test_every_built_in_recipe_loads_under_its_own_name() -> None:
@@ -92,9 +106,56 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ('storage = "int8"', "storage 'int8' goes with activation 'int8', not 'float'"),
+        ('storage = "bf16"', "storage 'bf16' goes with activation 'bf16', not 'float'"),
+        ('activation = "int8"', "storage 'f32' goes with activation 'float', not 'int8'"),
         (
-            'name = "x"\n[weights]\ndefault = { storage = "int8" }\n',
-            ":3: weights.default.storage: 'int8' can't be made",
+            'storage = "bf16", activation = "bf16", group_size = 32',
+            "group_size is 32, but storage 'bf16' has no scales",
+        ),
+        ("activation_group_size = 32", "activation_group_size is 32, but storage 'f32' has no scales"),
+        (
+            'storage = "int8", activation = "int8", group_size = 48',
+            "group_size is 48, which can't be made yet, only 0, 32, 64",
+        ),
+        (
+            'storage = "int8", activation = "int8", group_size = 32, activation_group_size = 64',
+            "group_size is 32 and activation_group_size 64: where both are not 0 they must be the same",
+        ),
+        ('storage = "int8", activation = "int8", zero_point = true', "zero_point can't be true yet"),
+        ('rotation = "hadamard"', "rotation 'hadamard' can't be made yet"),
+        ('sparsity = "2:4"', "sparsity '2:4' can't be made yet"),
+    ],
+)
+@pytest.mark.parametrize("override", [False, True])
+def test_formats_that_do_not_fit_together(tmp_path: Path, text: str, expected: str, override: bool) -> None:
+    if override:
+        start = 'name = "x"\n[[weights.overrides]]\nlayers = "*"\n'
+        error = failure(tmp_path, f"{start}format = {{ {text} }}\n")
+        assert f":4: weights.overrides.0.format: {expected}" in error.message
+    else:
+        error = failure(tmp_path, f'name = "x"\n[weights]\ndefault = {{ {text} }}\n')
+        assert f":3: weights.default: {expected}" in error.message
+
+
+def test_overrides_keep_their_order(tmp_path: Path) -> None:
+    text = 'name = "x"\n'
+    for layers, storage in (("*.a", "bf16"), ("*", "f32")):
+        activation = ', activation = "bf16"' if storage == "bf16" else ""
+        text += f'[[weights.overrides]]\nlayers = "{layers}"\nformat = {{ storage = "{storage}"{activation} }}\n'
+    formats = load_recipe(write(tmp_path, text)).weights.to_formats()
+    assert formats.overrides == (
+        FormatOverride("*.a", WeightFormat("bf16", activation="bf16")),
+        FormatOverride("*", WeightFormat()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'name = "x"\n[weights]\ndefault = { storage = "int4" }\n',
+            ":3: weights.default.storage: 'int4' can't be made",
         ),
         ('name = "x"\n[kv_cache]\ndtype = "fp8"\n', ":3: kv_cache.dtype: 'fp8' can't be made"),
         ('name = "x"\ntargets = ["cuda"]\n', ":2: targets: 'cuda' can't be made"),
@@ -103,7 +164,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
 def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: str, expected: str) -> None:
     error = failure(tmp_path, text)
     assert expected in error.message
-    assert "recipes: f32" in error.message
+    assert "recipes: bf16, f32, int8" in error.message
 
 
 @pytest.mark.parametrize(
@@ -149,8 +210,8 @@ def test_the_budget(tmp_path: Path) -> None:
 
 def test_a_recipe_is_exact_if_nothing_loses_precision() -> None:
     assert load_recipe("f32").exact
-    lossy = WeightFormatSection.model_construct(storage="int8")
+    lossy = WeightFormatSection(storage="int8", activation="int8")
     assert not Recipe(name="x", weights=WeightsSection(default=lossy)).exact
-    override = WeightOverride.model_construct(layers="*.down_proj", format=lossy)
-    assert not Recipe(name="x", weights=WeightsSection.model_construct(overrides=(override,))).exact
+    override = WeightOverride(layers="*.down_proj", format=lossy)
+    assert not Recipe(name="x", weights=WeightsSection(overrides=(override,))).exact
     assert not Recipe(name="x", kv_cache=CacheSection.model_construct(dtype="bf16")).exact

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import torch
+
+from enginewright.passes.ir.quantized import quantized
+from enginewright.passes.ir.weights import Source
+from enginewright.passes.quantization.report import AffectedWeight, QuantizationReport, quantization_report
+
+
+def source(name: str, value: torch.Tensor) -> Source:
+    return Source(name, tuple(value.shape), value.dtype, lambda: value)
+
+
+def test_counts_are_those_of_evaluated_weights() -> None:
+    plain = source("plain", torch.ones(2, 4))
+    good, _ = quantized(source("good", torch.randn(3, 64)), 32)
+    bad, scales = quantized(source("bad", torch.tensor([[1e-9, 0.0, 1.0, 2.0], [1e-9, 0.0, 0.0, 0.0]])), 2)
+    weights = [("plain", plain), ("good", good), ("bad", bad), ("scales", scales)]
+    assert quantization_report(weights) is None, "nothing was evaluated"
+    good.evaluate()
+    assert quantization_report(weights) == QuantizationReport(192, 0, 0, ())
+    for _ in range(2):  # a second evaluation counts nothing twice
+        bad.evaluate()
+        assert quantization_report(weights) == QuantizationReport(200, 0, 2, (AffectedWeight("bad", 0, 2),))
+
+
+def test_a_program_in_floats_has_none() -> None:
+    assert quantization_report([("w", source("w", torch.ones(2, 4)))]) is None
