@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.passes.base import PassContext, PassRecord
 from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
+from enginewright.passes.quantization.report import QuantizationReport, quantization_report
 from enginewright.plugins.errors import CapacityError, RecipeError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -60,6 +61,7 @@ class ExportReport:
     bundle_bytes: int
     stages: dict[str, float]
     passes: list[PassSummary]
+    quantization: QuantizationReport | None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json`` and report/report.json."""
@@ -112,7 +114,7 @@ def export(
             records.append(record)
             tell(ProgressEvent("passes", len(records), len(passes), record.name))
 
-        PassManager(passes, PassContext(required), after_pass).run(program)
+        PassManager(passes, PassContext(required, chosen.weights.to_formats()), after_pass).run(program)
         stages["passes"] = time.perf_counter() - start - sum(stages.values())
 
         _check_disk(program, writer.final_path)
@@ -136,6 +138,7 @@ def export(
             bundle_bytes=writer.bytes_written,
             stages={k: round(v, 3) for k, v in stages.items()},
             passes=summaries,
+            quantization=quantization_report((name, program.weights[name]) for name in program.weights),
         )
         writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
         writer.commit(_manifest(captured, chosen, records), emitted)

@@ -95,6 +95,12 @@ def _print_report(report: ExportReport) -> None:
     for summary in report.passes:
         table.add_row(summary.name, str(summary.matched), str(len(summary.rejected)), f"{summary.seconds:.2f}")
     console.print(table)
+    if (q := report.quantization) is not None:
+        console.print(
+            f"\n{q.values:,} weights in 8 bits: {q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(
         f"\n{report.path}: {format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
         f"{format_bytes(report.peak_rss_bytes)} of memory at most",
