@@ -104,8 +104,8 @@ class ChatTemplate:
         data = {
             **self._variables,
             **_plain(variables),
-            "tools": None if tools is None else _plain([tool_schema(tool) for tool in tools]),
-            "documents": _plain(_checked_documents(documents)),
+            "tools": None if tools is None else _plain([tool_schema(tool) for tool in _listed("tools", tools)]),
+            "documents": None if documents is None else _plain(_checked_documents(documents)),
         }
         text = self._render(messages=chat, add_generation_prompt=add_generation_prompt, **data)
         return text if final is None else _cut(text, final)
@@ -176,8 +176,14 @@ def _check_messages(messages: Sequence[Message]) -> None:
             )
 
 
-def _checked_documents(documents: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
-    if documents is not None and not all(isinstance(d, Mapping) for d in documents):
+def _listed(name: str, value: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RequestError(f"chat: {name} must be a list, not {value!r:.80}")
+    return value
+
+
+def _checked_documents(documents: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if not all(isinstance(d, Mapping) for d in _listed("documents", documents)):
         raise RequestError("chat: documents must be a list of dicts", hint='Such as {"title": "A", "text": "B"}.')
     return documents
 

@@ -152,7 +152,11 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several. ``variables`` go to the chat template (tools, enable_thinking, ...).
+        """Answers one conversation or several.
+
+        ``variables`` go to the chat template: ``tools`` (JSON schemas or functions), ``documents``,
+        ``continue_final_message``, and what else it reads (enable_thinking, ...); ``chat_template`` chooses one of
+        several. See ``Tokenizer.encode_chat`` and ``ChatTemplate.render``.
 
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """

@@ -25,6 +25,7 @@ from .options import (
     TopP,
 )
 from .streaming import StreamPrinter
+from .template_options import Set, Tools, template_options
 
 if TYPE_CHECKING:
     from enginewright.runtime.llm import LLM
@@ -49,6 +50,8 @@ Ctrl-C stops an answer."""
 def command(
     bundle: BundlePath,
     system: System = None,
+    tools: Tools = None,
+    variables: Set = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -63,6 +66,7 @@ def command(
     from enginewright import LLM, SamplingParams
 
     params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
+    options = template_options(tools, variables)
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
@@ -71,10 +75,10 @@ def command(
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:
             print(f"{llm.model.name}. /help shows what can be typed.", file=sys.stderr)
-        _converse(llm, params, system, interactive)
+        _converse(llm, params, system, options, interactive)
 
 
-def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive: bool) -> None:
+def _converse(llm: LLM, params: SamplingParams, system: str | None, options: dict[str, Any], interactive: bool) -> None:
     turns: list[dict[str, Any]] = []
     for line in _lines(interactive):
         word, _, rest = line.partition(" ")
@@ -95,7 +99,7 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive:
             turns.append({"role": "user", "content": line})
             before = [{"role": "system", "content": system}] if system is not None else []
             try:
-                answer = _answer(llm, [*before, *turns], params, interactive)
+                answer = _answer(llm, [*before, *turns], params, options, interactive)
             except RequestError as e:
                 if not interactive:
                     raise
@@ -107,10 +111,16 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, interactive:
                 turns.append({"role": "assistant", "content": answer})
 
 
-def _answer(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams, interactive: bool) -> str:
+def _answer(
+    llm: LLM,
+    messages: list[dict[str, Any]],
+    params: SamplingParams,
+    options: dict[str, Any],
+    interactive: bool,
+) -> str:
     """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
     printer = StreamPrinter()
-    with closing(llm.stream_chat(messages, params)) as pieces:
+    with closing(llm.stream_chat(messages, params, **options)) as pieces:
         try:
             printer.print(pieces)
         except KeyboardInterrupt:

@@ -25,6 +25,7 @@ from .options import (
     TopP,
 )
 from .streaming import StreamPrinter
+from .template_options import Set, Tools, template_options
 
 NAME = "generate"
 EPILOG = (
@@ -48,6 +49,8 @@ def command(
     seed: Seed = None,
     stop: Stop = None,
     system: System = None,
+    tools: Tools = None,
+    variables: Set = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
     threads: Threads = 0,
     memory: Memory = None,
@@ -58,22 +61,26 @@ def command(
 
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
+    if raw and (tools is not None or variables):
+        raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
     if prompts.count("-") > 1:
         raise typer.BadParameter("stdin is one prompt: give - once")
     params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
+    options = template_options(tools, variables)
     with LLM(bundle, threads=threads, memory=memory) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
-        chat = not raw and all(texts) and (system is not None or "default" in llm.tokenizer.chat_templates)
+        wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
+        chat = not raw and all(texts) and bool(wanted)
         conversations = [_conversation(text, system) for text in texts]
         if len(texts) == 1 and not as_json:
-            stream = llm.stream_chat(conversations[0], params) if chat else llm.stream(texts[0], params)
+            stream = llm.stream_chat(conversations[0], params, **options) if chat else llm.stream(texts[0], params)
             printer = StreamPrinter()
             printer.print(stream)
             print(printer.speed(), file=sys.stderr)
             return
         start = time.perf_counter()
-        results = llm.chat(conversations, params) if chat else llm.generate(texts, params)
+        results = llm.chat(conversations, params, **options) if chat else llm.generate(texts, params)
         seconds = time.perf_counter() - start
     tokens = sum(len(result.token_ids) for result in results)
     pairs = zip(texts, results, strict=True)

@@ -70,6 +70,33 @@ def test_a_template_that_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": "weather"}, "tools must be a list"),
+        ({"tools": [5]}, "neither a JSON schema nor a function"),
+        ({"documents": {"text": "x"}}, "documents must be a list"),
+        ({"documents": ["x"]}, "documents must be a list of dicts"),
+        ({"thing": {1, 2}}, "not plain data: {1, 2} is a set"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "are both set"),
+        ({"continue_final_message": "thinking"}, "no text in 'thinking'"),
+        ({"continue_final_message": "role"}, "doesn't read 'role'"),
+        ({"continue_final_message": True}, "leaves the last message out"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    source = "{{ tools }}{{ documents }}{% if false %}{{ messages[0].content }}{% endif %}"
+    with pytest.raises(RequestError, match=message):
+        render(source, **options)
+
+
+def test_data_that_contains_itself() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(RequestError, match="contains itself"):
+        render("x", thing=loop)
+
+
+@pytest.mark.parametrize(
     ("messages", "message"),
     [
         ([], "no messages"),

@@ -1,0 +1,54 @@
+"""What the chat template is given besides the conversation: ``--tools`` and ``--set``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enginewright.plugins.errors import RequestError
+from enginewright.plugins.json_document import parse_json
+
+Tools = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A variable of the chat template; may be repeated."),
+]
+
+_TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
+
+
+def template_options(tools: Path | None, variables: list[str] | None) -> dict[str, Any]:
+    """Keyword arguments for ``LLM.chat``. A value that is JSON is what it says (true, 3, [1, 2]), and text otherwise.
+
+    Raises RequestError naming the file, or the option that has no name.
+    """
+    options: dict[str, Any] = {}
+    for text in variables or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier() or name in _TAKEN:
+            raise RequestError(f"--set {text}: there is no variable of that name", hint="Write --set NAME=VALUE.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    if tools is not None:
+        options["tools"] = _read_tools(tools)
+    return options
+
+
+def _read_tools(path: Path) -> list[dict[str, Any]]:
+    try:
+        value = parse_json(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise RequestError(f"--tools {path}: can't be read as JSON: {e}", hint="Pass a JSON file.") from e
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise RequestError(
+            f"--tools {path}: must be a list of JSON objects",
+            hint='Such as [{"type": "function", "function": {"name": "f", "description": "...", "parameters": {}}}].',
+        )
+    return value
