@@ -56,14 +56,25 @@ EW_INLINE int64_t first_key(int64_t window, int64_t position) {
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-// One row of a tile, in place: q.k to scores, -inf but for slots begin .. end-1. Returns the largest.
-EW_INLINE float mask_scores(const PagedAttentionArgs& a, float* scores, int64_t begin, int64_t end) {
+// What lies between a tile's first key and each of its keys.
+constexpr float kSlots[kBlock] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                  16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+
+// One row of a tile, in place: q.k to scores, -inf but for slots begin .. end-1. `distance` is the position
+// of the tile's first key less the query's. Returns the largest.
+EW_INLINE float mask_scores(const PagedAttentionArgs& a, int64_t head, int64_t distance, float* scores,
+                            int64_t begin, int64_t end) {
   const F16 scale = splat(a.scale), hidden = splat(-__builtin_inff());
   F16 s0 = load(scores) * scale, s1 = load(scores + 16) * scale;
   if (a.softcap > 0) {
     const F16 cap = splat(a.softcap);
     s0 = cap * tanh(s0 / cap);
     s1 = cap * tanh(s1 / cap);
+  }
+  if (a.slopes != nullptr) {  // ALiBi (Press et al., arXiv:2108.12409)
+    const F16 slope = splat(a.slopes[head]), first = splat(static_cast<float>(distance));
+    s0 = fma(slope, first + load(kSlots), s0);
+    s1 = fma(slope, first + load(kSlots + 16), s1);
   }
   if (begin > 0 || end < kBlock) {
     s0 = select(lanes_between(clamp(begin, 0, 16), clamp(end, 0, 16)), s0, hidden);
@@ -137,7 +148,8 @@ void attend_split(const PagedAttentionArgs& a, const AttentionTask& t, const Att
     float best[kTileRows];
     for (int64_t token = low; token < high; ++token) {
       for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
-        best[r - row] = mask_scores(a, s.scores + r * kBlock, begin(token), end(token));
+        best[r - row] = mask_scores(a, t.head + r % t.heads, base - t.position - token, s.scores + r * kBlock,
+                                    begin(token), end(token));
       }
     }
     softmax_rows((high - low) * t.heads, width, best, s.scores + row * kBlock, s.m + row, s.l + row,

@@ -280,8 +280,7 @@ struct PagedAttentionArgs {
   const int32_t* q_start = nullptr;  // [B + 1]
   const int32_t* kv_len = nullptr;   // [B], with this step's tokens
   const float* sinks = nullptr;      // [Nq] or null
-  const float* slopes =
-      nullptr;  // [Nq] or null: ALiBi, slope * (key position - query position) joins the score
+  const float* slopes = nullptr;  // [Nq] or null: slope * (key position - query position) is added to a score
   float scale = 1;
   int64_t window = 0;
   float softcap = 0;

@@ -211,6 +211,8 @@ void paged_attention(const PagedAttentionArgs& a) {
           }
           s *= a.scale;
           if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
+          if (a.slopes != nullptr)
+            s += static_cast<double>(a.slopes[h]) * static_cast<double>(key - position);
           scores.push_back(s);
           best = std::max(best, s);
         }

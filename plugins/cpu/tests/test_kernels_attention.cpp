@@ -8,7 +8,7 @@ namespace {
 struct Options {
   int64_t heads = 2, kv_heads = 2, key_size = 64, value_size = 64, window = 0;
   float softcap = 0;
-  bool sinks = false;
+  bool sinks = false, slopes = false;
 };
 
 // Some requests: `past` tokens are in the cache before the step, `tokens` come in it. The blocks are dealt
@@ -49,6 +49,7 @@ class Scene {
       }
     }
     sinks_ = random_floats(o.heads, 17);
+    for (int64_t h = 0; h < o.heads; ++h) slopes_.push_back(std::exp2(-static_cast<float>(1 + 2 * h)));
   }
 
   PagedAttentionArgs args() {
@@ -62,6 +63,7 @@ class Scene {
     a.q_start = q_start_.data();
     a.kv_len = kv_len_.data();
     a.sinks = o_.sinks ? sinks_.data() : nullptr;
+    a.slopes = o_.slopes ? slopes_.data() : nullptr;
     a.scale = 1 / std::sqrt(static_cast<float>(o_.key_size));
     a.window = o_.window;
     a.softcap = o_.softcap;
@@ -125,7 +127,7 @@ class Scene {
   Options o_;
   int64_t columns_ = 0;
   std::vector<int32_t> q_start_, kv_len_, table_;
-  std::vector<float> q_, k_, v_, sinks_;
+  std::vector<float> q_, k_, v_, sinks_, slopes_;
   KvCache cache_;
   Workspace workspace_;
 };
@@ -149,6 +151,15 @@ const std::vector<Options>& all_options() {
        .window = 40,
        .softcap = 20,
        .sinks = true},
+      {.heads = 4, .kv_heads = 2, .key_size = 16, .value_size = 16, .slopes = true},
+      {.heads = 3,
+       .kv_heads = 3,
+       .key_size = 40,
+       .value_size = 24,
+       .window = 50,
+       .softcap = 2,
+       .sinks = true,
+       .slopes = true},
       {.heads = 40, .kv_heads = 1, .key_size = 16, .value_size = 16},  // more heads than a tile has rows
       {.heads = 1, .kv_heads = 1, .key_size = 256, .value_size = 256, .window = 1},
   };
@@ -158,7 +169,7 @@ const std::vector<Options>& all_options() {
 std::string describe(const Options& o) {
   return " heads " + std::to_string(o.heads) + "/" + std::to_string(o.kv_heads) + " D " +
          std::to_string(o.key_size) + "/" + std::to_string(o.value_size) + " window " +
-         std::to_string(o.window);
+         std::to_string(o.window) + (o.slopes ? " slopes" : "");
 }
 
 void equals_reference() {
@@ -198,8 +209,10 @@ void same_bits_in_any_company() {
 
 // One long decode on many threads goes through split tasks and a merge; on one thread it doesn't.
 void split_decode_has_the_same_bits() {
-  for (const Options& o : {Options{}, Options{.heads = 6, .kv_heads = 2, .window = 1300, .sinks = true},
-                           Options{.heads = 3, .kv_heads = 1, .key_size = 24, .value_size = 40}}) {
+  for (const Options& o :
+       {Options{}, Options{.heads = 6, .kv_heads = 2, .window = 1300, .sinks = true},
+        Options{.heads = 4, .kv_heads = 2, .key_size = 32, .value_size = 32, .slopes = true},
+        Options{.heads = 3, .kv_heads = 1, .key_size = 24, .value_size = 40}}) {
     Scene scene(o, {4000}, {2});
     const auto expected = scene.run([](const PagedAttentionArgs& a) { reference::paged_attention(a); });
     for (const std::string& isa : available_isas()) {
@@ -262,6 +275,30 @@ void strides() {
   });
 }
 
+// A steep slope leaves a query its own value and next to nothing of the others; a slope of 0 changes no bit.
+void slopes_say_how_far() {
+  Scene plain({.heads = 2, .kv_heads = 1}, {40}, {9});
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    const auto without = plain.run([&](const PagedAttentionArgs& a) { kernels.paged_attention(a, pool); });
+    const float slopes[2] = {0, 100};
+    const auto with = plain.run([&](PagedAttentionArgs a) {
+      a.slopes = slopes;
+      kernels.paged_attention(a, pool);
+    });
+    for (int64_t t = 0; t < 9; ++t) {
+      CHECK(std::memcmp(&with[static_cast<size_t>(t * 128)], &without[static_cast<size_t>(t * 128)], 256) ==
+            0)
+          << what << " token " << t;
+      const int64_t position = 40 + t;
+      const int64_t row = plain.block(0, position / kBlock) * kBlock + position % kBlock;
+      for (int64_t i = 0; i < 64; ++i) {
+        const float own = plain.values()[static_cast<size_t>(row * 64 + i)];
+        CHECK(std::fabs(with[static_cast<size_t>(t * 128 + 64 + i)] - own) < 1e-6f) << what << " token " << t;
+      }
+    }
+  });
+}
+
 void kv_write_is_exact() {
   const int64_t tokens = 50, heads = 3, key = 20, value = 12, blocks = 4;
   const auto k = random_floats(tokens * 70, 1), v = random_floats(tokens * 40, 2);
@@ -293,6 +330,7 @@ int main() {
   RUN(split_decode_has_the_same_bits);
   RUN(later_values_do_not_leak);
   RUN(strides);
+  RUN(slopes_say_how_far);
   RUN(kv_write_is_exact);
   return check::result();
 }
