@@ -128,6 +128,9 @@ class Detokenizer:
     A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
     are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
     Special tokens have no text.
+
+    Where bytes are no text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
+    before the fault included. A stream can't know of the fault yet, so it has those characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -169,9 +172,10 @@ class Detokenizer:
             self._given = max(len(text) - held, 0)
 
     def _context(self, prompt: list[int]) -> list[int]:
-        """The fewest last tokens of the prompt that have text of whole characters."""
+        """The fewest last tokens of the prompt that have text of whole characters, or all if they have no text."""
+        text = ""
         for n in range(1, min(len(prompt), _CONTEXT) + 1):
             text = self._tokenizer.decode(prompt[-n:])
             if text and _REPLACEMENT not in text:
                 return prompt[-n:]
-        return []
+        return [] if text else prompt[-_CONTEXT:]  # a space that the decoder strips here, and none after it
