@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
+import math
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,9 +29,14 @@ from .emit.cpu import CpuEmitter
 from .pipeline import OPTIONAL, choose_passes
 from .progress import Progress, ProgressEvent, silent
 from .recipes.recipe import Recipe, load_recipe
+from .resources import peak_rss_bytes
+from .verify import VerificationReport, verify
 
 EMITTERS: dict[str, Emitter] = {"cpu": CpuEmitter()}
 """One for each target that can be emitted; the names are those of recipes and bundles."""
+
+_WIDEST = 4
+"""Bytes of a number in a bundle: 64-bit ones of the program become 32-bit ones."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class PassSummary:
 class ExportReport:
     """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system.
 
-    ``bundle_bytes`` counts all files but the manifests and report/.
+    ``bundle_bytes`` counts all files but the manifests and report/; ``verification`` has an entry for each target.
     """
 
     path: str
@@ -62,6 +66,7 @@ class ExportReport:
     stages: dict[str, float]
     passes: list[PassSummary]
     quantization: QuantizationReport | None
+    verification: list[VerificationReport]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json`` and report/report.json."""
@@ -78,10 +83,10 @@ def export(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Captures a decoder, rewrites it, and writes a bundle.
+    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source before it gets its name.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model.
+        source: a Hugging Face directory, a GGUF file, or a transformers model, which is not touched.
         output: the bundle to write: a folder that appears whole or not at all.
         recipe: a built-in recipe's name, a TOML file, or a Recipe.
         targets: instead of the recipe's.
@@ -92,6 +97,7 @@ def export(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
             names the file, field or module. Nothing is left behind, also after Ctrl-C.
+        VerificationError: what was exported differs from the source by more than the recipe allows; says by how much.
     """
     start = time.perf_counter()
     tell = progress or silent
@@ -119,12 +125,15 @@ def export(
 
         _check_disk(program, writer.final_path)
         emitted = {name: EMITTERS[name].emit(program, writer, tell) for name in wanted}
-        stages["emit"] = time.perf_counter() - start - sum(stages.values())
-
-        tell(ProgressEvent("write", 0, 1, str(output)))
         for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
             writer.write_bytes(path, data)
-        writer.finish_weights()
+        writer.complete(_manifest(captured, chosen, records), emitted)
+        stages["emit"] = time.perf_counter() - start - sum(stages.values())
+
+        verification = [verify(writer.folder, source, chosen, name, tell) for name in wanted]
+        stages["verify"] = time.perf_counter() - start - sum(stages.values())
+
+        tell(ProgressEvent("write", 0, 1, str(output)))
         summaries = [
             PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records
         ]
@@ -134,14 +143,15 @@ def export(
             targets=list(wanted),
             parameters=captured.model_info.parameters,
             seconds=round(time.perf_counter() - start, 3),
-            peak_rss_bytes=_peak_rss(),
+            peak_rss_bytes=peak_rss_bytes(),
             bundle_bytes=writer.bytes_written,
             stages={k: round(v, 3) for k, v in stages.items()},
             passes=summaries,
             quantization=quantization_report((name, program.weights[name]) for name in program.weights),
+            verification=verification,
         )
         writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
-        writer.commit(_manifest(captured, chosen, records), emitted)
+        writer.publish()
         tell(ProgressEvent("write", 1, 1, str(output)))
     return report
 
@@ -178,20 +188,11 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_disk(program: Program, output: Path) -> None:
     """Fails now rather than after minutes of writing; the writer still reports a disk that fills up meanwhile."""
-    needed = 0
-    for name in program.weights:
-        elements = 1
-        for size in program.weights[name].shape:
-            elements *= size
-        needed += elements * 4
+    exprs = [program.weights[name] for name in program.weights]
+    needed = sum(math.prod(e.shape) * min(e.dtype.itemsize, _WIDEST) for e in exprs)
     free = shutil.disk_usage(output.parent).free
     if needed > free:
         raise CapacityError(
             f"{output}: the weights need {needed:,} bytes, and {free:,} are free on that disk",
             hint="Free space there, or write the bundle to another disk.",
         )
-
-
-def _peak_rss() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

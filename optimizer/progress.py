@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """``done`` of ``total`` of a stage (an export: capture, passes, emit, write); ``detail``: what was last done."""
+    """``done`` of ``total`` of a stage (an export: capture, passes, emit, verify, write); ``detail``: what was last done."""
 
     stage: str
     done: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +15,8 @@ from enginewright.plugins.errors import RequestError
 from .choices import ChoiceReport, EncodedChoice, Question, answer_questions, encode_choices, read_questions
 from .measure import Divergence, Likelihood
 from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, open_reference
-from .texts import BUILT_IN, read_text
+from .texts import BUILT_IN, EVALUATION_TEXT, read_text
 from .windows import Windows, plan_windows, split_prefix
-
-_BUILT_IN_FILE = "evaluation_text.txt"
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def evaluate(
     """
     start = time.perf_counter()
     tell = progress or silent
-    written = read_text(text, "text", _BUILT_IN_FILE)
+    written = read_text(text, "text", EVALUATION_TEXT)
     questions = [] if choices is None else read_questions(choices)
     with ExitStack() as stack:
         model = stack.enter_context(closing(BundleModel(bundle, threads=threads, memory=memory)))
@@ -165,7 +163,7 @@ def _read(
     divergence = Divergence(likelihood, Likelihood())
     count = windows.count(len(ids))
     tell(ProgressEvent("text", 0, count, model.path))
-    for done, (tokens, rows, targets) in enumerate(_steps(ids, windows), 1):
+    for done, (tokens, rows, targets) in enumerate(windows.steps(ids), 1):
         logits = finite_logits(model, tokens)[rows]  # [n, V]
         if reference is None:
             likelihood.add(logits, targets)
@@ -173,14 +171,6 @@ def _read(
             divergence.add(logits, finite_logits(reference, tokens)[rows], targets)
         tell(ProgressEvent("text", done, count, f"perplexity {likelihood.perplexity:.3f}"))
     return likelihood, divergence
-
-
-def _steps(ids: Sequence[int], windows: Windows) -> Iterator[tuple[list[int], slice, Sequence[int]]]:
-    """(tokens of a window, rows of its logits that count, the tokens that these are to predict)."""
-    for window in windows.cut(len(ids)):
-        tokens = [*windows.prefix, *ids[window.start : window.stop]]
-        before = len(windows.prefix) - window.start - 1  # row i is of the token behind it
-        yield tokens, slice(window.first + before, window.stop + before), ids[window.first : window.stop]
 
 
 def _answers(
@@ -199,14 +189,13 @@ def _answers(
 
 
 def _comparison(reference: ScoredModel, divergence: Divergence, answers: ChoiceReport | None) -> ComparisonReport:
-    tokens = divergence.reference.tokens
     return ComparisonReport(
         against=reference.path,
         nll=divergence.reference.nll,
         perplexity=divergence.reference.perplexity,
-        kl_mean=divergence.kl_sum / tokens,
+        kl_mean=divergence.kl_mean,
         kl_max=divergence.kl_max,
-        top1_agreement=divergence.agreed / tokens,
+        top1_agreement=divergence.top1_agreement,
         max_logit_difference=divergence.logit_difference,
         choices=answers,
     )

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from enginewright.plugins.contracts import FloatArray
 
-_BLOCK = 1 << 21
-"""Logits in float64 at a time: 16 MiB, of which there are some five copies."""
+_BLOCK = 1 << 17
+"""Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -59,26 +59,42 @@ class Divergence:
     """How far a model is from a reference, over the same tokens.
 
     Attributes:
-        model, reference: the likelihood of the text under each.
+        model, reference: the likelihood of the text under each, where the tokens that came next are known.
+        tokens: how many were compared.
         kl_sum, kl_max: KL(reference || model) in nats, summed over the tokens, and of the worst one.
         agreed: tokens before which both find the same token the likeliest (of equal ones the first).
         logit_difference: largest absolute one of any logit.
+        largest_logit: largest absolute value of the reference's logits.
     """
 
     model: Likelihood
     reference: Likelihood
+    tokens: int = 0
     kl_sum: float = 0.0
     kl_max: float = 0.0
     agreed: int = 0
     logit_difference: float = 0.0
+    largest_logit: float = 0.0
 
-    def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int]) -> None:
-        """Logits [n, V] of both before each of the tokens [n]."""
+    @property
+    def kl_mean(self) -> float:
+        """KL per token in nats."""
+        return self.kl_sum / self.tokens
+
+    @property
+    def top1_agreement(self) -> float:
+        """Share of the tokens before which both find the same token the likeliest."""
+        return self.agreed / self.tokens
+
+    def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int] | None = None) -> None:
+        """Logits [n, V] of both before each of the tokens [n], if these are known."""
         for rows in _blocks(logits):
             p, q = log_softmax(reference[rows]), log_softmax(logits[rows])  # [b, V]
-            for of, likelihood in ((p, self.reference), (q, self.model)):
-                likelihood.tokens += len(of)
-                likelihood.total += float(_of_targets(of, targets[rows]).sum())
+            if targets is not None:
+                for of, likelihood in ((p, self.reference), (q, self.model)):
+                    likelihood.tokens += len(of)
+                    likelihood.total += float(_of_targets(of, targets[rows]).sum())
+            self.tokens += len(p)
             # Never negative but for rounding; of equal logits exactly 0.
             kl = np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0)  # [b]
             self.kl_sum += float(kl.sum())
@@ -87,6 +103,7 @@ class Divergence:
             self.agreed += int((reference[rows].argmax(axis=-1) == logits[rows].argmax(axis=-1)).sum())
             difference = np.abs(reference[rows].astype(np.float64) - logits[rows]).max()
             self.logit_difference = max(self.logit_difference, float(difference))
+            self.largest_logit = max(self.largest_logit, float(np.abs(reference[rows]).max()))
 
 
 def _of_targets(log_probabilities: npt.NDArray[np.float64], targets: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -10,6 +10,9 @@ from enginewright.plugins.errors import RequestError
 BUILT_IN = "built-in"
 """Instead of a file: the text, or the questions, that come with the package."""
 
+EVALUATION_TEXT = "evaluation_text.txt"
+"""The file of the text that comes with the package."""
+
 
 def read_text(source: str | Path, option: str, built_in: str) -> str:
     """The text of a file, or of the package's file ``built_in`` if ``source`` is BUILT_IN.

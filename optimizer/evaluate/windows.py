@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from enginewright.plugins.errors import RequestError
@@ -50,6 +50,13 @@ class Windows:
             stop = min(i * self.stride + self.size, tokens)
             yield Window(i * self.stride, stop, done)
             done = stop
+
+    def steps(self, ids: Sequence[int]) -> Iterator[tuple[list[int], slice, Sequence[int]]]:
+        """For each window its tokens, the rows of their logits that count, and the tokens that these predict."""
+        for window in self.cut(len(ids)):
+            tokens = [*self.prefix, *ids[window.start : window.stop]]
+            before = len(self.prefix) - window.start - 1  # row i is of the token behind it
+            yield tokens, slice(window.first + before, window.stop + before), ids[window.first : window.stop]
 
 
 def plan_windows(window: int | None, stride: int | None, context: int, prefix: tuple[int, ...]) -> Windows:

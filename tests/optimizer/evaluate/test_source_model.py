@@ -40,7 +40,7 @@ def test_tied_tables_are_one_tensor(tied: bool, tiny_model: Callable[..., PreTra
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
     np.testing.assert_array_equal(source.logits(ids), expected)
-    loaded = source._model
+    loaded = source._runner.model
     assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == tied
 
 

@@ -1,0 +1,89 @@
+"""Runs a bundle's program on two sequences packed together: a chunk, a chunk beside a prompt, then decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import FloatArray, Int32Array, StepInput
+from enginewright.runtime.executors.base import Executor
+
+PROMPTS = (40, 26)
+"""Tokens before the decode steps. The first prompt, and the second one's decode steps, go on into another KV block."""
+
+CHUNK = 29
+"""The first prompt comes in two chunks: this many tokens, then the rest beside the second prompt."""
+
+DECODES = 8
+"""Steps of one token of each sequence."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many tokens of each of the two sequences every step has."""
+
+    steps: tuple[tuple[int, int], ...]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return sum(a for a, _ in self.steps), sum(b for _, b in self.steps)
+
+
+def plan_steps(context: int) -> Plan:
+    """The usual plan, or a smaller one that a context of so many tokens (at least 1) has room for."""
+    decodes = min(DECODES, context // 2)
+    first, second = (max(1, min(prompt, context - decodes)) for prompt in PROMPTS)
+    chunk = min(CHUNK, first - 1)
+    steps = [(chunk, 0)] if chunk else []
+    return Plan((*steps, (first - chunk, second), *([(1, 1)] * decodes)))
+
+
+def blocks_for(plan: Plan, block_size: int) -> int:
+    """KV blocks of that size that the plan's two sequences need."""
+    return 2 * -(-max(plan.lengths) // block_size)
+
+
+def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, seed: int) -> list[FloatArray]:
+    """Logits after every token of both sequences, [S] -> [S, V] each.
+
+    ``executor`` has ``blocks_for`` blocks in each group; they are dealt out in a random order.
+    """
+    sizes = {group.name: group.block_size for group in executor.cache_groups}
+    generator = np.random.default_rng(seed)
+    tables: dict[str, Int32Array] = {
+        name: generator.permutation(blocks_for(plan, size)).astype(np.int32).reshape(2, -1)
+        for name, size in sizes.items()
+    }  # group -> [2, blocks]
+    done = [0, 0]
+    found: list[list[FloatArray]] = [[], []]
+    for counts in plan.steps:
+        active = [i for i in range(2) if counts[i]]
+        chunks = [range(done[i], done[i] + counts[i]) for i in active]
+        positions = np.concatenate([np.asarray(c, np.int32) for c in chunks])  # [T]
+        owners = np.repeat(np.asarray(active), [len(c) for c in chunks])  # [T]
+        starts = np.cumsum([0, *(len(c) for c in chunks)], dtype=np.int32)  # [B+1]
+        output = executor.submit(
+            StepInput(
+                ids=np.concatenate([sequences[i][c.start : c.stop] for i, c in zip(active, chunks, strict=True)]),
+                positions=positions,
+                q_start=starts,
+                kv_len=np.asarray([c.stop for c in chunks], np.int32),
+                block_tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
+                slots={name: _slots(table, owners, positions, sizes[name]) for name, table in tables.items()},
+                rows=np.arange(len(positions), dtype=np.int32),
+                return_logits=True,
+            )
+        ).result()
+        assert output.logits is not None
+        for i, rows in zip(active, np.split(output.logits, starts[1:-1]), strict=True):
+            found[i].append(np.array(rows))
+            done[i] += len(rows)
+    return [np.concatenate(rows) for rows in found]
+
+
+def _slots(table: Int32Array, owners: npt.NDArray[np.int64], positions: Int32Array, size: int) -> Int32Array:
+    slots: Int32Array = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
+    return slots

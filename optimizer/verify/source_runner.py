@@ -1,0 +1,88 @@
+"""The source as transformers runs it: its own forward pass, eager attention, masks and experts, in 32-bit floats.
+
+Files are read as for an export, so nothing is downloaded and no code of the model's runs; the computation shares
+nothing with capture and passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf, module
+from enginewright.passes.ir.weights import Cast, WeightExpr
+from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.errors import UnsupportedModelError
+
+from .lazy_weights import bring_weights_lazily, load_weights, placeholder
+
+KEEP_BYTES = 1 << 30
+"""Weights that take no more than this as float32 are read once and kept, others whenever they are used."""
+
+
+class SourceRunner:
+    """A Hugging Face directory, a GGUF file or a transformers model, ready to give logits.
+
+    Beyond ``keep_bytes`` no more weights are in memory than those of a module that is running. A model object is not
+    touched: a copy of its modules runs, in eval mode, on the same parameters.
+
+    Attributes:
+        model: what runs, for a look at its configuration.
+
+    Raises:
+        SourceError, UnsupportedModelError: as for an export.
+    """
+
+    def __init__(self, source: Path | PreTrainedModel, *, keep_bytes: int = KEEP_BYTES) -> None:
+        self.model, weights = _read(source)
+        self.model.set_attn_implementation("eager")
+        self.model.set_experts_implementation("eager")
+        self.model.eval()
+        if weight_bytes(self.model) <= keep_bytes:
+            load_weights(self.model, weights)
+        else:
+            bring_weights_lazily(self.model, weights)
+
+    def logits(self, ids: torch.Tensor) -> FloatArray:
+        """Logits after every token of some sequences of the same length: [B, S] -> [B, S, V] float32."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        result: FloatArray = logits.float().numpy()
+        return result
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """What a model's parameters take as float32; tied ones count once."""
+    return sum(4 * math.prod(p.shape) for p in model.parameters())
+
+
+def _read(source: Path | PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
+    if isinstance(source, PreTrainedModel):
+        return _copy(source)
+    return build_from_directory(source) if source.is_dir() else build_from_gguf(gguf.open_gguf(source))
+
+
+def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
+    """The same modules with buffers of their own and parameters that aren't there yet; and the model's weights.
+
+    A copy, and not another model of the same configuration: what someone has changed in it shows.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    memo: dict[int, object] = {id(p): placeholder(p) for p in parameters.values()}
+    try:
+        twin = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as e:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its modules can't be copied: {e}",
+            hint="Save the model with save_pretrained(), and export the directory.",
+        ) from e
+    for buffer in twin.buffers():
+        buffer.data = buffer.data.cpu().float() if buffer.is_floating_point() else buffer.data.cpu()
+    tensors = module.read_module_tensors(model)
+    weights = {name: tensors[name] for name in parameters}
+    return twin, {name: e if e.dtype == torch.float32 else Cast(e, torch.float32) for name, e in weights.items()}

@@ -1,0 +1,96 @@
+"""The text that comes with the package through source and bundle: what a recipe's loss of precision costs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
+from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text
+from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .random_tokens import check_logits, comparison
+from .report import TextComparison
+from .source_runner import SourceRunner
+
+LEAST_CONTEXT = 64
+"""A model that sees fewer tokens at a time has no use for the text."""
+
+_WORK = 1 << 41
+"""Most parameters times tokens that the source computes: a minute or two on two cores, whatever the model."""
+
+
+def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
+    """Why the text can't be compared; None if it can."""
+    if tokenizer is None:
+        return "the model has no tokenizer"
+    if info.context_length < LEAST_CONTEXT:
+        return f"the context of {info.context_length} tokens is too small"
+    prefix, ids = split_prefix(tokenizer, _text())
+    largest = max((*prefix, *ids))
+    if largest >= info.vocab_size:
+        return f"the tokenizer has token {largest}, the model a vocabulary of {info.vocab_size}"
+    return None
+
+
+def windows_to_compare(parameters: int, window: int, available: int) -> list[int]:
+    """Indices of the windows to compare, spread over the text; as many as the model's size allows, at least one."""
+    count = max(1, min(available, _WORK // (max(parameters, 1) * window)))
+    return [i * available // count for i in range(count)]
+
+
+def compare_text(
+    runner: SourceRunner, llm: LLM, tokenizer: Tokenizer, info: ModelInfo, progress: Progress, detail: str
+) -> TextComparison:
+    """Both models on the text, in windows that share no token but, without a BOS, the first of each.
+
+    The logits of one window are in memory at a time. ``detail`` is for the progress. Raises VerificationError if
+    logits are not finite.
+    """
+    prefix, ids = split_prefix(tokenizer, _text())
+    windows = _windows(prefix, info)
+    size = windows.size + len(prefix)
+    available = windows.count(len(ids))
+    chosen = windows_to_compare(info.parameters, size, available)
+    divergence = Divergence(Likelihood(), Likelihood())
+    done = 0
+    for i, (tokens, rows, targets) in enumerate(windows.steps(ids)):
+        if i not in chosen:
+            continue
+        progress(ProgressEvent("verify", done, len(chosen), detail))
+        _compare_window(runner, llm, tokens, rows, list(targets), divergence)
+        done += 1
+    progress(ProgressEvent("verify", done, len(chosen), detail))
+    return TextComparison(
+        **asdict(comparison(divergence)),
+        text=BUILT_IN,
+        window=size,
+        windows=len(chosen),
+        windows_in_text=available,
+        perplexity=divergence.model.perplexity,
+        source_perplexity=divergence.reference.perplexity,
+    )
+
+
+def _compare_window(
+    runner: SourceRunner, llm: LLM, tokens: list[int], rows: slice, targets: list[int], divergence: Divergence
+) -> None:
+    """A function of its own, so that the logits are gone before those of the next window come."""
+    logits = llm.logits(tokens)[rows]
+    reference = runner.logits(torch.tensor([tokens]))[0, rows]
+    check_logits(logits, reference)
+    divergence.add(logits, reference, targets)
+
+
+def _windows(prefix: tuple[int, ...], info: ModelInfo) -> Windows:
+    window = min(DEFAULT_WINDOW, info.context_length)
+    return plan_windows(window, window - max(len(prefix), 1), info.context_length, prefix)
+
+
+def _text() -> str:
+    return read_text(BUILT_IN, "text", EVALUATION_TEXT)

@@ -1,0 +1,142 @@
+"""``verify``: a complete bundle against the source that it was made of. No export goes without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.resources import peak_rss_bytes
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.errors import VerificationError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .packed_run import blocks_for, plan_steps
+from .random_tokens import compare_random_tokens, relative_tolerance
+from .report import Comparison, TextComparison, VerificationReport
+from .source_runner import SourceRunner
+from .text import compare_text, why_no_text
+
+SEEDS = (20261120, 20261121, 20261122)
+"""Of the random tokens. The later ones are drawn only if the ones before show a difference; see ``_exact``."""
+
+DEFAULT_MAX_KL = 0.05
+"""Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""
+
+PREFILL_CHUNK = 128
+"""Prompt tokens of a step: the logits of a step are in memory twice."""
+
+_EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
+_LOSSY_HINT = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
+
+_EXECUTORS: dict[str, type[CpuExecutor]] = {"cpu": CpuExecutor}
+
+
+def verify(
+    folder: Path, source: str | Path | PreTrainedModel, recipe: Recipe, target: str, progress: Progress
+) -> VerificationReport:
+    """Compares a target of the bundle in ``folder``, run as a user's would be, with the source as transformers runs it.
+
+    First on random tokens: two sequences, packed, with some decode steps. An exact recipe must be within rounding on
+    them, any other within its KL budget. A recipe that loses precision is then also compared on the package's text, if
+    the model has a tokenizer and room for it, and must be within the budget there too.
+
+    Raises:
+        VerificationError: they differ by more; says by how much.
+        SourceError, UnsupportedModelError, BundleError, CapacityError: as their names say.
+    """
+    start = time.perf_counter()
+    progress(ProgressEvent("verify", 0, 1, "reading the source"))
+    bundle = Bundle.open(folder)
+    info = bundle.model
+    runner = SourceRunner(source if isinstance(source, PreTrainedModel) else Path(source))
+    files = bundle.tokenizer_files()
+    tokenizer = Tokenizer(files) if files.tokenizer_json else None
+    omitted = "the recipe is exact" if recipe.exact else why_no_text(tokenizer, info)
+    executor = _open(bundle, target, info, with_text=omitted is None)
+    max_kl = None if recipe.exact else recipe.budget.max_kl or DEFAULT_MAX_KL
+    with closing(LLM.from_executor(executor, info, max_requests=1, prefill_chunk=PREFILL_CHUNK)) as llm:
+        progress(ProgressEvent("verify", 0, 1, f"{target}: random tokens"))
+        tolerance: float | None = None
+        text: TextComparison | None = None
+        if max_kl is None:
+            seed, random, tolerance = _exact(
+                lambda seed: compare_random_tokens(runner, executor, info, seed),
+                relative_tolerance(bundle.program(target)),
+                target,
+            )
+        else:
+            seed, random = SEEDS[0], compare_random_tokens(runner, executor, info, SEEDS[0])
+            _check_kl(random, max_kl, target, "random tokens")
+        if omitted is None and tokenizer is not None and max_kl is not None:
+            text = compare_text(runner, llm, tokenizer, info, progress, f"{target}: text")
+            _check_kl(text, max_kl, target, "the text")
+    progress(ProgressEvent("verify", 1, 1, target))
+    return VerificationReport(
+        target=target,
+        exact=recipe.exact,
+        seed=seed,
+        random_tokens=random,
+        tolerance=tolerance,
+        max_kl=max_kl,
+        text=text,
+        text_omitted=omitted,
+        seconds=round(time.perf_counter() - start, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def _open(bundle: Bundle, target: str, info: ModelInfo, *, with_text: bool) -> Executor:
+    """The executor that a user gets, with KV blocks for what is compared and no more."""
+    text = min(DEFAULT_WINDOW, info.context_length) if with_text else 0
+    plan = plan_steps(info.context_length)
+    groups = [g.to_group() for g in bundle.program(target).cache_groups]
+    blocks = {g.name: max(blocks_for(plan, g.block_size), -(-text // g.block_size)) for g in groups}
+    return _EXECUTORS[target](bundle, blocks)
+
+
+def _exact(
+    compare: Callable[[int], Comparison], relative_tolerance: float, target: str
+) -> tuple[int, Comparison, float]:
+    """The first of SEEDS whose tokens show no difference but rounding, what they show, and the tolerance.
+
+    Where a model decides (a router between two experts that are as good as equal) rounding may decide otherwise and
+    the difference is large; that is rare. A wrong program differs on any tokens. So a difference counts if all show it.
+
+    Raises VerificationError if all do.
+    """
+    worst: tuple[Comparison, float] | None = None
+    for seed in SEEDS:
+        found = compare(seed)
+        tolerance = relative_tolerance * found.largest_logit
+        if found.max_logit_error <= tolerance:
+            return seed, found, tolerance
+        worst = worst or (found, tolerance)
+    assert worst is not None
+    found, tolerance = worst
+    raise VerificationError(
+        f"target {target}: the exported program differs from its source: on random tokens a logit is off by "
+        f"{found.max_logit_error:.3g}, where rounding explains {tolerance:.3g} (logits reach "
+        f"{found.largest_logit:.3g}, KL {found.kl_mean:.3g} in the mean, top-1 agreement {found.top1_agreement:.1%})",
+        hint=_EXACT_HINT,
+    )
+
+
+def _check_kl(found: Comparison, max_kl: float, target: str, what: str) -> None:
+    if found.kl_mean > max_kl:
+        raise VerificationError(
+            f"target {target}: the exported program is too far from its source: KL {found.kl_mean:.3g} nats a token on "
+            f"{what}, and the recipe's max_kl is {max_kl:.3g} (top-1 agreement {found.top1_agreement:.1%}, a logit is "
+            f"off by {found.max_logit_error:.3g} at most)",
+            hint=_LOSSY_HINT,
+        )

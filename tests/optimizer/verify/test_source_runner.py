@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.verify.source_runner import SourceRunner, weight_bytes
+from enginewright.plugins.errors import UnsupportedModelError
+
+IDS = torch.arange(5, 45).view(2, 20)
+
+
+def expected(model: PreTrainedModel) -> np.ndarray:
+    with torch.no_grad():
+        return model(input_ids=IDS, use_cache=False).logits.numpy()
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2", "Mistral", "GPT2", "Phi3"])
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_a_directory(family: str, keep_bytes: int, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    """The same computation on the same weights, in the same order."""
+    model = tiny_model(family)
+    model.save_pretrained(tmp_path)
+    runner = SourceRunner(tmp_path, keep_bytes=keep_bytes)
+    np.testing.assert_array_equal(runner.logits(IDS), expected(model))
+
+
+@pytest.mark.parametrize("hidden", [64, 96])
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_a_model_object_is_not_touched(
+    hidden: int, keep_bytes: int, tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    model = tiny_model("GPT2", n_embd=hidden, embd_pdrop=0.5, resid_pdrop=0.5, attn_pdrop=0.5)
+    reference = expected(model)
+    model.set_attn_implementation("sdpa")
+    model.train()
+    before = {name: (id(value), value.clone()) for name, value in model.state_dict(keep_vars=True).items()}
+    runner = SourceRunner(model, keep_bytes=keep_bytes)
+    np.testing.assert_array_equal(runner.logits(IDS), reference)  # no dropout, eager
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    for name, value in model.state_dict(keep_vars=True).items():
+        assert id(value) == before[name][0]
+        assert torch.equal(value, before[name][1])
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_what_was_changed_in_a_model_object_shows(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_model("Llama")
+    model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+    np.testing.assert_array_equal(SourceRunner(model).logits(IDS), expected(model))
+
+
+def test_half_precision_is_computed_in_single(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_model("Llama").to(torch.bfloat16)
+    logits = SourceRunner(model).logits(IDS)
+    np.testing.assert_array_equal(logits, expected(model.float()))
+    assert logits.dtype == np.float32
+
+
+def test_a_model_that_cannot_be_copied(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    model = tiny_model("Llama")
+    model.handle = (i for i in range(3))
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM: its modules can't be copied"):
+        SourceRunner(model)
+
+
+def test_weight_bytes_count_tied_ones_once(tiny_model: Callable[..., PreTrainedModel]) -> None:
+    tied, apart = (weight_bytes(tiny_model("Llama", tie_word_embeddings=t)) for t in (True, False))
+    assert apart - tied == 256 * 64 * 4
