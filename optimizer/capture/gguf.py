@@ -23,6 +23,8 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
+from .config_sizes import check_sizes
+
 MAGIC = b"GGUF"
 
 # Keys (less the architecture) that change what the model computes -> the configuration's name for it.
@@ -47,7 +49,7 @@ _WITHOUT_FIELD = (
 # A divisor for each rotary frequency, which takes the place of a rope scaling in the configuration.
 _ROPE_FACTORS = "rope_freqs.weight"
 
-_DAMAGED = (ValueError, struct.error, IndexError, KeyError, TypeError, OverflowError, OSError, AttributeError)
+_DAMAGED = (ValueError, struct.error, IndexError, KeyError, TypeError, ArithmeticError, OSError, AttributeError)
 
 
 class _Names:
@@ -137,6 +139,7 @@ def read_config(file: GgufFile) -> PretrainedConfig:
             ) from e
         raise SourceError(f"{file.path}: no usable configuration: {e}", hint="Convert the file again.") from e
     assert isinstance(config, PretrainedConfig)
+    check_sizes(config, str(file.path))
     _apply_meaningful_keys(file, config)
     return config
 

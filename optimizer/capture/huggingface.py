@@ -18,6 +18,8 @@ from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 from enginewright.plugins.json_document import parse_json
 
+from .config_sizes import check_sizes
+
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
 _DTYPES = {
@@ -64,11 +66,12 @@ def read_config(directory: Path) -> PretrainedConfig:
         raise SourceError(f"{path}: model_type is missing", hint="Pass the configuration of a transformers model.")
     try:
         config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError, OSError, AttributeError, StrictDataclassError) as e:
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, AttributeError, StrictDataclassError) as e:
         if "model type" in str(e):
             raise UnsupportedModelError(f"{path}: model_type {model_type!r}: transformers has no such model") from e
         raise SourceError(f"{path}: {e}", hint="Check the fields of the configuration.") from e
     assert isinstance(config, PretrainedConfig)
+    check_sizes(config, str(path))
     return config
 
 
