@@ -20,7 +20,8 @@ from .contracts import CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added bf16, f16, i8, packed layouts and the steps that use them; programs of version 1 are still read."""
 SYMBOLS = ("T", "B", "R")
 
 

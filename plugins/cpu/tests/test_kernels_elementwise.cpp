@@ -61,12 +61,61 @@ void compare(ElementwiseArgs a, const int64_t (&stride)[kMaxRank], double absolu
 
 void functions_of_two() {
   for (size_t i = 0; i < shapes().size(); ++i) {
-    for (const Fn fn : {Fn::add, Fn::sub, Fn::mul, Fn::div, Fn::maximum, Fn::minimum, Fn::where, Fn::pow}) {
+    for (const Fn fn : {Fn::add, Fn::sub, Fn::mul, Fn::div, Fn::maximum, Fn::minimum, Fn::where, Fn::pow,
+                        Fn::lt, Fn::le, Fn::gt, Fn::ge, Fn::eq, Fn::ne, Fn::logical_and, Fn::logical_or}) {
       auto x = random_floats(kBuffer, 1), y = random_floats(kBuffer, 2);
       for (float& v : x) v = fn == Fn::pow ? std::fabs(v) : v;
       // Correctly rounded but for pow, which is libm's (within an ulp).
       compare(binary_args(fn, shapes()[i], x, y), shapes()[i].out, 0, fn == Fn::pow ? 2 * kEps : 0.0,
               "fn " + std::to_string(static_cast<int>(fn)) + " shape " + std::to_string(i));
+    }
+  }
+}
+
+// Values that are often equal or 0, with NaN and infinities.
+void comparisons_and_logic_of_awkward_values() {
+  auto x = random_floats(kBuffer, 1), y = random_floats(kBuffer, 2);
+  for (auto* values : {&x, &y}) {
+    for (float& v : *values) v = std::round(v);
+    for (size_t i = 0; i < values->size(); i += 7)
+      (*values)[i] = i % 2 == 0 ? kNaN : i % 3 == 0 ? kInf : -0.0f;
+  }
+  for (const Fn fn :
+       {Fn::lt, Fn::le, Fn::gt, Fn::ge, Fn::eq, Fn::ne, Fn::logical_and, Fn::logical_or, Fn::logical_not}) {
+    for (const Shape& s : shapes()) {
+      compare(binary_args(fn, s, x, y), s.out, 0, 0, "fn " + std::to_string(static_cast<int>(fn)));
+    }
+  }
+}
+
+void rounding() {
+  auto x = random_floats(kBuffer, 1, 5);
+  for (size_t i = 0; i < 200; ++i) x[i] = static_cast<float>(i) / 2 - 50;  // halves go to the even side
+  x[200] = kNaN, x[201] = -kInf, x[202] = 3e9f, x[203] = -0.4f;
+  for (const Fn fn : {Fn::floor, Fn::round}) {
+    for (const Shape& s : shapes()) compare(binary_args(fn, s, x, x), s.out, 0, 0, "rounding");
+  }
+}
+
+void integers_are_compared() {
+  for (const Fn fn : {Fn::lt, Fn::le, Fn::gt, Fn::ge, Fn::eq, Fn::ne}) {
+    for (const bool scalar : {false, true}) {
+      auto x = random_ints(900, 5, 1), y = random_ints(900, 5, 2);
+      x[0] = INT32_MAX, x[31] = INT32_MIN, x[2] = 16777217, y[60] = 16777216;  // not told apart as f32
+      std::vector<float> expected = filled(2000, -7);
+      ElementwiseArgs a;
+      a.fn = fn, a.integer = true, a.has_scalar = scalar, a.scalar = 3;
+      a.shape[2] = 30, a.shape[3] = 30;
+      a.in[0] = {x.data(), {0, 0, 1, 30}};
+      if (!scalar) a.in[1] = {y.data(), {0, 0, 30, 1}};
+      a.out = {expected.data(), {0, 0, 60, 2}};
+      reference::elementwise(a);
+      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+        std::vector<float> out = filled(2000, -7);
+        a.out.data = out.data();
+        kernels.elementwise(a, pool);
+        CHECK(same_bits(out, expected)) << what << " fn " << static_cast<int>(fn);
+      });
     }
   }
 }
@@ -138,7 +187,7 @@ void nan_passes_through_maximum() {
 
 // The same value at every place of a vector, contiguous or strided, has the same bits.
 void place_does_not_matter() {
-  for (int f = 0; f <= static_cast<int>(Fn::erf); ++f) {
+  for (int f = 0; f <= static_cast<int>(Fn::logical_not); ++f) {
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       std::vector<float> x = filled(500, 0.7123f), out = filled(500, 0), strided = filled(500, 0);
       ElementwiseArgs a;
@@ -228,6 +277,7 @@ void names() {
   Fn fn = Fn::add;
   CHECK(parse_elementwise("gelu_tanh", &fn) && fn == Fn::gelu_tanh);
   CHECK(!parse_elementwise("gelu_tan", &fn) && fn == Fn::gelu_tanh);
+  CHECK(parse_elementwise("logical_not", &fn) && fn == Fn::logical_not);
   Activation activation = Activation::silu;
   CHECK(parse_activation("relu", &activation) && activation == Activation::relu);
   CHECK(!parse_activation("swish", &activation));
@@ -241,6 +291,9 @@ void names() {
 
 int main() {
   RUN(functions_of_two);
+  RUN(comparisons_and_logic_of_awkward_values);
+  RUN(rounding);
+  RUN(integers_are_compared);
   RUN(a_number_as_operand);
   RUN(integers);
   RUN(cast_to_float);

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import KV_BLOCK_SIZE, SamplingBatch, StepInput
+from enginewright.plugins.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.plugins.lowered_program import (
@@ -23,6 +24,8 @@ from enginewright.plugins.lowered_program import (
 
 Array = npt.NDArray[np.generic]
 Size = Affine | int
+DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int8": "i8"}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 T = Affine(t=1)
 B = Affine(b=1)
 R = Affine(r=1)
@@ -53,6 +56,19 @@ def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None
             "offset": operand.offset + Affine.of(offset),
         }
     )
+
+
+def packed(array: Array, layout: str) -> Array:
+    """[.., N, K] in a weight's layout."""
+    if layout == "rows":
+        return array
+    rows = np.ascontiguousarray(array)
+    rows = rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows
+    return {
+        "panel32": cpu_extension.pack_panel32,
+        "panel32x2": cpu_extension.pack_panel32x2,
+        "panel32x4": cpu_extension.pack_panel32x4,
+    }[layout](rows)
 
 
 class LoweredBuilder:
@@ -89,20 +105,23 @@ class LoweredBuilder:
 
     def weight(self, array: Array, layout: str = "rows") -> Operand:
         name = f"w{len(self.uses)}"
-        dtype = "i32" if array.dtype == np.int32 else "f32"
+        dtype = DTYPES[array.dtype.name]
         self.uses.append(WeightUse(name=name, dtype=dtype, shape=array.shape, layout=layout))
-        stored = array if layout == "rows" else cpu_extension.pack_panel32(np.ascontiguousarray(array, np.float32))
-        self.weights[name] = aligned(stored)
+        self.weights[name] = aligned(packed(array, layout))
         shape = tuple(Affine(s) for s in array.shape)
         return Operand(kind="weight", name=name, dtype=dtype, shape=shape, strides=dense_strides(array.shape))
 
-    def buffer(self, *shape: Size, dtype: str = "f32") -> Operand:
+    def buffer(self, *shape: Size, dtype: str = "f32", padding: int = 1) -> Operand:
+        """``padding``: the row stride is a multiple of that many elements."""
         name = f"b{len(self.buffers)}"
-        size = prod((Affine.of(s) for s in shape), start=Affine(4))
-        self.buffers.append(Buffer(name=name, size=size, offset=self.arena))
-        self.arena = self.arena + size
         sizes = tuple(Affine.of(s) for s in shape)
-        return Operand(kind="buffer", name=name, dtype=dtype, shape=sizes, strides=dense_strides(shape))
+        strides = list(dense_strides(shape))
+        if padding > 1:
+            strides[-2] = Affine(-(-sizes[-1].constant // padding) * padding)
+        size = prod(sizes[1:-1], start=sizes[0] * (strides[-2] if len(shape) > 1 else 1)) * BYTES_PER_ELEMENT[dtype]
+        self.buffers.append(Buffer(name=name, size=size, offset=self.arena))
+        self.arena = self.arena + Affine(*(-(-c // 64) * 64 for c in size.coefficients()))
+        return Operand(kind="buffer", name=name, dtype=dtype, shape=sizes, strides=tuple(strides))
 
     def step(
         self,
