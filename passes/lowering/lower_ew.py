@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,7 +101,10 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, rows = b.view(a["x"]), b.unit(b.view(a["rows"]))
     flat = b.unit(b.reshaped(x, (x.shape[0], elements(x.shape[1:]))))
     out = b.result(node)
-    b.step("take_rows", [flat, rows], [b.reshaped(out, (out.shape[0], flat.shape[1]))])
+    target = b.reshaped(out, (out.shape[0], flat.shape[1]))
+    if flat.kind == "buffer" and flat.dtype == "i32":  # the kernel copies 4 bytes, whatever they mean
+        flat, target = replace(flat, dtype="f32"), replace(target, dtype="f32")
+    b.step("take_rows", [flat, rows], [target])
     return out
 
 

@@ -15,7 +15,7 @@ from enginewright.plugins.lowered_program import Affine, CacheGroupModel, Layout
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
 from ..match import bound_arguments
-from . import lower_elementwise, lower_ew, lower_quantized, lower_views
+from . import lower_elementwise, lower_ew, lower_experts, lower_quantized, lower_routing, lower_views
 from .builder import Builder, CacheRef, Value, WeightRef
 from .lower_ew import Handler
 from .views import View, contiguous_strides
@@ -25,7 +25,9 @@ aten = torch.ops.aten
 
 HANDLERS: Mapping[Any, Handler] = {
     **lower_ew.HANDLERS,
+    **lower_experts.HANDLERS,
     **lower_quantized.HANDLERS,
+    **lower_routing.HANDLERS,
     **lower_views.HANDLERS,
     **lower_elementwise.ELEMENTWISE,
     **lower_elementwise.REDUCTIONS,
@@ -33,9 +35,11 @@ HANDLERS: Mapping[Any, Handler] = {
 
 _SEVERAL_RESULTS = frozenset(
     {ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default, ew.quantize_activation.default}
+    | {ew.route_experts.default}
 )
 _WRITES_ITS_RESULT = (
-    frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_quantized.HANDLERS}) - _SEVERAL_RESULTS
+    frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_experts.HANDLERS, *lower_quantized.HANDLERS})
+    - _SEVERAL_RESULTS
 )
 """Ops that can write into a part of another's buffer."""
 

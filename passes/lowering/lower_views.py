@@ -12,7 +12,8 @@ from torch.fx.node import Node
 
 from enginewright.plugins.lowered_program import Affine
 
-from .builder import Builder, Value
+from .builder import NARROW, Builder, Value
+from .lower_elementwise import apply
 from .lower_ew import Handler
 from .lower_quantized import cast_bf16
 from .views import View, expand, permute, select, slice_view
@@ -35,12 +36,14 @@ def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         return value
     before, to = node.all_input_nodes[0].meta["val"].dtype, b.dtype(node.meta["val"])
     if node.meta["val"].dtype == torch.bool != before:
-        raise b.unsupported("the cpu target doesn't make conditions of numbers")
+        return apply(b, "ne", [value, 0], b.buffer(b.shape(node)))
     if b.dtype(torch.empty((), dtype=before, device="meta")) == to:
         converted: Value = value
         return converted
     if before == torch.float32 and to == "bf16":
         return cast_bf16(b, node, b.view(value))
+    if to in NARROW:
+        raise b.unsupported(f"the cpu target doesn't compute in {str(node.meta['val'].dtype).removeprefix('torch.')}")
     if to != "f32":
         raise b.unsupported("the cpu target doesn't round floats to integers")
     return b.cast(b.view(value))

@@ -17,8 +17,10 @@ from enginewright.plugins.lowered_program import Layout, LoweredProgram, Operand
 from enginewright.plugins.ops import (
     add_layer_norm,
     add_rms_norm,
+    combine_experts,
     embedding,
     gated_activation,
+    grouped_linear,
     kv_write,
     layer_norm,
     linear,
@@ -30,6 +32,7 @@ from enginewright.plugins.ops import (
     rms_norm,
     rope,
     rope_table,
+    route_experts,
     take_rows,
 )
 from enginewright.runtime.bundle.weights import pack, unpack
@@ -51,6 +54,7 @@ UNARY = {
     "cos": torch.cos,
     "erf": torch.erf,
     "cast": lambda x: x.float(),
+    "logical_not": lambda x: (x == 0).float(),
 }
 BINARY = {
     "add": torch.add,
@@ -60,6 +64,9 @@ BINARY = {
     "pow": torch.pow,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
+    **{fn: lambda x, y, fn=fn: getattr(torch, fn)(x, y).float() for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
+    "logical_and": lambda x, y: torch.logical_and(x, y).float(),
+    "logical_or": lambda x, y: torch.logical_or(x, y).float(),
 }
 ANY_STRIDES = ("elementwise", "copy")
 DTYPES = {
@@ -216,7 +223,25 @@ class Interpreter:
                 assert len(sinks) == a["has_sinks"]
                 sink = sinks[0] if sinks else None
                 return (paged_attention(q, k, v, table, q_start, kv_len, scale, window, softcap, sink),)
+            case "route_experts":
+                return route_experts(x[0], a["experts"])
+            case "grouped_linear":
+                assert x[0].dim() == 2 and x[1].dtype == torch.int32
+                packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
+                assert self.uses[step.inputs[2].name].layout == packed[x[2].dtype]
+                return (grouped_linear(x[0], x[1], x[2], x[3] if len(x) > 3 else None),)
+            case "combine_experts":
+                return (combine_experts(*x),)
+            case "top_k":
+                # Stable: of equal values the first, as the kernel takes them.
+                values, indices = x[0].sort(dim=-1, descending=True, stable=True)
+                return values[..., : a["k"]], indices[..., : a["k"]].int()
+            case "gather":
+                return (x[0].gather(-1, x[1].long()),)
+            case "scatter":
+                return (x[0].scatter(-1, x[1].long(), a["value"]),)
             case "take_rows":
+                assert x[0].dtype == torch.float32
                 return (take_rows(x[0], x[1]),)
             case "copy":
                 return (x[0].clone(),)

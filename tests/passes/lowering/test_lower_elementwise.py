@@ -58,10 +58,7 @@ def test_refuses_what_the_kernels_would_do_differently() -> None:
     def half(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         return ew.take_rows(features(i).half() * 2, i["rows"])
 
-    def condition(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
-        return ew.take_rows(features(i).bool().float(), i["rows"])
-
-    cases = ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16"), (condition, "conditions of numbers"))
+    cases = ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16"))
     for call, reason in cases:
         with pytest.raises(UnsupportedModelError, match=reason):
             lower_program(program_from(call))

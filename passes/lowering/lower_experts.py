@@ -1,0 +1,46 @@
+"""How experts become steps: their places sorted, linears of groups of rows, and their results brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from .builder import Builder, Value, WeightRef
+from .lower_ew import Handler, flat_output
+
+ew = torch.ops.ew
+
+
+def _route_experts(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    ids = b.rows(b.view(a["expert_ids"]), rank=2)
+    outs = [b.buffer(b.shape(node, i), "i32") for i in range(3)]
+    b.step("route_experts", [ids], outs, {"experts": int(a["experts"])})
+    return tuple(outs)
+
+
+def _grouped_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    if not isinstance(a["weight"], WeightRef):
+        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+    x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
+    inputs = [x, b.unit(b.view(a["starts"])), b.weight(a["weight"].name, rows=False)]
+    if a["bias"] is not None:
+        inputs.append(b.unit(b.view(a["bias"])))
+    b.step("grouped_linear", inputs, [flat_output(out, x)])
+    return out
+
+
+def _combine_experts(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    y, weights = (b.rows(b.view(a[name]), rank=2) for name in ("y", "expert_weights"))
+    out = b.result(node)
+    b.step("combine_experts", [y, b.unit(b.view(a["order"])), weights], [out])
+    return out
+
+
+HANDLERS: Mapping[Any, Handler] = {
+    ew.route_experts.default: _route_experts,
+    ew.grouped_linear.default: _grouped_linear,
+    ew.combine_experts.default: _combine_experts,
+}
