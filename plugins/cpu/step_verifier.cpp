@@ -101,8 +101,8 @@ void StepVerifier::padded(const Operand& operand, int64_t multiple) const {
 void StepVerifier::panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) const {
   require(operand.kind == OperandKind::weight && operand.dtype == dtype &&
               program_.weights()[operand.index].layout == layout && operand.rank() == (grouped ? 3 : 2),
-          "operand " + operand.name + " must be an " + name_of(dtype) + " weight of layout " +
-              name_of(layout) + (grouped ? " and rank 3" : ""));
+          "operand " + operand.name + " must be " + (dtype == Dtype::bf16 ? "a " : "an ") + name_of(dtype) +
+              " weight of layout " + name_of(layout) + (grouped ? " and rank 3" : ""));
 }
 
 int64_t StepVerifier::size(const Operand& operand, int dimension) const {

@@ -28,6 +28,8 @@ class Attention:
         self.window, self.softcap = int(options.get("window", 0)), float(options.get("softcap", 0))
         self.scale = size**-0.5
         self.sinks = rng.standard_normal(heads).astype(np.float32) if options.get("sinks") else None
+        slopes = 2.0 ** -np.linspace(1, 8, heads)  # ALiBi's own
+        self.slopes = slopes.astype(np.float32) if options.get("slopes") else None
         self.builder = b = LoweredBuilder()
         b.group(GROUP, [0], kv_heads, size, value_size, self.window)
         q, k, v = (b.values(x) for x in (self.q, self.k, self.v))
@@ -35,12 +37,13 @@ class Attention:
         inputs = [q, b.cache(f"{GROUP}/0"), *(b.input(i) for i in (f"block_table:{GROUP}", "q_start", "kv_len"))]
         self.step = b.step(
             "paged_attention",
-            inputs + ([b.weight(self.sinks)] if self.sinks is not None else []),
+            inputs + [b.weight(each) for each in (self.sinks, self.slopes) if each is not None],
             [b.buffer(T, heads, value_size)],
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
             has_sinks=self.sinks is not None,
+            has_slopes=self.slopes is not None,
         )
 
     def program(self, isa: str, threads: int = 1) -> CpuProgram:
@@ -58,6 +61,8 @@ class Attention:
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
         query, key = np.arange(len(ids))[:, None], np.arange(len(ids))[None]
+        if self.slopes is not None:
+            scores = scores + self.slopes[:, None, None] * (key - query)
         seen = (key <= query) & ((key > query - self.window) if self.window else True)
         weights = np.exp(np.where(seen, scores, -np.inf))
         sinks = np.exp(self.sinks.astype(np.float64))[:, None] if self.sinks is not None else 0
@@ -70,6 +75,8 @@ VARIANTS = [
     {"window": 40, "softcap": 3.0},
     {"softcap": 2.0, "sinks": True},
     {"sinks": True},
+    {"slopes": True},
+    {"slopes": True, "sinks": True, "window": 40},
 ]
 isa_of_all = pytest.mark.parametrize("isa", isas())
 # Weights sum to 1 and values are of size 1, so the error is that of scores of size sqrt(D) or so.

@@ -288,7 +288,7 @@ def buffer_outside_of_the_arena(b: LoweredBuilder) -> None:
     out = b.buffer(T, 8)
     b.buffers[-1] = Buffer(name=out.name, size=Affine(t=32), offset=b.arena)
     b.step("copy", [b.values(ONES)], [out])
-    b.arena = b.arena - Affine(t=32)
+    b.arena = b.arena - Affine(t=64)
 
 
 def negative_stride(b: LoweredBuilder) -> None:
