@@ -14,11 +14,13 @@ from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.normalize.normalize_activation import NormalizeActivation
+from enginewright.passes.normalize.normalize_complex import NormalizeComplex
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.normalize_gated_activation import NormalizeGatedActivation
 from enginewright.passes.normalize.normalize_linear import NormalizeLinear
 from enginewright.passes.normalize.normalize_norm import NormalizeNorm
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
+from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
 from enginewright.passes.normalize.sink_views import SinkViews
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
@@ -33,6 +35,8 @@ def default_pipeline() -> list[Pass]:
     """Captured program in, lowered (paged) program out."""
     return [
         # 1. The graph as torch.export gives it, without what says nothing.
+        NormalizeSliceWrites(),
+        NormalizeComplex(),
         RemoveNoops(),
         RemoveDeadCode(),
         # 2. [1, T, ...] becomes [T, ...] and [1, N, T, D] becomes [T, N, D]; then every spelling the one ew op that

@@ -97,10 +97,10 @@ def permute(program: Program, node: Node, order: Sequence[int], where: tuple[str
 def reshape(program: Program, value: Laid, shape: Sequence[sympy.Expr], where: tuple[str, ...]) -> Laid | None:
     """The value seen with another shape; None if that takes two symbolic sizes.
 
-    A leading 1 becomes a dimension that the base doesn't have. Where dimensions are joined that are apart in the base,
+    Leading 1s become dimensions that the base doesn't have. Where dimensions are joined that are apart in the base,
     the base is put in the value's order first.
     """
-    leading = 1 if len(shape) > 1 and shape[0] == 1 else 0
+    leading = next((i for i, size in enumerate(shape[:-1]) if size != 1), max(len(shape) - 1, 0))
     if (found := _regroup(program, value, shape, leading, where)) is not None:
         return found
     natural = materialize(program, Laid(value.base, tuple(d for d in value.dims if d is not None)))

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 from ..ir.program import Program
 from ..ir.provenance import where_of
 from ..match import Anything, Bind, Call, Match, Number, Pattern, RewritePass, Rule
-from ..views import RESHAPES
+from ..views import RESHAPES, view_as
 from .rope_columns import Columns, read_columns
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -20,9 +20,14 @@ _COS, _SIN = Bind("cos"), Bind("sin")
 
 
 class _RopeRule(Rule):
-    """A rule that binds x [T, N, 2F], tables [T, 1, C] to ``cos`` and ``sin``, and the bounds of x's slices."""
+    """A rule that binds x [T, N, 2F], tables [T, 1, C] to ``cos`` and ``sin``, and the bounds of x's slices.
+
+    Of one head alone x may be [T, 2F] and the tables [T, C]. ``apart``: the rotated pairs, which lie side by side in x,
+    are given as halves: all their first members, then all their second ones.
+    """
 
     interleaved: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     def columns(self, frequencies: int) -> tuple[int, ...]:
         """The frequency that belongs in each column of a table."""
@@ -30,9 +35,9 @@ class _RopeRule(Rule):
 
     def check(self, program: Program, match: Match) -> str | None:
         x = match.node("x")
-        if program.value(x).dim() != 3:
-            return f"x has rank {program.value(x).dim()}, not 3"
-        cos, sin = (_table(program, match.node(n)) for n in ("cos", "sin"))
+        if program.value(x).dim() not in (2, 3):
+            return f"x has rank {program.value(x).dim()}, not 3, or 2 for a single head"
+        cos, sin = (_table(program, match.node(n), x) for n in ("cos", "sin"))
         if cos is None or sin is None:
             return "no cos and sin [T, 1, ..] of positions times frequencies"
         if (cos.function, sin.function) != ("cos", "sin"):
@@ -49,15 +54,26 @@ class _RopeRule(Rule):
         return None
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        cos = _table(program, match.node("cos"))
+        x, where = match.node("x"), match.where
+        cos = _table(program, match.node("cos"), x)
         assert cos is not None  # check has seen to it
         made = where_of(a for n in ("cos", "sin") for a in match.node(n).all_input_nodes)
         table = program.call(ew.rope_table.default, cos.positions, cos.frequencies, cos.scale, where=made)
-        return program.call(ew.rope.default, match.node("x"), table, self.interleaved, where=match.where)
+        single = program.value(x).dim() == 2
+        if single:
+            x = program.call(aten.unsqueeze.default, x, 1, where=where)
+        if self.apart:
+            size = int(program.shape(x)[-1])
+            members = [program.call(aten.slice.Tensor, x, -1, i, size, 2, where=where) for i in (0, 1)]
+            x = program.call(aten.cat.default, members, -1, where=where)
+        new = program.call(ew.rope.default, x, table, self.interleaved, where=where)
+        return program.call(aten.select.int, new, 1, 0, where=where) if single else new
 
 
-def _table(program: Program, node: Node) -> Columns | None:
-    """The columns of a table seen as [T, 1, C]."""
+def _table(program: Program, node: Node, x: Node) -> Columns | None:
+    """The columns of a table seen as [T, 1, C], or as [T, C] if x is of one head."""
+    if program.value(x).dim() == 2:
+        return read_columns(program, node)
     if node.target is not aten.unsqueeze.default or node.args[1] not in (1, -2):
         return None
     return read_columns(program, node.args[0])
@@ -92,31 +108,49 @@ class RotatePairs(_RopeRule):
         return tuple(i // 2 for i in range(2 * frequencies))
 
 
+def _rotated(first: Pattern, second: Pattern) -> list[Pattern]:
+    """first * cos - second * sin, and second * cos + first * sin."""
+    return [
+        Call(aten.sub.Tensor, Call(aten.mul.Tensor, first, _COS), Call(aten.mul.Tensor, second, _SIN), alpha=1),
+        Call(aten.add.Tensor, Call(aten.mul.Tensor, second, _COS), Call(aten.mul.Tensor, first, _SIN), alpha=1),
+    ]
+
+
 class RotateParts(_RopeRule):
     """cat(first * cos - second * sin, second * cos + first * sin), each frequency once (GPT-OSS)."""
 
     name = "rotate_parts"
-    pattern = Call(
-        aten.cat.default,
-        [
-            Call(
-                aten.sub.Tensor,
-                Call(aten.mul.Tensor, _FIRST_HALF, _COS),
-                Call(aten.mul.Tensor, _SECOND_HALF, _SIN),
-                alpha=1,
-            ),
-            Call(
-                aten.add.Tensor,
-                Call(aten.mul.Tensor, _SECOND_HALF, _COS),
-                Call(aten.mul.Tensor, _FIRST_HALF, _SIN),
-                alpha=1,
-            ),
-        ],
-        -1,
-    )
+    pattern = Call(aten.cat.default, _rotated(_FIRST_HALF, _SECOND_HALF), -1)
 
     def columns(self, frequencies: int) -> tuple[int, ...]:
         return tuple(range(frequencies))
+
+
+class RotatePairsApart(RotateParts):
+    """cat(even * cos - odd * sin, odd * cos + even * sin): pairs come out as halves (DeepSeek-V3)."""
+
+    name = "rotate_pairs_apart"
+    apart = True
+    pattern = Call(aten.cat.default, _rotated(_EVEN, _ODD), -1)
+
+
+class RotatePairsInPlace(RotateParts):
+    """stack(even * cos - odd * sin, odd * cos + even * sin): complex numbers, spelled out (DeepSeek-V2)."""
+
+    name = "rotate_pairs_in_place"
+    interleaved = True
+    pattern = Call(RESHAPES, Call(aten.stack.default, _rotated(_EVEN, _ODD), -1))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if sum(not s.is_Integer for s in program.shape(match.root)) > 1:
+            return "the pairs are seen with several unknown sizes"
+        return super().check(program, match)
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        # The view that puts the pairs back into one dimension may be one with a view behind it.
+        new = view_as(program, super().rewrite(program, match), program.shape(match.root), match.where)
+        assert new is not None  # check has seen to it
+        return new
 
 
 class PassRest(Rule):
@@ -153,4 +187,11 @@ class NormalizeRope(RewritePass):
     """
 
     name = "normalize_rope"
-    rules: ClassVar[tuple[Rule, ...]] = (RotateHalf(), RotatePairs(), RotateParts(), PassRest())
+    rules: ClassVar[tuple[Rule, ...]] = (
+        RotateHalf(),
+        RotatePairs(),
+        RotateParts(),
+        RotatePairsApart(),
+        RotatePairsInPlace(),
+        PassRest(),
+    )

@@ -151,10 +151,26 @@ def _reshape(s: _Sinking, node: Node) -> Laid | None:
 
 
 def _expand(s: _Sinking, node: Node) -> Laid | None:
-    """Only where it changes nothing."""
+    """Where it changes nothing, or repeats dimensions that the base lacks: those it gets before its last one."""
     x = s.of(node.args[0])
-    same = s.program.shape(node) == s.program.shape(node.args[0])  # type: ignore[arg-type]
-    return x if same else None
+    if s.program.shape(node) == s.program.shape(node.args[0]):  # type: ignore[arg-type]
+        return x
+    old, new = s.program.shape(node.args[0]), s.program.shape(node)  # type: ignore[arg-type]
+    if len(old) != len(new) or not x.last_is_last():
+        return None
+    base, dims = x.base, list(x.dims)
+    for at, (before, after) in enumerate(zip(old, new, strict=True)):
+        if before == after:
+            continue
+        if dims[at] is not None or not after.is_Integer:
+            return None
+        place = s.program.value(base).dim() - 1
+        base = s.program.call(aten.unsqueeze.default, base, place, where=node.meta[WHERE])
+        sizes = [int(after) if i == place else -1 for i in range(place + 2)]
+        base = s.program.call(aten.expand.default, base, sizes, where=node.meta[WHERE])
+        dims = [d if d is None or d < place else d + 1 for d in dims]
+        dims[at] = place
+    return Laid(base, tuple(dims))
 
 
 # ---- ops that treat dimensions alike

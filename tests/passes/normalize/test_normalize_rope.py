@@ -80,6 +80,18 @@ def gpt_oss(m: Heads, q: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+def deepseek_v3(m: Heads, q: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    both, n = torch.cat((f, f), -1), f.shape[-1]
+    cos, sin = both.cos()[..., :n].unsqueeze(1), both.sin()[..., :n].unsqueeze(1)
+    even, odd = q[..., ::2], q[..., 1::2]
+    return torch.cat((even * cos - odd * sin, odd * cos + even * sin), -1)
+
+
+def pairs_in_place(m: Heads, q: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    cos, sin, even, odd = f.cos().unsqueeze(1), f.sin().unsqueeze(1), q[..., ::2], q[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+
 WHOLE: dict[str, tuple[Apply, bool]] = {
     "llama": (llama, False),
     "sums exchanged": (lambda m, q, f: _half(q) * torch.cat((f, f), -1).sin()[:, None]
@@ -88,6 +100,7 @@ WHOLE: dict[str, tuple[Apply, bool]] = {
                       + _half(q) * torch.cat((f.sin(), f.sin()), -1)[:, None], False),
     "cohere": (cohere, True),
     "gpt-oss": (gpt_oss, False),
+    "pairs in place": (pairs_in_place, True),
 }  # fmt: skip
 PARTIAL: dict[str, tuple[Apply, bool]] = {"partial": (partial, False), "glm": (glm, True)}
 
@@ -117,6 +130,33 @@ def test_spellings(name: str, size: int) -> None:
     (table,) = program.nodes_of(ew.rope_table.default)
     assert table.args[0] is program.inputs["positions"]
     assert table.args[2] == 1.0
+
+
+@pytest.mark.parametrize("size", [8, 12])
+def test_pairs_that_come_out_apart(size: int) -> None:
+    program = _program(deepseek_v3, size, size // 2)
+    rewrite(program, *(p() for p in PASSES), tolerance=TOLERANCE)
+    counts = {"aten.embedding": 1, "aten.view": 2, "aten.slice": 2, "aten.cat": 1, "ew.rope_table": 1, "ew.rope": 1}
+    assert op_counts(program) == counts
+    (rope,) = program.nodes_of(ew.rope.default)
+    assert rope.args[2] is False
+
+
+@pytest.mark.parametrize("apply", [llama, deepseek_v3, cohere], ids=["llama", "deepseek-v3", "cohere"])
+@pytest.mark.parametrize("size", [8, 12])
+def test_one_head_without_a_dimension_of_its_own(apply: Apply, size: int) -> None:
+    """As keys that all heads share (MLA): [1, 1, T, D] is seen as [T, D]."""
+
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        assert isinstance(m, Heads)
+        x = aten.embedding.default(m.table, i["ids"][None])[..., :size]
+        return apply(m, x.view(1, 1, x.shape[1], size), m.angles(i)).reshape(-1, size)
+
+    program = program_from(call, Heads(size, size // 2))
+    rewrite(program, *(p() for p in PASSES), tolerance=TOLERANCE)
+    (rope,) = program.nodes_of(ew.rope.default)
+    assert [str(s) for s in program.shape(rope.args[0])] == ["T", "1", str(size)]
+    assert not {"aten.mul", "aten.add", "aten.sub"} & set(op_counts(program))
 
 
 def test_the_attention_scaling_is_the_tables_scale() -> None:

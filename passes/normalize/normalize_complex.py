@@ -1,0 +1,89 @@
+"""Rotary embedding by complex numbers becomes the products and sums of real numbers that it comes to."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node
+
+from ..ir.program import Program
+from ..match import Bind, Call, Match, Pattern, RewritePass, Rule
+from ..views import RESHAPES
+
+aten = torch.ops.aten
+
+_VIEWS = (aten.unsqueeze.default, aten.slice.Tensor, aten.select.int, aten.expand.default)
+"""What may lie between a complex table and its use; they mean the same for its cosines and sines."""
+
+
+class ComplexRotation(Rule):
+    """view_as_real(view_as_complex(x as pairs) * polar(1, angle)) -> both members of the rotated pairs, stacked.
+
+    The table may be scaled by numbers, and seen with other dimensions, before it is used.
+    """
+
+    name = "complex_rotation"
+    pattern: ClassVar[Pattern] = Call(
+        aten.view_as_real.default,
+        Call(aten.mul.Tensor, Call(aten.view_as_complex.default, Call(RESHAPES, Bind("x"))), Bind("table")),
+    )
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if _table(match.node("table")) is None:
+            return "the factor is no table of complex numbers of length 1"
+        x, result = program.shape(match.node("x")), program.shape(match.root)
+        if tuple(result) != (*x[:-1], x[-1] / 2, 2):
+            return "x is not seen as pairs of its last dimension"
+        return None
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        x, where = match.node("x"), match.where
+        found = _table(match.node("table"))
+        assert found is not None  # check has seen to it
+        angle, steps = found
+        cos, sin = (_made(program, f, angle, steps) for f in (aten.cos.default, aten.sin.default))
+        rank, size = program.value(x).dim(), int(program.shape(x)[-1])
+        even, odd = (program.call(aten.slice.Tensor, x, rank - 1, i, size, 2, where=where) for i in (0, 1))
+
+        def product(a: Node, b: Node) -> Node:
+            return program.call(aten.mul.Tensor, a, b, where=where)
+
+        first = program.call(aten.sub.Tensor, product(even, cos), product(odd, sin), where=where)
+        second = program.call(aten.add.Tensor, product(odd, cos), product(even, sin), where=where)
+        return program.call(aten.stack.default, [first, second], -1, where=where)
+
+
+def _table(node: Node) -> tuple[Node, list[Node]] | None:
+    """The angle of polar(ones, angle), and the calls from there to ``node``, first to last; None for anything else."""
+    steps: list[Node] = []
+    while node.target is not aten.polar.default:
+        numbered = node.target is aten.mul.Tensor and isinstance(node.args[1], (int, float))
+        if not numbered and node.target not in _VIEWS:
+            return None
+        steps.append(node)
+        source = node.args[0]
+        if not isinstance(source, Node):
+            return None
+        node = source
+    length, angle = node.args
+    ones = isinstance(length, Node) and (
+        length.target is aten.ones_like.default or (length.target is aten.full_like.default and length.args[1] == 1)
+    )
+    return (angle, steps[::-1]) if ones and isinstance(angle, Node) else None
+
+
+def _made(program: Program, function: torch._ops.OpOverload, angle: Node, steps: list[Node]) -> Node:
+    """The real or imaginary part of the table."""
+    last = steps[-1] if steps else angle
+    value = program.call(function, angle, where=last.meta["where"])
+    for step in steps:
+        value = program.call(step.target, value, *step.args[1:], where=step.meta["where"], **step.kwargs)  # type: ignore[arg-type]
+    return value
+
+
+class NormalizeComplex(RewritePass):
+    """Products of pairs with numbers of length 1 in the complex plane -> real products and sums."""
+
+    name = "normalize_complex"
+    rules: ClassVar[tuple[Rule, ...]] = (ComplexRotation(),)
