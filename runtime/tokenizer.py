@@ -10,7 +10,7 @@ import tokenizers
 
 from enginewright.plugins.errors import BundleError, RequestError
 
-from .bundle.tokenizer_files import CHAT_TEMPLATES_FOLDER, TOKENIZER_PATH, TokenizerFiles
+from .bundle.tokenizer_files import CHAT_TEMPLATES_FOLDER, TOKENIZER_PATH, TokenizerFiles, check_token_ids
 from .chat_template import ChatTemplate, Message
 
 _JINJA = re.compile(r"\{[{%#]|\n")
@@ -29,6 +29,7 @@ class Tokenizer:
         if files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
         try:
+            check_token_ids(files.tokenizer_json)
             self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
         except Exception as e:  # tokenizers raises the bare class
             raise BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.") from e
@@ -49,13 +50,17 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
 
-        Raises RequestError for lone surrogates, which is what Python makes of bytes that are no UTF-8.
+        Raises RequestError for lone surrogates, which is what Python makes of bytes that are no UTF-8, and for words
+        that the tokenizer has no tokens for.
         """
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise RequestError(f"prompt: {text[e.start]!r} is no character", hint="Pass text in UTF-8.") from e
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as e:  # tokenizers raises the bare class
+            raise RequestError(f"prompt: the tokenizer can't take it: {e}", hint="Pass token ids instead.") from e
         if add_special_tokens:
             before = [] if ids[:1] == self._before else self._before
             after = [] if ids[-1:] == self._after else self._after

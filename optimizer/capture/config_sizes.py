@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 from enginewright.plugins.errors import SourceError
 
 _MOST = {
-    "num_hidden_layers": 10_000,
+    "num_hidden_layers": 2_000,
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 16,

@@ -140,6 +140,11 @@ def read_config(file: GgufFile) -> PretrainedConfig:
         raise SourceError(f"{file.path}: no usable configuration: {e}", hint="Convert the file again.") from e
     assert isinstance(config, PretrainedConfig)
     check_sizes(config, str(file.path))
+    if (layers := int(getattr(config, "num_hidden_layers", 0))) > len(file.tensors):
+        raise SourceError(
+            f"{file.path}: {file.architecture}.block_count is {layers}, and there are {len(file.tensors)} tensors",
+            hint="Download or convert the file again.",
+        )
     _apply_meaningful_keys(file, config)
     return config
 

@@ -38,6 +38,11 @@ _DTYPES = {
 }
 
 
+# What transformers and its configurations raise for a field that is none of theirs.
+_WRONG_CONFIG = (ValueError, TypeError, LookupError, ArithmeticError, OSError, AttributeError, RecursionError)
+_WRONG_CONFIG += (StrictDataclassError,)
+
+
 def read_config(directory: Path) -> PretrainedConfig:
     """The configuration of a model directory.
 
@@ -62,11 +67,14 @@ def read_config(directory: Path) -> PretrainedConfig:
             f"{path}: quantization_config: the checkpoint is quantized already",
             hint="Export from the original checkpoint and let a recipe quantize it.",
         )
+    named = raw.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise SourceError(f"{path}: architectures is {named!r:.80}, and no list of names", hint="Download it again.")
     if not isinstance(model_type, str):
         raise SourceError(f"{path}: model_type is missing", hint="Pass the configuration of a transformers model.")
     try:
         config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, AttributeError, StrictDataclassError) as e:
+    except _WRONG_CONFIG as e:
         if "model type" in str(e):
             raise UnsupportedModelError(f"{path}: model_type {model_type!r}: transformers has no such model") from e
         raise SourceError(f"{path}: {e}", hint="Check the fields of the configuration.") from e

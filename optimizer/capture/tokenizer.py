@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from enginewright.plugins.errors import SourceError
-from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
 
 from .huggingface import read_json
 
@@ -27,6 +27,11 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
         model = read_json(directory / "tokenizer.json").get("model")
         if not isinstance(model, dict):
             raise SourceError(f"{directory / 'tokenizer.json'}: model is missing", hint="Download the file again.")
+        text = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        try:
+            check_token_ids(text)
+        except ValueError as e:
+            raise SourceError(f"{directory / 'tokenizer.json'}: {e}", hint="Download the file again.") from e
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     try:
         loaded = AutoTokenizer.from_pretrained(

@@ -30,6 +30,8 @@ CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
 CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"
 SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
 
+_LARGEST_ID = 10_000_000
+_LARGE_NUMBER = re.compile(r":\s*\d{8}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*")
 
 SpecialTokens = Mapping[str, str | bool | None]
@@ -79,6 +81,23 @@ class TokenizerFiles:
             if path.startswith(CHAT_TEMPLATES_FOLDER)
         }
         return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others)
+
+
+def check_token_ids(tokenizer_json: str) -> None:
+    """Raises ValueError if a token's id is beyond what tokenizers have: the library's tables are as long as the largest.
+
+    Only a text with such a number in it is read as JSON; that takes longer than all else that opens a tokenizer.
+    """
+    if not _LARGE_NUMBER.search(tokenizer_json):
+        return
+    document = parse_json(tokenizer_json)
+    model, added = (document.get(part) if isinstance(document, dict) else None for part in ("model", "added_tokens"))
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((i for i in ids if isinstance(i, int)), default=0)
+    if largest > _LARGEST_ID:
+        raise ValueError(f"a token has the id {largest}")
 
 
 def _text(files: Mapping[str, bytes], path: str) -> str | None:

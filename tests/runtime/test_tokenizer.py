@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -124,6 +125,29 @@ def test_a_model_without_template_or_tokenizer(tokenizer_files: TokenizerFiles) 
 def test_a_damaged_tokenizer(tokenizer_files: TokenizerFiles, text: str) -> None:
     with pytest.raises(BundleError, match=r"tokenizer/tokenizer\.json: "):
         Tokenizer(replace(tokenizer_files, tokenizer_json=text))
+
+
+@pytest.mark.parametrize("place", ["vocabulary", "added"])
+def test_a_token_with_a_huge_id(tokenizer_files: TokenizerFiles, place: str) -> None:
+    """The library would make a table with a place for each number up to it."""
+    data = json.loads(tokenizer_files.tokenizer_json or "")
+    if place == "vocabulary":
+        data["model"]["vocab"]["a"] = 2**31
+    else:
+        data["added_tokens"][0]["id"] = 2**31
+    with pytest.raises(BundleError, match=r"tokenizer/tokenizer\.json: a token has the id 2147483648"):
+        Tokenizer(replace(tokenizer_files, tokenizer_json=json.dumps(data)))
+
+
+def test_large_numbers_that_are_no_ids(tokenizer_files: TokenizerFiles) -> None:
+    text = (tokenizer_files.tokenizer_json or "").replace('"<|start|>"', '"start: 123456789"')
+    assert Tokenizer(replace(tokenizer_files, tokenizer_json=text)).encode("start: 123456789") == [START]
+
+
+def test_words_without_tokens() -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    with pytest.raises(RequestError, match="prompt: the tokenizer can't take it: WordLevel error: Missing"):
+        Tokenizer(TokenizerFiles(words.to_str(), None, {})).encode("b")
 
 
 def test_a_token_to_add_that_is_not_there(tokenizer_files: TokenizerFiles) -> None:
