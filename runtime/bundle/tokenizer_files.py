@@ -84,7 +84,7 @@ class TokenizerFiles:
 
 
 def check_token_ids(tokenizer_json: str) -> None:
-    """Raises ValueError if a token's id is beyond what tokenizers have: the library's tables are as long as the largest.
+    """Raises ValueError if a token has an id that none has: the library's tables are as long as the largest.
 
     Only a text with such a number in it is read as JSON; that takes longer than all else that opens a tokenizer.
     """
