@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf, module
+from enginewright.optimizer.capture.freeze_rope import freeze_rope
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.errors import UnsupportedModelError
@@ -31,6 +32,8 @@ class SourceRunner:
     Beyond ``keep_bytes`` no more weights are in memory than those of a module that is running. A model object is not
     touched: a copy of its modules runs, in eval mode, on the same parameters.
 
+    Given a ``context_length``, rotary frequencies that depend on the longest position are those of that length.
+
     Attributes:
         model: what runs, for a look at its configuration.
 
@@ -38,8 +41,12 @@ class SourceRunner:
         SourceError, UnsupportedModelError: as for an export.
     """
 
-    def __init__(self, source: Path | PreTrainedModel, *, keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(
+        self, source: Path | PreTrainedModel, *, context_length: int | None = None, keep_bytes: int = KEEP_BYTES
+    ) -> None:
         self.model, weights = _read(source)
+        if context_length is not None:
+            freeze_rope(self.model, context_length)
         self.model.set_attn_implementation("eager")
         self.model.set_experts_implementation("eager")
         self.model.eval()

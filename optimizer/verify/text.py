@@ -21,8 +21,11 @@ from .source_runner import SourceRunner
 LEAST_CONTEXT = 64
 """A model that sees fewer tokens at a time has no use for the text."""
 
+MOST_WINDOWS = 24
+"""No model needs more of the text: some 12,000 tokens, which is all of it unless the tokenizer knows few words."""
+
 _WORK = 1 << 41
-"""Most parameters times tokens that the source computes: a minute or two on two cores, whatever the model."""
+"""Most parameters times tokens that the source computes: a minute or two on two cores, however large the model."""
 
 
 def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
@@ -40,7 +43,7 @@ def why_no_text(tokenizer: Tokenizer | None, info: ModelInfo) -> str | None:
 
 def windows_to_compare(parameters: int, window: int, available: int) -> list[int]:
     """Indices of the windows to compare, spread over the text; as many as the model's size allows, at least one."""
-    count = max(1, min(available, _WORK // (max(parameters, 1) * window)))
+    count = max(1, min(available, MOST_WINDOWS, _WORK // (max(parameters, 1) * window)))
     return [i * available // count for i in range(count)]
 
 

@@ -59,7 +59,8 @@ def verify(
     progress(ProgressEvent("verify", 0, 1, "reading the source"))
     bundle = Bundle.open(folder)
     info = bundle.model
-    runner = SourceRunner(source if isinstance(source, PreTrainedModel) else Path(source))
+    given = source if isinstance(source, PreTrainedModel) else Path(source)
+    runner = SourceRunner(given, context_length=info.context_length)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     omitted = "the recipe is exact" if recipe.exact else why_no_text(tokenizer, info)
