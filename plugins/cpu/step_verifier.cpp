@@ -92,6 +92,7 @@ void StepVerifier::matrix(const Operand& operand, Dtype dtype, const Affine& row
 
 void StepVerifier::padded(const Operand& operand, int64_t multiple) const {
   const Affine& stride = operand.strides[0];
+  require(operand.strides[1].is(1), "operand " + operand.name + " has no unit inner stride");
   require(stride == Affine{stride.constant} && stride.constant % multiple == 0 &&
               stride.constant >= size(operand, 1),
           "the row stride of operand " + shape_text(operand) + " is " + stride.text() +

@@ -70,6 +70,11 @@ def stride_that_changes(b: LoweredBuilder) -> None:
     product(b, activations=[view(values[0], (T, 8), (T * 4, 1)), *values[1:]])
 
 
+def padding_without_places(b: LoweredBuilder) -> None:
+    out = b.buffer(T, 1, dtype="bf16", padding=2)
+    b.step("cast_bf16", [b.values(ONES[:, :1])], [view(out, (T, 1), (2, 0))])
+
+
 def mixed_formats(b: LoweredBuilder) -> None:
     b.step("linear", [narrow(b), b.weight(ONES, "panel32")], [b.buffer(T, 6)])
 
@@ -235,6 +240,7 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (odd_stride, r"cast_bf16: the row stride of operand b\d \[T, 7\] is 7, not a multiple of 2"),
     (stride_of_no_row, r"quantized_linear: the row stride of operand b\d \[T, 8\] is 4, not a multiple of 4 with room"),
     (stride_that_changes, r"the row stride of operand b\d \[T, 8\] is 4\*T"),
+    (padding_without_places, r"cast_bf16: operand b\d has no unit inner stride"),
     (mixed_formats, r"linear: operand w\d must be a bf16 weight of layout panel32x2"),
     (float_by_pairs, r"linear: operand w\d must be an f32 weight of layout panel32"),
     (bf16_result, r"linear: operand b\d has the wrong dtype"),
