@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.passes.ir.weights import Cast, WeightExpr
+from enginewright.passes.ir.weights import Cast, Source, WeightExpr
 from enginewright.plugins.errors import SourceError
 
 _READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -54,7 +54,7 @@ def bind_weights(
         expr = tensors[key]
         if expr.shape != tuple(value.shape):
             raise SourceError(
-                f"{source}: tensor {key} has shape {expr.shape}, but the model's {name} has {tuple(value.shape)}",
+                f"{_file_of(expr, source)}: tensor {key} has shape {expr.shape}, but the model's {name} has {tuple(value.shape)}",
                 hint="The checkpoint and its configuration don't belong together.",
             )
         if expr.dtype == value.dtype:
@@ -67,6 +67,11 @@ def bind_weights(
                 hint="Export from a checkpoint in float32, float16 or bfloat16.",
             )
     return bound
+
+
+def _file_of(expr: WeightExpr, source: str) -> str:
+    """The file of a tensor, of the several that ``source`` may have."""
+    return expr.origin if isinstance(expr, Source) and expr.origin else source
 
 
 def _key_of(name: str, tensors: Mapping[str, WeightExpr], prefix: str) -> str | None:

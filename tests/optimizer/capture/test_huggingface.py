@@ -8,6 +8,7 @@ import struct
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from enginewright.optimizer.capture import capture
@@ -213,3 +214,19 @@ def test_shards_that_are_missing_or_elsewhere(tiny_model, tmp_path):
 def test_one_file_of_a_directory(directory):
     with pytest.raises(SourceError, match=r"model\.safetensors is no GGUF file"):
         capture(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_tensor_of_another_shape_is_named_with_its_file(shards, tiny_model, tmp_path):
+    size = "100GB" if shards == 1 else "100KB"
+    tiny_model("Llama").save_pretrained(tmp_path, max_shard_size=size)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert (len(files) == 1) == (shards == 1)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=r"tensor model\.layers\.0\.mlp\.\w+\.weight has shape .*128.*96") as caught:
+        capture(tmp_path)
+    named = next(f for f in files if caught.value.message.startswith(f"{f}: "))
+    name = caught.value.message.split()[2]
+    with safe_open(str(named), framework="pt") as handle:
+        assert name in handle.keys()  # noqa: SIM118  not a mapping
