@@ -54,7 +54,8 @@ def bind_weights(
         expr = tensors[key]
         if expr.shape != tuple(value.shape):
             raise SourceError(
-                f"{_file_of(expr, source)}: tensor {key} has shape {expr.shape}, but the model's {name} has {tuple(value.shape)}",
+                f"{_file_of(expr, source)}: tensor {key} has shape {expr.shape}, but the model's {name} "
+                f"has {tuple(value.shape)}",
                 hint="The checkpoint and its configuration don't belong together.",
             )
         if expr.dtype == value.dtype:
