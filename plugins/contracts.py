@@ -24,7 +24,18 @@ FloatArray = npt.NDArray[np.float32]
 KV_BLOCK_SIZE = 32
 """Slots in a KV block (K). Attention visits keys in tiles of this size at absolute positions."""
 
-BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1, "i8": 1, "fp8": 1, "i32": 4, "i64": 8, "u8": 1, "bool": 1}
+BYTES_PER_ELEMENT = {
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "int8": 1,
+    "i8": 1,
+    "fp8": 1,
+    "i32": 4,
+    "i64": 8,
+    "u8": 1,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
