@@ -30,7 +30,9 @@ _LENGTH_OF_A_STEP = 64  # characters or items
 _LONGEST = STEPS * _LENGTH_OF_A_STEP
 _LARGEST_NUMBER = 10_000  # of an argument: widths, counts
 _MOST_BITS = 100_000  # of an integer
-_WIDE = re.compile(r"\d{5}")  # a width or precision in a format beyond _LARGEST_NUMBER
+# A width or precision beyond _LARGEST_NUMBER: of the operator %, and of the method format.
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*\d{5}")
+_WIDE_BRACES = re.compile(r"\{[^}]*:[^}]*\d{5}")
 
 _steps_left: ContextVar[list[int]] = ContextVar("_steps_left")
 
@@ -83,7 +85,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _WIDE.search(str(value.__self__)):
+        if wrapped is not None and _WIDE_BRACES.search(str(value.__self__)):
             raise jinja2.exceptions.SecurityError("a width in a format is too large")
         return wrapped
 
@@ -198,7 +200,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
         sized, times = (left, right) if isinstance(left, Sized) else (right, left)
         too_large = isinstance(sized, Sized) and isinstance(times, int) and len(sized) * times > _LONGEST
     elif operator == "%" and isinstance(left, str):
-        too_large = bool(_WIDE.search(left)) or ("*" in left and _has_large(right))
+        too_large = bool(_WIDE_PERCENT.search(left)) or ("*" in left and _has_large(right))
     if too_large:
         raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
 

@@ -38,6 +38,8 @@ ENDLESS = {
     "large products": "{% set n = namespace(s=9) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
     "a wide column": "{{ 'x' | center(10 ** 12) }}",
     "a wide format": "{{ '%999999999999d' % 1 }}",
+    "a wide format with a name": "{{ '%(a)-999999999999d' % {'a': 1} }}",
+    "a wide precision": "{{ '%.999999999999f' % 1.5 }}",
     "a wide format by argument": "{{ '%*d' % (10 ** 12, 1) }}",
     "a wide format method": "{{ '{:>999999999999}'.format('x') }}",
     "a wide method": "{{ 'x'.ljust(10 ** 12) }}",
@@ -60,6 +62,9 @@ def test_what_a_long_conversation_needs_is_there() -> None:
     messages = [{"role": "user", "content": "word " * 50}] * 1000
     text = ChatTemplate(source, {}).render(messages)
     assert text == "word WORD" * 50_000
+    assert (
+        render("{{ 'in 123456 %s' % 'x' }}{{ '{} 12345'.format(1) }}{{ '%-3d|' % 7 }}") == "in 123456 x1 123457  |"
+    )
     assert render("{{ range(100000) | list | length }}{{ 2 ** 64 }}{{ '=' * 5000 }}{{ [0] * 3 }}").startswith("100000")
 
 
