@@ -60,6 +60,7 @@ class ExportReport:
     recipe: str
     targets: list[str]
     parameters: int
+    context_length: int
     seconds: float
     peak_rss_bytes: int
     bundle_bytes: int
@@ -79,6 +80,7 @@ def export(
     *,
     recipe: str | Path | Recipe = "f32",
     targets: Sequence[str] | None = None,
+    context_length: int | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
@@ -90,6 +92,7 @@ def export(
         output: the bundle to write: a folder that appears whole or not at all.
         recipe: a built-in recipe's name, a TOML file, or a Recipe.
         targets: instead of the recipe's.
+        context_length: instead of the recipe's: the longest request in tokens.
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         progress: called as the work goes on.
@@ -109,7 +112,7 @@ def export(
 
     with BundleWriter(output, overwrite=overwrite) as writer:
         tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
-        captured = capture(source, tokenizer=tokenizer)
+        captured = capture(source, tokenizer=tokenizer, context_length=context_length or chosen.context_length)
         program = captured.program
         tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         stages["capture"] = time.perf_counter() - start
@@ -142,6 +145,7 @@ def export(
             recipe=chosen.name,
             targets=list(wanted),
             parameters=captured.model_info.parameters,
+            context_length=captured.model_info.context_length,
             seconds=round(time.perf_counter() - start, 3),
             peak_rss_bytes=peak_rss_bytes(),
             bundle_bytes=writer.bytes_written,

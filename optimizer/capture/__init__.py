@@ -21,6 +21,7 @@ from . import gguf, huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model
 from .convert_weights import by_model_names
+from .freeze_rope import freeze_rope
 from .model_info import model_info
 from .tokenizer import load_tokenizer, tokenizer_files
 from .trace import trace
@@ -40,13 +41,17 @@ class CapturedModel:
     source: SourceSection
 
 
-def capture(source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None) -> CapturedModel:
+def capture(
+    source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None, context_length: int | None = None
+) -> CapturedModel:
     """Captures a decoder-only language model without reading its weights.
 
     Args:
         source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is ever downloaded, and no code
             or pickle that comes with a model is run.
         tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
+        context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
+            By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
 
     Raises:
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
@@ -54,12 +59,12 @@ def capture(source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None
     """
     own = _tokenizer_of(tokenizer)
     if isinstance(source, torch.nn.Module):
-        return _capture_module(source, own)
+        return _capture_module(source, own, context_length)
     path = Path(source)
     if path.is_dir():
-        return _capture_directory(path, own)
+        return _capture_directory(path, own, context_length)
     if path.is_file():
-        return _capture_gguf(path, own)
+        return _capture_gguf(path, own, context_length)
     raise _no_such_source(str(source))
 
 
@@ -77,7 +82,9 @@ def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, Wei
     return model, bind_weights(model, gguf.read_tensors(file, model), source=str(file.path))
 
 
-def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+def _capture_module(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+) -> CapturedModel:
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"{type(model).__name__} is no transformers model, so its attention can't be found",
@@ -87,30 +94,34 @@ def _capture_module(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase |
     tensors = module.read_module_tensors(model)
     weights = bind_weights(twin, tensors, source=type(model).__name__)
     module.copy_computed_buffers(model, twin)
+    context = freeze_rope(twin, context_length)
     settings = getattr(model, "generation_config", None)
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     generation = settings.to_diff_dict() if settings is not None else {}
     return CapturedModel(
         trace(twin, weights),
-        model_info(twin, Path(name).name, generation, getattr(tokenizer, "eos_token_id", None)),
+        model_info(twin, Path(name).name, context, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
         SourceSection(kind="module", name=type(model).__name__),
     )
 
 
-def _capture_directory(directory: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+def _capture_directory(
+    directory: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
+) -> CapturedModel:
     model, weights = build_from_directory(directory)
+    context = freeze_rope(model, context_length)
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)
     return CapturedModel(
         trace(model, weights),
-        model_info(model, directory.resolve().name, generation, getattr(tokenizer, "eos_token_id", None)),
+        model_info(model, directory.resolve().name, context, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
         SourceSection(kind="huggingface", name=directory.resolve().name),
     )
 
 
-def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> CapturedModel:
+def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
     try:
         with path.open("rb") as handle:
             magic = handle.read(len(gguf.MAGIC))
@@ -123,6 +134,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> Capt
         )
     file = gguf.open_gguf(path)
     model, weights = build_from_gguf(file)
+    context = freeze_rope(model, context_length)
     files: TokenizerFiles | None = None
     if tokenizer is not None:
         files = tokenizer_files(tokenizer)
@@ -133,7 +145,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None) -> Capt
     eos = getattr(tokenizer, "eos_token_id", None)
     return CapturedModel(
         trace(model, weights),
-        model_info(model, name, gguf.generation_settings(file), eos),
+        model_info(model, name, context, gguf.generation_settings(file), eos),
         files,
         SourceSection(kind="gguf", name=path.name),
     )

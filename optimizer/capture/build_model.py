@@ -17,9 +17,6 @@ from enginewright.plugins.errors import UnsupportedModelError
 
 from . import attention_interface, experts_interface
 
-# Their frequencies depend on the longest position in the batch: one request would change another's numbers.
-_ROPE_OF_THE_BATCH = ("dynamic", "longrope")
-
 
 def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
     """A float32 decoder in eval mode whose attention and experts go through our interfaces of transformers.
@@ -88,27 +85,9 @@ def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] 
     if other_kind:
         kind = name if model_class is None else model_class.__name__
         raise UnsupportedModelError(f"{kind} is no decoder-only language model", hint=hint)
-    for rope in _rope_parameters(config):
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind in _ROPE_OF_THE_BATCH:
-            raise UnsupportedModelError(
-                f"{name}: rope scaling {kind!r} (rope_parameters in the configuration) depends on the longest "
-                "position in the batch, so that one request would change another's numbers",
-                hint="Choose a model, or set rope_parameters to a scaling, with fixed frequencies.",
-            )
 
 
 def _is_decoder(model_class: type[PreTrainedModel]) -> bool:
     """Whether it, or what it is derived from, is one of transformers' classes for causal language models."""
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     return any(c.__name__ in known for c in model_class.__mro__)
-
-
-def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
-    """The rope settings of a configuration; some have one for each kind of layer."""
-    found: list[dict[str, Any]] = []
-    for value in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
-        if isinstance(value, dict):
-            nested = [v for v in value.values() if isinstance(v, dict)]
-            found.extend(nested or [value])
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from enginewright.plugins.contracts import ModelInfo
 
@@ -15,13 +15,18 @@ _DEFAULTS: dict[str, type] = {"do_sample": bool, "temperature": float, "top_k": 
 
 
 def model_info(
-    model: PreTrainedModel, name: str, generation: Mapping[str, Any], tokenizer_eos: int | None = None
+    model: PreTrainedModel,
+    name: str,
+    context_length: int,
+    generation: Mapping[str, Any],
+    tokenizer_eos: int | None = None,
 ) -> ModelInfo:
     """Describes ``model``.
 
     Args:
         model: from ``build_model``.
         name: what to call it.
+        context_length: in tokens, from ``freeze_rope``.
         generation: generation settings as in generation_config.json; what isn't set there is no default.
         tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
     """
@@ -39,14 +44,9 @@ def model_info(
         name=name,
         architecture=architecture(config) if getattr(config, "architectures", None) else type(model).__name__,
         vocab_size=int(config.vocab_size),
-        context_length=_context_length(config),
+        context_length=context_length,
         eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if e is not None),
         bos_token_id=None if bos is None else int(bos),
         parameters=sum(p.numel() for p in model.parameters()),
         generation_defaults=defaults,
     )
-
-
-def _context_length(config: PretrainedConfig) -> int:
-    length = getattr(config, "max_position_embeddings", None)
-    return int(length) if length else 2048

@@ -43,6 +43,10 @@ def command(
         list[str] | None,
         typer.Option("--target", "-t", help="What to build for, instead of what the recipe says; may be repeated."),
     ] = None,
+    context_length: Annotated[
+        int | None,
+        typer.Option("--context-length", min=1, help="The longest request in tokens, instead of what the recipe says."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
@@ -73,6 +77,7 @@ def command(
             output or default_output(model),
             recipe=recipe,
             targets=target or None,
+            context_length=context_length,
             overwrite=force,
             progress=show,
         )
@@ -106,7 +111,8 @@ def _print_report(report: ExportReport) -> None:
     for verification in report.verification:
         console.print(_figures(verification), markup=False, soft_wrap=True)
     console.print(
-        f"\n{report.path}: {format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
+        f"\n{report.path}: for requests of up to {report.context_length:,} tokens; "
+        f"{format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
         f"{format_bytes(report.peak_rss_bytes)} of memory at most",
         markup=False,
         soft_wrap=True,

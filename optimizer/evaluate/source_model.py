@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import gguf
+from enginewright.optimizer.capture.freeze_rope import own_context_length
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
 from enginewright.optimizer.verify.source_runner import SourceRunner
@@ -32,7 +33,8 @@ class SourceModel:
         if threads:
             torch.set_num_threads(threads)
         self._runner = SourceRunner(path)
-        info = model_info(self._runner.model, path.resolve().name, {}, None)
+        model = self._runner.model
+        info = model_info(model, path.resolve().name, own_context_length(model.config), {}, None)
         self.name = info.name
         self.vocab_size = info.vocab_size
         self.context_length = info.context_length

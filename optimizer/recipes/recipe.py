@@ -135,12 +135,14 @@ class Recipe(_Section):
     """What an export does to a model.
 
     ``passes`` turns optional passes on or off by name; a pass that is on and matches nothing is an error, one that is
-    not named does what it can.
+    not named does what it can. ``context_length`` is the longest request in tokens; frequencies of positions that are
+    scaled by the length are fixed for it. None takes what the model needs no such scaling for, or all that it can.
     """
 
     name: str = Field(min_length=1)
     description: str = ""
     targets: tuple[TargetName, ...] = Field(default=("cpu",), min_length=1)
+    context_length: int | None = Field(default=None, gt=0)
     weights: WeightsSection = WeightsSection()
     kv_cache: CacheSection = CacheSection()
     passes: dict[str, StrictBool] = Field(default_factory=dict)

@@ -47,27 +47,6 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
         (transformers.BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM is no decoder-only"),
         (transformers.LlamaConfig(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
         (
-            transformers.LlamaConfig(
-                **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-            ),
-            "'dynamic'.*longest position",
-        ),
-        (
-            transformers.Phi3Config(
-                **SIZES,
-                pad_token_id=0,
-                original_max_position_embeddings=64,
-                rope_parameters={
-                    "rope_type": "longrope",
-                    "short_factor": [1.0] * 4,
-                    "long_factor": [2.0] * 4,
-                    "rope_theta": 10000.0,
-                    "original_max_position_embeddings": 64,
-                },
-            ),
-            "'longrope'.*longest position",
-        ),
-        (
             transformers.GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, rotary_dim=8),
             "attention classes of its own",
         ),
@@ -79,8 +58,6 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
         "contrastive",
         "encoder",
         "classifier",
-        "dynamic",
-        "longrope",
         "no-interface",
         "activation",
     ],

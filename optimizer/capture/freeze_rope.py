@@ -1,0 +1,98 @@
+"""Fixes rotary frequencies that transformers makes anew for the longest position of each batch.
+
+With dynamic NTK and LongRoPE scaling (``rope_type`` "dynamic" and "longrope") the frequencies are those of the original
+context while all positions are within it, and others once one is not. One request would change another's numbers, and
+keys in a cache would be of other frequencies than the queries that meet them. So a bundle has those of one context
+length: by default the original one, within which transformers' frequencies are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from enginewright.plugins.errors import UnsupportedModelError
+
+_FIXED = "default"  # a rope_type whose frequencies transformers leaves alone
+_DEFAULT_CONTEXT = 2048  # of models that don't say
+
+
+def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> int:
+    """Fixes the frequencies of ``model``, in place, to those of a context length, and returns that length.
+
+    Args:
+        model: any of transformers' decoders; one whose frequencies are fixed anyway is left as it is.
+        context_length: by default the longest for which the model's frequencies are the original ones.
+
+    Raises:
+        UnsupportedModelError: the model is not made for contexts that long, or its frequencies can't be fixed.
+    """
+    own = own_context_length(model.config)
+    found = [(path, m, layer) for path, m in model.named_modules() for layer in _of_the_batch(m)]
+    originals = [_original(m, layer, own) for _, m, layer in found]
+    longest = max([own, *(n * _factor(m, layer) for n, (_, m, layer) in zip(originals, found, strict=True))])
+    if context_length is not None and context_length > longest:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is made for at most {longest} tokens, and a context_length of {context_length} "
+            "was asked for",
+            hint="Choose a shorter context_length.",
+        )
+    length = context_length or min((own, *originals))
+    for path, module, layer in found:
+        _freeze(path, module, layer, length)
+    return length
+
+
+def own_context_length(config: PretrainedConfig) -> int:
+    """``max_position_embeddings``, or 2048 for a model that says nothing."""
+    length = getattr(config, "max_position_embeddings", None)
+    return int(length) if length else _DEFAULT_CONTEXT
+
+
+def _of_the_batch(module: torch.nn.Module) -> list[str | None]:
+    """The kinds of layers whose frequencies a module makes for each batch; None where it doesn't tell them apart."""
+    rope_type: Any = getattr(module, "rope_type", None)
+    kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
+    return [
+        layer for layer, kind in kinds.items() if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
+    ]
+
+
+def _settings(module: torch.nn.Module, layer_type: str | None) -> dict[str, Any]:
+    config: Any = getattr(module, "config", None)
+    settings = getattr(config, "rope_parameters", None) or {}
+    found = settings.get(layer_type) if layer_type is not None else settings
+    return dict(found or {})
+
+
+def _original(module: torch.nn.Module, layer_type: str | None, own: int) -> int:
+    """The longest context that the frequencies without scaling are for."""
+    length = _settings(module, layer_type).get("original_max_position_embeddings")
+    return int(length or getattr(module, "original_max_seq_len", None) or own)
+
+
+def _factor(module: torch.nn.Module, layer_type: str | None) -> int:
+    factor = _settings(module, layer_type).get("factor")
+    return max(1, int(factor)) if isinstance(factor, int | float) else 1
+
+
+def _freeze(path: str, module: torch.nn.Module, layer_type: str | None, length: int) -> None:
+    """Lets the module make its frequencies as for a batch of ``length``, and no others after that."""
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    longest = torch.tensor([[length - 1]])
+    try:
+        with torch.no_grad():
+            getattr(module, f"{prefix}inv_freq").copy_(getattr(module, f"{prefix}original_inv_freq"))
+            module(torch.zeros(1, 1, 1), longest, *(() if layer_type is None else (layer_type,)))
+    except (AttributeError, TypeError, RuntimeError, KeyError, ValueError) as e:
+        raise UnsupportedModelError(
+            f"{path}: its frequencies depend on the longest position in the batch, and can't be fixed: {e}",
+            hint="Choose a model, or set rope_parameters to a scaling, with fixed frequencies.",
+        ) from e
+    rope_type: Any = module.rope_type
+    if isinstance(rope_type, dict):
+        rope_type[layer_type] = _FIXED
+    else:
+        module.rope_type = _FIXED  # type: ignore[assignment]
