@@ -20,10 +20,18 @@ from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceS
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 from enginewright.runtime.bundle.writer import BundleWriter
+from tests.acceptance.driver import Driver
 from tests.passes.lowering.lowered import features
 from tests.passes.lowering.test_lower_quantized import FORMATS, with_formats
 from tests.passes.quantization.test_choose_formats import routed
-from tests.passes.small_programs import Shape, captured_programs, decoder, program_from
+from tests.passes.small_programs import (
+    PagedEvaluation,
+    Shape,
+    captured_programs,
+    decoder,
+    program_from,
+    random_sequences,
+)
 
 ew = torch.ops.ew
 
@@ -136,6 +144,24 @@ def test_integers_beyond_32_bits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="beyond 32 bits"):
         emit(program_from(call), tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("hidden", [32, 45])
+def test_the_engine_gives_what_the_program_means(name: str, hidden: int, tmp_path: Path) -> None:
+    shape = Shape(hidden=hidden, heads=9, kv_heads=9, head_size=4, intermediate=50, bias=(True, False, True))
+    program = with_formats(paged(shape), FORMATS[name])
+    emit(program, tmp_path / "b")
+    reference = PagedEvaluation(program)
+    texts = random_sequences((40, 3), 67)
+    with Driver(tmp_path / "b", 2, 2) as driver:
+        for work in ({0: texts[0][:33]}, {0: texts[0][33:], 1: texts[1]}):
+            got = np.concatenate(list(driver.step(work).values()))
+            tokens = sum(len(t) for t in work.values())
+            want = reference.run({str(r): t for r, t in work.items()}, rows=range(tokens)).numpy()
+            # Sums of floats round in another order; then a value may fall on the other side of a step of 1/127 or 2^-8.
+            error = np.linalg.norm(got - want) / np.linalg.norm(want)
+            assert error < 5e-3
 
 
 def test_the_extension_takes_the_program(tmp_path: Path) -> None:
