@@ -10,18 +10,21 @@ from torch.fx.node import Node
 from ..base import Pass, PassContext, PassResult, Rejection
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr
+from ..ir.weights import Apply, Cast, Concat, Slice, Source, Transpose, WeightExpr
 from ..match import bound_arguments
 from ..views import RESHAPES, slice_bounds
 
 aten = torch.ops.aten
+
+_RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 
 
 class FoldConstants(Pass):
     """Calls of ATen ops on weights and numbers, such as Gemma's ``1 + weight``, become weights.
 
     Nothing is evaluated: an expression over the same sources takes the call's place. Calls without any weight stay, for
-    there would be no source to name, and so do those whose result is larger than what they read (a mask expanded, say).
+    there would be no source to name, but for ranges of numbers: some models make rotary frequencies of one in every
+    step. What is larger than what it is made of (a mask expanded, say) stays too.
     """
 
     name = "fold_constants"
@@ -29,6 +32,10 @@ class FoldConstants(Pass):
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         for node in program.graph.nodes:
+            if node.target in _RANGES and _is_fixed(program, node):
+                program.replace(node, program.weight(node.name, _range(program, node), where=node.meta[WHERE]))
+                result.matched += 1
+                continue
             if not _is_constant(node):
                 continue
             if reason := _why_not(program, node):
@@ -56,6 +63,22 @@ def _is_constant(node: Node) -> bool:
         and all(n.op == "get_attr" for n in node.all_input_nodes)
         and bool(node.users)
     )
+
+
+def _is_fixed(program: Program, node: Node) -> bool:
+    return bool(node.users) and not node.all_input_nodes and all(s.is_Integer for s in program.shape(node))
+
+
+def _range(program: Program, node: Node) -> Source:
+    value, call = program.value(node), node.target
+    assert isinstance(call, torch._ops.OpOverload)
+    args, kwargs = node.args, {k: v for k, v in node.kwargs.items() if k == "dtype"}
+
+    def read() -> torch.Tensor:
+        made: torch.Tensor = call(*args, **kwargs)
+        return made
+
+    return Source(f"computed:{node.name}", tuple(value.shape), value.dtype, read)
 
 
 def _why_not(program: Program, node: Node) -> str | None:

@@ -183,4 +183,5 @@ HANDLERS: Mapping[Any, Handler] = {
     aten.unbind.int: _unbind,
     operator.getitem: _getitem,
     aten.cat.default: _cat,
+    aten.concat.default: _cat,
 }

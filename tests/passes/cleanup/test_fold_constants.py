@@ -89,3 +89,27 @@ def test_what_would_grow_is_turned_down(weights: Weights) -> None:
     (record,) = rewrite(program, FoldConstants())
     assert [r.reason for r in record.rejected] == ["its result is larger than the weights it is made from"]
     assert op_counts(program)["aten.mul"] == 1
+
+
+@pytest.mark.parametrize("size", [8, 12])
+def test_frequencies_made_of_a_range_are_a_weight(size: int) -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        inv_freq = 1.0 / (1e4 ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        return ew.rope_table(i["positions"], inv_freq, 1.0)
+
+    program = program_from(call)
+    rewrite(program, FoldConstants())
+    assert op_counts(program) == {"ew.rope_table": 1}
+    found = program.weight_of(program.nodes_of(ew.rope_table.default)[0].args[1])
+    assert found is not None
+    assert found.parts() == (Part("computed:arange", 0, size // 2),)
+    torch.testing.assert_close(found.evaluate(), 1e4 ** (-torch.arange(0, size, 2) / size), rtol=1e-6, atol=0)
+
+
+def test_a_range_over_tokens_stays() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return torch.arange(i["ids"].shape[0])[:, None] + i["ids"][:, None]
+
+    program = program_from(call)
+    rewrite(program, FoldConstants())
+    assert op_counts(program)["aten.arange"] == 1
