@@ -13,6 +13,7 @@
 #include "linear.h"
 #include "linear_bf16.h"
 #include "linear_int8.h"
+#include "linear_tasks.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -61,43 +62,67 @@ inline void combine_experts(const CombineExpertsArgs& a, ThreadPool& pool) {
   });
 }
 
-// The part of a grouped linear that an expert does: its rows, its weight.
-inline LinearArgs of_expert(const Grouped<LinearArgs>& g, int64_t e) {
-  LinearArgs a = g.all;
-  a.m = g.starts[e + 1] - g.starts[e];
-  a.x += g.starts[e] * a.x_stride;
-  a.y += g.starts[e] * a.y_stride;
-  a.weight += e * g.weight_stride;
-  if (a.bias != nullptr) a.bias += e * g.bias_stride;
-  return a;
-}
-inline LinearBf16Args of_expert(const Grouped<LinearBf16Args>& g, int64_t e) {
-  LinearBf16Args a = g.all;
-  a.m = g.starts[e + 1] - g.starts[e];
-  a.x += g.starts[e] * a.x_stride;
-  a.y += g.starts[e] * a.y_stride;
-  a.weight += e * g.weight_stride;
-  if (a.bias != nullptr) a.bias += e * g.bias_stride;
-  return a;
-}
-inline LinearInt8Args of_expert(const Grouped<LinearInt8Args>& g, int64_t e) {
-  LinearInt8Args a = g.all;
-  a.m = g.starts[e + 1] - g.starts[e];
-  a.values += g.starts[e] * a.values_stride;
-  a.scales += g.starts[e] * a.scales_stride;
-  a.sums += g.starts[e] * a.sums_stride;
-  a.y += g.starts[e] * a.y_stride;
-  a.weight += e * g.weight_stride;
-  a.weight_scales += e * g.scales_stride;
-  if (a.bias != nullptr) a.bias += e * g.bias_stride;
+// Rows and panels (of 32 columns) of a grouped linear that have one expert's weight: a linear of its own.
+struct Part {
+  int64_t expert = 0, row = 0, row_end = 0, panel = 0, panel_end = 0;
+};
+
+template <class Linear>
+Linear part_of_all(const Grouped<Linear>& g, const Part& p) {
+  const int64_t panels = (g.all.n + kPanel - 1) / kPanel;
+  Linear a = g.all;
+  a.m = p.row_end - p.row;
+  a.n = (p.panel_end < panels ? p.panel_end * kPanel : a.n) - p.panel * kPanel;
+  a.weight += p.expert * g.weight_stride + p.panel * (g.weight_stride / panels);
+  if (a.bias != nullptr) a.bias += p.expert * g.bias_stride + p.panel * kPanel;
+  a.y += p.row * a.y_stride + p.panel * kPanel;
+  if constexpr (requires { a.weight_scales; }) {
+    a.weight_scales += p.expert * g.scales_stride + p.panel * (g.scales_stride / panels);
+    a.values += p.row * a.values_stride;
+    a.scales += p.row * a.scales_stride;
+    a.sums += p.row * a.sums_stride;
+  } else {
+    a.x += p.row * a.x_stride;
+  }
   return a;
 }
 
+// The linear shares its rows and panels out by itself, but not so few: a call with at most these is one task,
+// which runs where it is called. (It matters: a task must not wait for others.)
+constexpr int64_t kPartRows = kRowBlock < kTaskRows ? kRowBlock : kTaskRows;
+
+// One list of tasks for all experts, so that a token's few experts keep all threads busy and make them meet
+// once.
 template <class Linear, void (*Run)(const Linear&, ThreadPool&)>
 void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
-  for (int64_t e = 0; e < g.experts; ++e) {
-    if (g.starts[e + 1] > g.starts[e]) Run(of_expert(g, e), pool);
+  const int64_t panels = (g.all.n + kPanel - 1) / kPanel;
+  if constexpr (requires { g.all.weight_scales; }) {
+    if (g.all.weight_group > 0 && g.all.activation_group == 0) {  // it needs the workspace for itself
+      for (int64_t e = 0; e < g.experts; ++e) {
+        if (g.starts[e + 1] > g.starts[e])
+          Run(part_of_all(g, {e, g.starts[e], g.starts[e + 1], 0, panels}), pool);
+      }
+      return;
+    }
   }
+  const auto blocks_of = [&](int64_t e) {
+    return (g.starts[e + 1] - g.starts[e] + kPartRows - 1) / kPartRows;
+  };
+  int64_t blocks = 0;
+  for (int64_t e = 0; e < g.experts; ++e) blocks += blocks_of(e);
+  const int64_t panel_bytes = g.weight_stride / panels * static_cast<int64_t>(sizeof(*g.all.weight));
+  const int64_t group = 1 + kTaskBytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
+  run_tasks(pool, blocks * groups, g.all.m * panels * kPanel * g.all.k, [&](int64_t task, int) {
+    int64_t e = 0, block = task / groups;
+    for (; block >= blocks_of(e); ++e) block -= blocks_of(e);
+    const int64_t rows = g.starts[e + 1] - g.starts[e], count = blocks_of(e);
+    Part part{e, g.starts[e] + rows * block / count, g.starts[e] + rows * (block + 1) / count, 0, 0};
+    const int64_t first = task % groups * group, last = first + group < panels ? first + group : panels;
+    for (part.panel = first; part.panel < last; ++part.panel) {
+      part.panel_end = part.panel + 1;
+      Run(part_of_all(g, part), pool);
+    }
+  });
 }
 
 }  // namespace

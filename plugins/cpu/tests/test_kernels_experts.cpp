@@ -196,7 +196,7 @@ void append(std::vector<T>& to, const std::vector<T>& more) {
 
 void grouped_linears() {
   const int64_t rows = kStarts.back(), experts = static_cast<int64_t>(kStarts.size()) - 1;
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 3}, {33, 70}, {96, 64}}) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 3}, {33, 70}, {96, 64}, {700, 260}}) {
     const int64_t panels = (n + 31) / 32, quads = (k + 3) / 4, pairs = (k + 1) / 2, groups = (k + 31) / 32;
     const auto x = random_floats(rows * k, 1), bias = random_floats(experts * n, 2);
     std::vector<float> weight;
