@@ -165,6 +165,18 @@ def test_files_that_do_not_fit(llama, tmp_path, options, error, message):
     assert "wrong.gguf" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"), [("block_count", 1000, "block_count is 1000, and there are 2[01]")]
+)
+def test_sizes_that_do_not_fit(llama, tmp_path, key, value, message):
+    path = write(llama, tmp_path / "wrong.gguf")
+    data, name = path.read_bytes(), f"llama.{key}".encode()
+    at = data.index(name) + len(name) + 4  # behind the value's type
+    path.write_bytes(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(SourceError, match=rf"wrong\.gguf: llama\.{message}"):
+        capture(path)
+
+
 @pytest.mark.parametrize("base", [10000.0, 50000.0])
 def test_frequency_base_of_an_architecture_that_transformers_has_no_key_for(llama, tmp_path, base):
     config = read_config(open_gguf(write(llama, tmp_path / "tiny.gguf", arch="starcoder2", freq_base=base)))
