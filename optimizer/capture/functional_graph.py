@@ -18,13 +18,18 @@ aten = torch.ops.aten
 _CASTS = (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other, aten.type_as.default)
 _RESHAPES = (aten.reshape.default,)
 
+_OTHER_NAMES: dict[object, Callable[..., object]] = {aten.concat.default: aten.cat.default}
+"""Composite ops that are another under a second name; run_decompositions leaves them."""
+
 
 def make_functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """``exported`` with functional ATen ops only; its graph may be changed in place."""
     if any(_needs_retracing(n) for n in exported.graph.nodes):
         exported = exported.run_decompositions({})
     for node in list(exported.graph.nodes):  # type_as is left over by run_decompositions too
-        if node.target in _CASTS:
+        if node.target in _OTHER_NAMES:
+            node.target = _OTHER_NAMES[node.target]
+        elif node.target in _CASTS:
             _replace_cast(exported.graph, node)
         elif node.target in _RESHAPES:
             _replace_reshape(exported.graph, node)

@@ -61,7 +61,6 @@ _OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
     aten.squeeze.dim: "dim",
     aten.squeeze.dims: "dim",
     aten.cat.default: "dim",
-    aten.concat.default: "dim",
     aten.mean.dim: "dim",
     aten.sum.dim_IntList: "dim",
     aten.amax.default: "dim",

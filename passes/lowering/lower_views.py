@@ -183,5 +183,4 @@ HANDLERS: Mapping[Any, Handler] = {
     aten.unbind.int: _unbind,
     operator.getitem: _getitem,
     aten.cat.default: _cat,
-    aten.concat.default: _cat,
 }

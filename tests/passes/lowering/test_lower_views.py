@@ -23,7 +23,7 @@ def _copied(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def _cat_of_views(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
     x = features(i, 12)
-    parts = torch.concat((x[:, 3:6], torch.tanh(x[:, :2]), x[:, :1], x[:, :1]), -1)
+    parts = torch.cat((x[:, 3:6], torch.tanh(x[:, :2]), x[:, :1], x[:, :1]), -1)
     return ew.take_rows(torch.cat((parts.view(-1, 7, 1), x[:, :7].view(-1, 7, 1)), 1).flatten(1), i["rows"])
 
 
