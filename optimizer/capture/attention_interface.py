@@ -60,9 +60,11 @@ class OtherMask:
 class AttentionCapture:
     """The attention calls of one forward pass: their layers, and the packing ``q_start`` [B+1] they all refer to.
 
-    ``paths``: id of a module -> its path, for messages.
+    ``model_layers``: how many layers the model says that it has; a layer that attends again gets a number beyond them,
+    for each call has keys and values of its own. ``paths``: id of a module -> its path, for messages.
     """
 
+    model_layers: int = 0
     paths: dict[int, str] = field(default_factory=dict)
     q_start: torch.Tensor | None = None
     layers: list[int] = field(default_factory=list)
@@ -74,7 +76,9 @@ _CAPTURE: ContextVar[AttentionCapture] = ContextVar("enginewright_attention_capt
 @contextmanager
 def capturing(model: torch.nn.Module) -> Iterator[AttentionCapture]:
     """While open, ``model`` can be run through the interface; yields the record of its last forward pass."""
-    capture = AttentionCapture({id(module): path for path, module in model.named_modules()})
+    config = getattr(model, "config", None)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0) if config is not None else 0
+    capture = AttentionCapture(layers, {id(module): path for path, module in model.named_modules()})
     token = _CAPTURE.set(capture)
     try:
         yield capture
@@ -112,6 +116,7 @@ def attention_function(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, Nq, T, D], key [1, Nkv, T, D], value [1, Nkv, T, Dv] -> ([1, T, Nq, Dv], None).
@@ -142,18 +147,28 @@ def attention_function(
         raise UnsupportedModelError(
             f"{where}: attention is called with {', '.join(strange)}, which ew.attention has no meaning for"
         )
-    layer = getattr(module, "layer_idx", None)
-    if not isinstance(layer, int) or layer in capture.layers:
-        problem = "has no layer_idx" if not isinstance(layer, int) else f"calls attention twice for layer {layer}"
-        raise UnsupportedModelError(f"{where} {problem}, so its KV cache can't be told from others")
-    capture.layers.append(layer)
+    layer = _cache_number(capture, module, where)
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, N, D]
     scale = float(scaling) if scaling is not None else float(q.shape[-1]) ** -0.5
     out = torch.ops.ew.attention(
-        q, k, v, capture.q_start, layer, scale, attention_mask.window, float(softcap or 0.0), s_aux
+        q, k, v, capture.q_start, layer, scale, attention_mask.window, float(softcap or 0.0), s_aux, slopes
     )
     return out[None], None
+
+
+def _cache_number(capture: AttentionCapture, module: torch.nn.Module, where: str) -> int:
+    """The layer whose cache an attention call has: the module's own, or for every further call one more."""
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnsupportedModelError(
+            f"{where} has no layer_idx, so it can't be known that each layer attends",
+            hint="Give each attention module the number of its layer.",
+        )
+    if layer in capture.layers:
+        layer = max(capture.model_layers, *(number + 1 for number in capture.layers))
+    capture.layers.append(layer)
+    return layer
 
 
 def mask_function(

@@ -184,14 +184,15 @@ def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
 
 
 def _check_every_layer_attends(model: PreTrainedModel, capture: AttentionCapture) -> None:
-    """Raises UnsupportedModelError unless each decoder layer called attention through the interface, once."""
-    layers = int(model.config.num_hidden_layers)
-    if sorted(capture.layers) == list(range(layers)):
-        return
+    """Raises UnsupportedModelError unless each decoder layer called attention through the interface."""
+    layers = capture.model_layers
     missing = sorted(set(range(layers)) - set(capture.layers))
-    if not missing:
+    if not missing and layers:
+        return
+    if not layers:
         raise UnsupportedModelError(
-            f"{architecture(model.config)}: attention was called {len(capture.layers)} times in {layers} layers"
+            f"{architecture(model.config)} doesn't say how many layers it has (num_hidden_layers)",
+            hint="Only decoders that do can be compiled: each layer must be seen to attend.",
         )
     where = f"layer {missing[0]}"
     for path, module in model.named_modules():

@@ -134,6 +134,7 @@ def _paged(program: Program, node: Node, group: CacheGroup, blocks: torch.SymInt
         arguments["window"],
         arguments["softcap"],
         arguments["sinks"],
+        *(() if arguments["slopes"] is None else (arguments["slopes"],)),
         where=where,
     )
 

@@ -128,9 +128,14 @@ def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     inputs += [b.view(a[name]) for name in ("block_table", "q_start", "kv_len")]
     if a["sinks"] is not None:
         inputs.append(b.unit(b.view(a["sinks"])))
+    if a["slopes"] is not None:
+        inputs.append(b.unit(b.view(a["slopes"])))
     out = b.result(node)
     attrs = {"scale": float(a["scale"]), "window": int(a["window"]), "softcap": float(a["softcap"])}
-    b.step("paged_attention", inputs, [out], {**attrs, "has_sinks": a["sinks"] is not None})
+    attrs |= {"has_sinks": a["sinks"] is not None}
+    if a["slopes"] is not None:
+        attrs["has_slopes"] = True
+    b.step("paged_attention", inputs, [out], attrs)
     return out
 
 

@@ -1,8 +1,9 @@
 """``ew.attention`` and ``ew.paged_attention``: causal attention over packed requests, captured and lowered form.
 
 Both: query head h reads key/value head h // (Nq / Nkv); scores are scale * q.k, then softcap * tanh(s / softcap)
-where ``softcap`` is not 0; a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where ``window`` is 0;
-``sinks`` [Nq] is one more logit a head in the softmax's denominator that carries no value.
+where ``softcap`` is not 0, then with ``slopes`` [Nq] slope * (key position - query position) added (ALiBi, Press et al.
+2021, https://arxiv.org/abs/2108.12409); a query at position p sees keys max(0, p-window+1) .. p, or 0 .. p where
+``window`` is 0; ``sinks`` [Nq] is one more logit a head in the softmax's denominator that carries no value.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], q_start [B+1] -> [T, Nq, Dv]: each request over its own tokens.
 
@@ -37,7 +39,8 @@ def attention(
     request = request_of_token(q_start, q.shape[0])  # [T]
     index = torch.arange(q.shape[0], device=q.device)  # [T]; differences within a request are those of positions
     visible = (request[:, None] == request[None, :]) & _causal(index[:, None], index[None, :], window)
-    return _attend(q, k, v, visible, scale, softcap, sinks)
+    distance = index[None, :] - index[:, None]  # [T, T]
+    return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
 
 
 def paged_attention(
@@ -51,6 +54,7 @@ def paged_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, Nq, D], caches [P, K, Nkv, D] and [P, K, Nkv, Dv] -> [T, Nq, Dv]: each request over its whole past.
 
@@ -78,7 +82,8 @@ def paged_attention(
         & present[None, :]
         & _causal(position[:, None], key_position[None, :], window)
     )
-    return _attend(q, k, v, visible, scale, softcap, sinks)
+    distance = key_position[None, :] - position[:, None]  # [T, B*length]
+    return _attend(q, k, v, visible, scale, softcap, sinks, slopes, distance)
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
@@ -94,14 +99,18 @@ def _attend(
     scale: float,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    distance: torch.Tensor,
 ) -> torch.Tensor:
-    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], visible [T, S] -> [T, Nq, Dv]."""
+    """q [T, Nq, D], k [S, Nkv, D], v [S, Nkv, Dv], visible and distance [T, S] -> [T, Nq, Dv]."""
     wide = accumulate_dtype(q)
     tokens, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
     grouped = q.to(wide).unflatten(1, (kv_heads, heads // kv_heads))  # [T, Nkv, g, D]
     scores = torch.einsum("tngd,snd->ngts", grouped, k.to(wide)) * scale  # [Nkv, g, T, S]
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores + slopes.to(wide).view(kv_heads, heads // kv_heads, 1, 1) * distance
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         sink = sinks.to(wide).view(kv_heads, heads // kv_heads, 1, 1).expand(-1, -1, tokens, 1)
@@ -130,6 +139,7 @@ def _fake(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     _check_heads(q, k)
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
@@ -146,6 +156,7 @@ def _paged_fake(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     _check_heads(q, k_cache[0])
     return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
@@ -153,13 +164,13 @@ def _paged_fake(
 
 register(
     "attention(Tensor q, Tensor k, Tensor v, Tensor q_start, int layer, float scale, int window, float softcap, "
-    "Tensor? sinks) -> Tensor",
+    "Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=attention,
     fake=_fake,
 )
 register(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor q_start, Tensor kv_len, "
-    "float scale, int window, float softcap, Tensor? sinks) -> Tensor",
+    "float scale, int window, float softcap, Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=paged_attention,
     fake=_paged_fake,
 )

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from enginewright.optimizer.export import export
 from enginewright.plugins.cpu.executable import isas
@@ -122,3 +124,47 @@ def test_tolerance_would_show_a_wrong_window(tiny_model: Callable[..., PreTraine
     with Driver(tmp_path / "tiny.bundle", 1, 1) as driver:
         got = driver.step({0: ids})[0]
     assert np.abs(got - expected_logits(tiny_model("Mistral"), ids)).max() > 10 * TOLERANCE
+
+
+class _AlibiAttention(LlamaAttention):
+    """Attention with linear biases: by the interface where that takes slopes, else spelled out, one head at a time."""
+
+    slopes: torch.Tensor
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.register_buffer("slopes", 2.0 ** -torch.linspace(1, 8, config.num_attention_heads), persistent=False)
+
+    def forward(self, hidden_states: torch.Tensor, **given: Any) -> tuple[torch.Tensor, None]:
+        heads, size, slopes = self.config.num_attention_heads, self.head_dim, self.slopes
+        q, k, v = (p(hidden_states).unflatten(-1, (-1, size)).transpose(1, 2) for p in self._projections())
+        if self.config._attn_implementation != "eager":
+            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+            out, _ = attend(self, q, k, v, given["attention_mask"], scaling=self.scaling, slopes=slopes)
+        else:
+            positions = torch.arange(q.shape[2])
+            distance = positions[None, :] - positions[:, None]
+            k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+            scores = q @ k.transpose(2, 3) * self.scaling + slopes[:, None, None] * distance
+            out = (scores.masked_fill(distance > 0, float("-inf")).softmax(-1) @ v).transpose(1, 2)
+        return self.o_proj(out.flatten(2)), None
+
+    def _projections(self) -> tuple[torch.nn.Linear, ...]:
+        return self.q_proj, self.k_proj, self.v_proj
+
+
+class _AlibiForCausalLM(LlamaForCausalLM):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for number, layer in enumerate(self.model.layers):
+            layer.self_attn = _AlibiAttention(config, number)
+
+
+def test_slopes_of_linear_biases(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    """No family of transformers hands slopes to the interface; a model of one's own may."""
+    plain = tiny_model("Llama")
+    model = _AlibiForCausalLM._from_config(plain.config, attn_implementation="eager").eval()
+    model.load_state_dict(plain.state_dict())
+    compare(model, tmp_path / "tiny.bundle", (21, 3), 3, "best")
+    ids = [5, 9, 7, 11]
+    assert np.abs(expected_logits(model, ids) - expected_logits(plain, ids)).max() > 1e-2

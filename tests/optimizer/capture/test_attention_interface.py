@@ -97,9 +97,22 @@ def test_own_masks_are_refused():
         attention_function(model.inner[0], *torch.randn(3, 1, 2, 5, 8), None)
 
 
-def test_a_layer_attends_once():
-    with pytest.raises(UnsupportedModelError, match=r"inner\.0 calls attention twice for layer 0"):
-        call(layers=(0, 0))
+def test_a_layer_that_attends_again_gets_a_cache_of_its_own():
+    assert call(layers=(0, 0, 1, 0))[2].layers == [0, 1, 2, 3]
+
+
+def test_a_layer_without_a_number_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"Linear has no layer_idx"):
+        model = Decoder()
+        with capturing(model):
+            begin_forward(torch.tensor([0, 5]))
+            attention_function(torch.nn.Linear(1, 1), *torch.randn(3, 1, 2, 5, 8), CausalMask(0))
+
+
+def test_slopes_are_passed_on():
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    out, packed, _ = call(slopes=slopes)
+    assert torch.equal(out[0], attention(*packed, 0, 8**-0.5, 0, 0.0, None, slopes))
 
 
 def test_a_new_forward_pass_begins_anew():

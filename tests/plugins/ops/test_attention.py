@@ -62,6 +62,22 @@ def test_attention_equals_sdpa_on_each_request_alone(size):
         torch.testing.assert_close(got[a:b], want, **TOLERANCE)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_slopes_are_a_bias_of_distances(size):
+    """SDPA with slope * (key position - query position) as its bias."""
+    q, k, v, q_start, _ = _inputs(*size)
+    slopes = 2.0 ** -torch.linspace(1, 8, size[1])
+    got = attention(q, k, v, q_start, 0, 0.3, 0, 0.0, None, slopes)
+    for a, b in zip(q_start[:-1].tolist(), q_start[1:].tolist(), strict=True):
+        positions = torch.arange(b - a)
+        distance = positions[None, :] - positions[:, None]
+        bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, float("-inf"))
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *(x[a:b].transpose(0, 1) for x in (q, k, v)), attn_mask=bias, scale=0.3, enable_gqa=True
+        ).transpose(0, 1)
+        torch.testing.assert_close(got[a:b], want, **TOLERANCE)
+
+
 def test_packing_matters():
     """Must not match: one request of all tokens is something else than several."""
     q, k, v, q_start, _ = _inputs(*SIZES[0])
@@ -70,7 +86,7 @@ def test_packing_matters():
     assert (packed - merged).abs().max() > 1e-2
 
 
-def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slots_per_block=4):
+def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slopes, slots_per_block=4):
     """Runs each request in ``chunks`` of tokens through a shuffled paged cache whose unused slots are NaN."""
     blocks = [-(-n // slots_per_block) for n in lengths]
     pool = torch.randperm(sum(blocks) + 2)
@@ -93,7 +109,7 @@ def _paged(q, k, v, lengths, chunks, window, softcap, sinks, slots_per_block=4):
         kv_len = torch.tensor([upto[b] for b in active], dtype=torch.int32)
         k_cache, v_cache = kv_write(k_cache, v_cache, k[index], v[index], slots)
         out[index] = paged_attention(
-            q[index], k_cache, v_cache, table[active], q_start, kv_len, 0.3, window, softcap, sinks
+            q[index], k_cache, v_cache, table[active], q_start, kv_len, 0.3, window, softcap, sinks, slopes
         )
         done = [upto.get(b, done[b]) for b in range(len(lengths))]
     return out
@@ -106,9 +122,10 @@ def test_paged_form_equals_captured_form(size, variant, chunks):
     q, k, v, q_start, sinks = _inputs(*size)
     window, softcap, with_sinks = variant
     s = sinks if with_sinks else None
-    want = attention(q, k, v, q_start, 0, 0.3, window, softcap, s)
-    got = _paged(q, k, v, size[0], chunks, window, softcap, s)
-    torch.testing.assert_close(got, want, **TOLERANCE)
+    for slopes in (None, sinks.abs()):
+        want = attention(q, k, v, q_start, 0, 0.3, window, softcap, s, slopes)
+        got = _paged(q, k, v, size[0], chunks, window, softcap, s, slopes)
+        torch.testing.assert_close(got, want, **TOLERANCE)
 
 
 @pytest.mark.parametrize("size", SIZES)
