@@ -60,23 +60,23 @@ class ChooseFormats(Pass):
         used: set[FormatOverride] = set()
         by_weight: dict[object, WeightFormat] = {}
         for node in program.nodes_of(*LINEARS):
-            override = _override(node, context.formats)
-            used.update(o for o in (override,) if o is not None)
-            reason = _why_not_default(program, node) if override is None else None
-            chosen = context.formats.default if override is None else override.format
-            if reason is not None and chosen != WeightFormat():
-                result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
-                chosen = WeightFormat()
+            chosen = _overriding(node, context.formats, used)
+            if chosen is None:
+                chosen = context.formats.default
+                reason = _why_not_default(program, node)
+                if reason is not None and chosen != WeightFormat():
+                    result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+                    chosen = WeightFormat()
             _check_sums(program, node, chosen)
             node.meta[FORMAT] = chosen
             by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
         for node in program.nodes_of(ew.embedding.default):
-            override = _override(node, context.formats)
-            used.update(o for o in (override,) if o is not None)
-            default = by_weight.get(node.args[1], context.formats.default)
-            if program.weight_of(node.args[1]) is None:
-                default = WeightFormat()
-            node.meta[FORMAT] = default if override is None else override.format
+            chosen = _overriding(node, context.formats, used)
+            if chosen is None:
+                is_weight = program.weight_of(node.args[1]) is not None
+                default = context.formats.default if is_weight else WeightFormat()
+                chosen = by_weight.get(node.args[1], default)
+            node.meta[FORMAT] = chosen
         _check_overrides(program, context.formats, used)
         result.matched = sum(n.meta[FORMAT] != WeightFormat() for n in _of_weights(program))
         return result
@@ -96,21 +96,23 @@ HAS_FORMATS = Condition(
 """What the passes behind this one require."""
 
 
-def _override(node: Node, formats: WeightFormats) -> FormatOverride | None:
-    """The override for a call. Raises PassError if it stands for several modules of which some have another format."""
+def _overriding(node: Node, formats: WeightFormats, used: set[FormatOverride]) -> WeightFormat | None:
+    """The format that overrides give a call, None without any; those that speak for it join ``used``.
+
+    Raises PassError if the call stands for several modules that don't all have the same format.
+    """
     paths = node.meta[WHERE]
     found = [formats.override_of(path) for path in paths]
-    first = found[0]
-    wanted = {formats.default if o is None else o.format for o in found}
-    if len(wanted) > 1:
-        shown = ", ".join(
-            f"{p}: {formats.default if o is None else o.format}" for p, o in zip(paths, found, strict=True)
-        )
+    wanted = [formats.default if o is None else o.format for o in found]
+    if len(set(wanted)) > 1:
+        shown = ", ".join(f"{path}: {one}" for path, one in zip(paths, wanted, strict=True))
         raise PassError(
             f"{join_where(paths)} became one product, and the recipe gives its parts different formats ({shown})",
             hint="Give them the same format, or turn off the fusion under [passes] in the recipe.",
         )
-    return first
+    given = [o for o in found if o is not None]
+    used.update(given)
+    return wanted[0] if given else None
 
 
 def _why_not_default(program: Program, node: Node) -> str | None:

@@ -147,6 +147,8 @@ def test_parts_of_one_product_can_not_differ() -> None:
     assert "turn off the fusion" in str(caught.value.hint)
     choose(program, INT8, ("*.[qkv]_proj", F32))
     assert formats(program)["layers.0.q_proj"] == F32
+    choose(program, INT8, *((f"*.{one}_proj", BF16) for one in "kqv"))
+    assert formats(program)["layers.0.q_proj"] == BF16
 
 
 @pytest.mark.parametrize("size", [65536, 65540])
