@@ -17,6 +17,10 @@ from enginewright.plugins.errors import UnsupportedModelError
 
 from . import attention_interface, experts_interface
 
+# What transformers and torch raise for sizes and names that don't fit together.
+_UNBUILDABLE = (ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, ArithmeticError)
+_UNBUILDABLE += (AssertionError, MemoryError)
+
 
 def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> PreTrainedModel:
     """A float32 decoder in eval mode whose attention and experts go through our interfaces of transformers.
@@ -47,7 +51,7 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
             else:
                 model = model_class._from_config(config, **options)
-    except (ValueError, TypeError, AttributeError, KeyError, ImportError, RuntimeError, ZeroDivisionError) as e:
+    except _UNBUILDABLE as e:
         if isinstance(e, KeyError) and e.args == (attention_interface.NAME,):
             raise UnsupportedModelError(
                 f"{architecture(config)} has attention classes of its own, outside transformers' attention interface",

@@ -125,6 +125,7 @@ def test_config_that_is_no_json(directory, text):
         ({"hidden_size": "many"}, SourceError, "hidden_size"),
         ({"intermediate_size": 96}, SourceError, r"mlp\.\w+\.weight has shape \(\d+, \d+\).*\(\d+, \d+\)"),
         ({"architectures": {"a": 1}}, SourceError, "architectures is {'a': 1}, and no list"),
+        ({"pad_token_id": 5000}, UnsupportedModelError, "Padding_idx"),
         ({"architectures": [3]}, SourceError, r"architectures is \[3\], and no list"),
         ({"num_attention_heads": 0, "head_dim": None}, SourceError, "division"),
         ({"pad_token_id": json.loads("[" * 900 + "]" * 900)}, SourceError, "recursion"),
