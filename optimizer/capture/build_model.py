@@ -18,7 +18,15 @@ from enginewright.plugins.errors import UnsupportedModelError
 from . import attention_interface, experts_interface
 
 # What transformers and torch raise for sizes and names that don't fit together.
-_UNBUILDABLE = (ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, ArithmeticError)
+_UNBUILDABLE: tuple[type[Exception], ...] = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    ArithmeticError,
+)
 _UNBUILDABLE += (AssertionError, MemoryError)
 
 

@@ -39,8 +39,8 @@ _DTYPES = {
 
 
 # What transformers and its configurations raise for a field that is none of theirs.
-_WRONG_CONFIG = (ValueError, TypeError, LookupError, ArithmeticError, OSError, AttributeError, RecursionError)
-_WRONG_CONFIG += (StrictDataclassError,)
+_WRONG_CONFIG: tuple[type[Exception], ...] = (ValueError, TypeError, LookupError, ArithmeticError, OSError)
+_WRONG_CONFIG += (AttributeError, RecursionError, StrictDataclassError)
 
 
 def read_config(directory: Path) -> PretrainedConfig:
