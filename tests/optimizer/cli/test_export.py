@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_json_is_the_report(tiny_folder: Path, tmp_path: Path) -> None:
     assert {p["name"]: p["matched"] for p in report["passes"]}["fuse_gate_up"] == 2
     assert result.stderr == ""
     assert (output / "manifest.json").is_file()
+    (compared,) = report["verification"]
+    assert compared["target"] == "cpu"
+    assert 0 < compared["random_tokens"]["max_logit_error"] <= compared["tolerance"]
 
 
 def test_the_table(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +52,36 @@ def test_the_table(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "fuse_qkv" in result.stdout
     assert result.stderr == ""  # no progress where it can't move
     assert "tiny-llama.bundle: " in result.stdout
+    assert "target cpu, compared with the source on 82 random tokens: logits at most " in result.stdout
+    assert "(allowed: " in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama.bundle"]
+
+
+def test_what_a_recipe_costs_is_printed(tiny_folder: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--recipe", "bf16"])
+    assert result.exit_code == 0, result.output
+    printed = re.search(
+        r"on a text of ([\d,]+) tokens, 24 of 60 windows: KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
+        result.stdout,
+    )
+    assert printed is not None, result.stdout
+    figures = json.loads((tmp_path / "a.bundle/report/report.json").read_text())["verification"][0]["text"]
+    assert printed[1] == f"{figures['tokens']:,}"
+    assert float(printed[2]) == pytest.approx(figures["kl_mean"], rel=0.05)
+    assert float(printed[3]) == pytest.approx(100 * figures["top1_agreement"], abs=0.05)
+    assert float(printed[4]) == pytest.approx(figures["perplexity"], abs=1e-3)
+    assert float(printed[5]) == pytest.approx(figures["source_perplexity"], abs=1e-3)
+
+
+def test_a_budget_that_is_not_kept_has_an_exit_code(tiny_folder: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "tight.toml"
+    weights = '[weights]\ndefault = { storage = "bf16", activation = "bf16" }\n'
+    recipe.write_text(f'name = "tight"\n{weights}[budget]\nmax_kl = 1e-9\n')
+    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--recipe", str(recipe), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 11
+    assert json.loads(result.stdout)["error"]["type"] == "VerificationError"
+    assert [path.name for path in tmp_path.iterdir()] == ["tight.toml"]
 
 
 def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_path: Path) -> None:
