@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 
-from enginewright.plugins.errors import BundleError, RequestError
+from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
 
 from .bundle.tokenizer_files import CHAT_TEMPLATES_FOLDER, TOKENIZER_PATH, TokenizerFiles, check_token_ids
 from .chat_template import ChatTemplate, Message
@@ -28,11 +29,9 @@ class Tokenizer:
         """Raises BundleError naming the file that is missing or damaged."""
         if files.tokenizer_json is None:
             raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
-        try:
+        with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.")):
             check_token_ids(files.tokenizer_json)
             self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
-        except Exception as e:  # tokenizers raises the bare class
-            raise BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.") from e
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -57,10 +56,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as e:
             raise RequestError(f"prompt: {text[e.start]!r} is no character", hint="Pass text in UTF-8.") from e
-        try:
+        hint = "Pass token ids instead."
+        with what_tokenizers_raises(lambda e: RequestError(f"prompt: the tokenizer can't take it: {e}", hint=hint)):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as e:  # tokenizers raises the bare class
-            raise RequestError(f"prompt: the tokenizer can't take it: {e}", hint="Pass token ids instead.") from e
         if add_special_tokens:
             before = [] if ids[:1] == self._before else self._before
             after = [] if ids[-1:] == self._after else self._after
@@ -69,7 +67,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary are skipped."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: it can't decode tokens: {e}")):
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def encode_chat(
@@ -125,6 +124,19 @@ class Tokenizer:
         if index is None:
             raise BundleError(f"{TOKENIZER_PATH}: no token {token!r}", hint="Export the bundle again.")
         return [index]
+
+
+@contextmanager
+def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) -> Iterator[None]:
+    """Raises ``error(e)`` for what tokenizers raises: the bare Exception, and a BaseException where its Rust panics."""
+    try:
+        yield
+    except Exception as e:
+        raise error(e) from e
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise error(e) from e
 
 
 class Detokenizer:

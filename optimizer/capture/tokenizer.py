@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from enginewright.plugins.errors import SourceError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
+from enginewright.runtime.tokenizer import what_tokenizers_raises
 
 from .huggingface import read_json
 
@@ -33,15 +34,12 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
         except ValueError as e:
             raise SourceError(f"{directory / 'tokenizer.json'}: {e}", hint="Download the file again.") from e
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
-    try:
+    source = directory / gguf_file if gguf_file else directory
+    hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
+    with what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint)):
         loaded = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, **options
         )
-    except Exception as e:  # tokenizers raises the bare class
-        raise SourceError(
-            f"{directory / gguf_file if gguf_file else directory}: the tokenizer can't be read: {e}",
-            hint="Pass a tokenizer of your own, or a directory that has its tokenizer.json.",
-        ) from e
     assert isinstance(loaded, PreTrainedTokenizerBase)
     return loaded
 
@@ -63,7 +61,8 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
     }
     add_bos = False
     if wants_bos and tokenizer.bos_token_id is not None:
-        ids = list(tokenizer("a")["input_ids"])
+        with what_tokenizers_raises(lambda e: SourceError(f"the tokenizer can't take 'a': {e}")):
+            ids = list(tokenizer("a")["input_ids"])
         add_bos = ids[:1] != [tokenizer.bos_token_id]
     special |= {"add_bos": add_bos, "add_eos": False}
     templates = _chat_templates(tokenizer)

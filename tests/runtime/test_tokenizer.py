@@ -150,6 +150,14 @@ def test_words_without_tokens() -> None:
         Tokenizer(TokenizerFiles(words.to_str(), None, {})).encode("b")
 
 
+def test_a_panic_of_the_library_is_an_error(tokenizer_files: TokenizerFiles) -> None:
+    data = json.loads(tokenizer_files.tokenizer_json or "")
+    second = [{"Sequence": {"id": "B", "type_id": 0}}]  # of one text, that is
+    data["post_processor"] = {"type": "TemplateProcessing", "single": second, "pair": second, "special_tokens": {}}
+    with pytest.raises(RequestError, match="prompt: the tokenizer can't take it: index out of bounds"):
+        Tokenizer(replace(tokenizer_files, tokenizer_json=json.dumps(data))).encode("a")
+
+
 def test_a_token_to_add_that_is_not_there(tokenizer_files: TokenizerFiles) -> None:
     special = {"bos_token": "<none>", "add_bos": True}
     with pytest.raises(BundleError, match="no token '<none>'"):
