@@ -1,0 +1,235 @@
+"""Runs mutated files in a process of its own: ``python -m ...mutation_worker SUBJECT SOURCE WORK FIRST COUNT``.
+
+Before each case its number goes to stdout, so that whoever reads it knows which one ended the process; what went wrong
+otherwise follows as text, or "refused" if it was an error of ours. The address space is limited, and a case that takes
+too long ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import resource
+import shutil
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginewright.plugins.errors import EnginewrightError
+from tests.acceptance.mutations import mutate_bytes, mutate_json
+
+SECONDS = 20
+ADDRESS_SPACE = 3 << 29  # beyond what the process has when it begins
+MEMORY = 1 << 29
+
+if TYPE_CHECKING:
+    from enginewright.runtime.tokenizer import Tokenizer
+
+Case = Callable[[random.Random], None]
+
+
+def _bundle_case(folder: Path, name: str) -> Case:
+    """A file of a bundle, which is then opened, and answers a prompt. Sizes that manifests state are mended."""
+    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.sampling import SamplingParams
+
+    path = folder / name
+    original = path.read_bytes()
+    listed_in = folder / ("targets/cpu" if name.startswith("targets/") else "") / "manifest.json"
+    manifest = listed_in.read_bytes()
+    params = SamplingParams(max_tokens=3, temperature=0.7, seed=1)
+
+    def run(rng: random.Random) -> None:
+        data = mutate_json(rng, original) if name.endswith(".json") else mutate_bytes(rng, original, len(original))
+        with _replaced(path, data, original):
+            if listed_in != path and rng.random() < 0.95:
+                listed = json.loads(manifest)
+                listed["files"][str(path.relative_to(listed_in.parent))]["bytes"] = len(data)
+                listed_in.write_text(json.dumps(listed))
+            try:
+                with LLM(folder, threads=2, memory="2MiB", max_requests=4) as llm:
+                    llm.generate([[1, 5, 7, 9] * 10, [3]], params)
+                    if name.startswith("tokenizer/"):
+                        _use_tokenizer(llm.tokenizer)
+            finally:
+                if listed_in != path:
+                    listed_in.write_bytes(manifest)
+
+    return run
+
+
+def _checkpoint_case(folder: Path, name: str) -> Case:
+    """A file of a Hugging Face folder, whose tensors are then bound to its model and read."""
+    from enginewright.optimizer.capture import build_from_directory, huggingface
+    from enginewright.optimizer.capture.bind_weights import bind_weights
+    from enginewright.optimizer.capture.convert_weights import by_model_names
+
+    path = folder / name
+    original = path.read_bytes()
+    model, _ = build_from_directory(folder)
+
+    def run(rng: random.Random) -> None:
+        with _replaced(path, _mutate_safetensors(rng, original), original):
+            if name == huggingface.CONFIG:
+                weights = build_from_directory(folder)[1]
+            else:  # the model is the same, and takes longer than the rest
+                tensors = by_model_names(model, huggingface.read_tensors(folder), source=str(folder))
+                weights = bind_weights(model, tensors, source=str(folder))
+            for weight in weights.values():
+                weight.evaluate()
+
+    return run
+
+
+def _tokenizer_case(folder: Path, name: str) -> Case:
+    """A file of a Hugging Face folder's tokenizer."""
+    from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
+    from enginewright.runtime.tokenizer import Tokenizer
+
+    path = folder / name
+    original = path.read_bytes()
+
+    def run(rng: random.Random) -> None:
+        with _replaced(path, mutate_json(rng, original), original):
+            loaded = load_tokenizer(folder)
+            if loaded is not None:
+                files = tokenizer_files(loaded)
+                if files.tokenizer_json is not None:
+                    _use_tokenizer(Tokenizer(files))
+
+    return run
+
+
+def _use_tokenizer(tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_templates:
+        tokenizer.encode_chat([{"role": "user", "content": "Hi <b>é</b> 😀"}])
+    detokenizer = tokenizer.detokenizer(ids := tokenizer.encode("Hello, wörld 😀"))
+    for token in (*ids, 5, 300, 0):
+        detokenizer.push(token)
+    detokenizer.flush()
+
+
+def _gguf_case(folder: Path, name: str) -> Case:
+    """A GGUF file, of which everything is read that an export reads: configuration, tensors and tokenizer."""
+    from gguf import GGUFReader
+
+    from enginewright.optimizer.capture import build_from_gguf, gguf
+    from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
+
+    path = folder / name
+    original = path.read_bytes()
+    header = GGUFReader(str(path)).data_offset
+
+    def run(rng: random.Random) -> None:
+        with _replaced(path, mutate_bytes(rng, original, header), original):
+            file = gguf.open_gguf(path)
+            for weight in build_from_gguf(file)[1].values():
+                weight.evaluate()
+            gguf.generation_settings(file)
+            tokenizer = load_tokenizer(folder, gguf_file=name)
+            if tokenizer is not None:
+                tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
+
+    return run
+
+
+def _faulty_case(folder: Path, name: str) -> Case:
+    """Does what no case may do: for a test of the tests."""
+
+    def run(rng: random.Random) -> None:
+        kind = rng.randrange(8)
+        if kind == 0:
+            os.abort()
+        if kind == 1:
+            raise ValueError("not ours")
+        if kind == 2:
+            bytearray(1 << 40)
+        if kind == 3:
+            raise EnginewrightError("ours")
+
+    return run
+
+
+SUBJECTS: dict[str, tuple[Callable[[Path, str], Case], str]] = {
+    "safetensors": (_checkpoint_case, "model.safetensors"),
+    "shards": (_checkpoint_case, "model.safetensors.index.json"),
+    "config": (_checkpoint_case, "config.json"),
+    "tokenizer": (_tokenizer_case, "tokenizer.json"),
+    "special": (_bundle_case, "tokenizer/special_tokens.json"),
+    "template": (_bundle_case, "tokenizer/chat_template.jinja"),
+    "bundled": (_bundle_case, "tokenizer/tokenizer.json"),
+    "gguf": (_gguf_case, "tiny.gguf"),
+    "manifest": (_bundle_case, "manifest.json"),
+    "target": (_bundle_case, "targets/cpu/manifest.json"),
+    "index": (_bundle_case, "weights/index.json"),
+    "weights": (_bundle_case, "weights/weights-00000.bin"),
+    "program": (_bundle_case, "targets/cpu/program.json"),
+    "faulty": (_faulty_case, ""),
+}
+
+
+def _mutate_safetensors(rng: random.Random, data: bytes) -> bytes:
+    """Half of the time the header stays JSON of the length that is stated before it."""
+    if data[:1] == b"{":
+        return mutate_json(rng, data)
+    (length,) = struct.unpack_from("<Q", data)
+    if rng.random() < 0.5:
+        return mutate_bytes(rng, data, 8 + length)
+    header = mutate_json(rng, data[8 : 8 + length])
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+@contextmanager
+def _replaced(path: Path, data: bytes, original: bytes) -> Iterator[None]:
+    # A new file each time: what is still mapped of the last case keeps its own.
+    path.unlink()
+    path.write_bytes(data)
+    try:
+        yield
+    finally:
+        path.unlink()
+        path.write_bytes(original)
+
+
+def _limit_address_space() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ADDRESS_SPACE,) * 2)
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode(errors="backslashreplace"))
+
+
+def main() -> None:
+    subject, source, work, first, count = sys.argv[1:]
+    folder = Path(work)
+    shutil.copytree(source, folder)
+    make, name = SUBJECTS[subject]
+    run = make(folder, name)
+    _limit_address_space()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for index in range(int(first), int(first) + int(count)):
+        _say(str(index))
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            run(random.Random(f"{subject} {index}"))
+        except EnginewrightError:
+            _say("refused")
+        except BaseException:  # noqa: BLE001  that there is none is what is tested
+            _say(f"case {subject} {index} ended with an error that is none of ours\n{traceback.format_exc()}")
+        faulthandler.cancel_dump_traceback_later()
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        if grown > MEMORY:
+            _say(f"case {subject} {index} took {grown:,} bytes of memory")
+            before += grown // 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""10,000 damaged files: each is refused with an error of ours, or opens and runs; none ends or holds up the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from enginewright.optimizer.export import export
+
+# What is damaged: a subject of mutation_worker.py, in which of the folders made below, how many times.
+CASES = [
+    ("safetensors", "checkpoint", 1200),
+    ("shards", "shards", 400),
+    ("config", "checkpoint", 300),
+    ("tokenizer", "checkpoint", 200),
+    ("gguf", "gguf", 1500),
+    ("manifest", "Llama-f32", 800),
+    ("target", "Llama-f32", 300),
+    ("index", "Llama-f32", 500),
+    ("index", "Mixtral-int8", 500),
+    ("weights", "Llama-int8", 200),
+    ("bundled", "Llama-f32", 300),
+    ("special", "Llama-f32", 100),
+    ("template", "Llama-f32", 200),
+    ("program", "Llama-f32", 500),
+    ("program", "Gemma2-f32", 500),
+    ("program", "GPT2-f32", 500),
+    ("program", "Llama-int8", 800),
+    ("program", "Mixtral-int8", 900),
+    ("program", "Mixtral-bf16", 300),
+]
+SIZES = {"num_hidden_layers": 2, "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
+SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256}
+SMALL: dict[str, dict[str, int]] = {"Llama": SIZES, "Gemma2": SIZES | {"query_pre_attn_scalar": 24}}
+SMALL |= {"GPT2": {"n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 256}}
+SMALL |= {"Mixtral": SIZES | {"num_local_experts": 4}}
+BUNDLES = sorted({folder for subject, folder, _ in CASES if "-" in folder})
+MOST_CRASHES = 5  # after so many there is no need to look for more
+SECONDS = 600  # of a worker; each case has its own limit there
+
+SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+NAMES |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+NAMES |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+NAMES |= {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def make_subjects(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> None:
+    """A checkpoint in one file and in shards, a GGUF file, and bundles, all of tiny models."""
+    llama, tokenizer = tiny_model("Llama", **SMALL["Llama"]), byte_tokenizer()
+    llama.save_pretrained(folder / "checkpoint")
+    tokenizer.save_pretrained(folder / "checkpoint")
+    llama.save_pretrained(folder / "shards", max_shard_size="40KB")
+    (folder / "gguf").mkdir()
+    write_gguf(folder / "gguf" / "tiny.gguf", llama)
+    for name in BUNDLES:
+        family, recipe = name.split("-")
+        export(tiny_model(family, **SMALL[family]), folder / name, recipe=recipe, tokenizer=tokenizer)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """As many tokens as the models have: three special ones, then letters."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: SIZES["vocab_size"] - len(SPECIAL)]
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate([*SPECIAL.values(), *letters])}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    template = "{{ bos_token }}{% for m in messages %}{{ '[' ~ m.role ~ ']' + m['content'] | trim }}{% endfor %}"
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **SPECIAL)
+
+
+def write_gguf(path: Path, model: PreTrainedModel) -> None:
+    """The model in blocks of Q8_0, with a tokenizer of single bytes."""
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*(chr(33 + i) for i in range(config.vocab_size - 1)), "ab"])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for name, value in model.state_dict().items():
+        base = name.removesuffix(".weight")
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", base)
+        stored = f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer else f"{NAMES[base]}.weight"
+        data = value.detach().float().numpy()
+        kind = gguf.GGMLQuantizationType.Q8_0 if data.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(stored, gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def subjects(shared_folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
+    folder = shared_folder / "mutations"
+    with open(shared_folder / "mutations.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker makes them for all
+        if not folder.exists():
+            unfinished = shared_folder / "mutations.unfinished"
+            unfinished.mkdir()
+            make_subjects(unfinished, tiny_model)
+            unfinished.rename(folder)
+    return folder
+
+
+def run_cases(subject: str, source: Path, work: Path, count: int) -> tuple[list[str], int]:
+    """What went wrong in so many cases, and how many were refused. A case that ends its process is stepped over."""
+    problems: list[str] = []
+    first, refused, crashes = 0, 0, 0
+    while first < count and crashes < MOST_CRASHES:
+        module = f"{__package__}.mutation_worker"
+        command = [sys.executable, "-m", module, subject, str(source), str(work / str(first)), str(first)]
+        worker = subprocess.run(
+            [*command, str(count - first)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+        )
+        begun = [int(line) for line in worker.stdout.splitlines() if line.isdigit()]
+        problems += [
+            part.strip() for part in re.findall(r"^case [^\n]*\n(?:(?!\d+\n).*\n)*", worker.stdout, re.MULTILINE)
+        ]
+        refused += worker.stdout.splitlines().count("refused")
+        if worker.returncode == 0:
+            break
+        crashes += 1
+        last = begun[-1] if begun else count
+        problems.append(f"case {subject} {last} ended the process ({worker.returncode}):\n{worker.stderr[-3000:]}")
+        first = last + 1
+    return problems, refused
+
+
+@pytest.mark.parametrize(("subject", "folder", "count"), CASES)
+def test_damaged_files(subject: str, folder: str, count: int, subjects: Path, tmp_path: Path) -> None:
+    problems, refused = run_cases(subject, subjects / folder, tmp_path, count)
+    assert not problems, "\n\n".join(problems[:5])
+    assert count // 10 < refused < count  # most damage is found, and some of it is harmless
+
+
+def test_what_may_not_be_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    problems, refused = run_cases("faulty", tmp_path / "source", tmp_path, 25)
+    found = "\n".join(problems)
+    assert "ended the process (-6)" in found and "ValueError: not ours" in found and "MemoryError" in found
+    assert 0 < refused < 25 and "EnginewrightError" not in found
+
+
+def test_there_are_enough() -> None:
+    assert sum(count for _, _, count in CASES) >= 10_000
