@@ -8,6 +8,7 @@ import torch
 
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
+from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
@@ -32,7 +33,10 @@ _CHUNK_BYTES = 32 << 20
 
 
 class CpuEmitter:
-    """Writes targets/cpu/program.json and every weight that the program reads; one weight is in memory at a time."""
+    """Writes targets/cpu/program.json and every weight that the program reads.
+
+    One weight is in memory at a time, and one expert of those that are stored one by one.
+    """
 
     name = "cpu"
 
@@ -44,10 +48,8 @@ class CpuEmitter:
         progress(ProgressEvent("emit", 0, total))
         for done, use in enumerate(planned.weights, 1):
             expr = lowering.weights[use.name]
-            value = _stored_type(use, expr.evaluate())
-            writer.weights().add(
-                use.name, _chunks(use, value), use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype
-            )
+            stored = (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
+            writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
             progress(ProgressEvent("emit", done, total, use.name))
         writer.write_text(f"{target_folder(self.name)}/{PROGRAM_FILE}", planned.to_json())
         return TargetManifest()

@@ -21,6 +21,7 @@ from enginewright.plugins.errors import PassError, SourceError
 from enginewright.plugins.ops.quantization import LARGEST, groups_of
 
 from .provenance import Part
+from .stacked_weights import pieces
 from .weights import Shape, WeightExpr
 
 _CHUNK_ELEMENTS = 1 << 20
@@ -66,25 +67,22 @@ class Quantized(WeightExpr):
 
     def _quantize(self, values: torch.Tensor | None) -> torch.Tensor:
         """The scales; fills ``values``, if given."""
-        value = self.base.evaluate()
         if values is None:
             values = torch.empty(self.base.shape, dtype=torch.int8)
-        scales = torch.empty((*self.base.shape[:-1], groups_of(self.base.shape[-1], self.group_size)), dtype=torch.half)
-        size = value.shape[-1]
-        rows, flat_values, flat_scales = (
-            value.reshape(-1, size),
-            values.view(-1, size),
-            scales.view(-1, scales.shape[-1]),
-        )
+        size = self.base.shape[-1]
+        scales = torch.empty((*self.base.shape[:-1], groups_of(size, self.group_size)), dtype=torch.half)
+        flat_values, flat_scales = values.view(-1, size), scales.view(-1, scales.shape[-1])
         step = max(1, _CHUNK_ELEMENTS // size)
-        saturated = vanished = 0
-        for start in range(0, len(rows), step):
-            part = slice(start, start + step)
-            flat_values[part], flat_scales[part], s, v = _quantize_rows(rows[part].float(), self.group_size)
-            saturated, vanished = saturated + s, vanished + v
-        if not torch.isfinite(scales).all():
-            raise self._error(value)
-        self._shared.counts = QuantizationCounts(value.numel(), saturated, vanished)
+        at = saturated = vanished = 0
+        for piece in pieces(self.base):  # experts that are stored one by one are read so
+            value = piece.evaluate()
+            for rows in value.reshape(-1, size).split(step):
+                part = slice(at, at + len(rows))
+                flat_values[part], flat_scales[part], s, v = _quantize_rows(rows.float(), self.group_size)
+                at, saturated, vanished = at + len(rows), saturated + s, vanished + v
+                if not torch.isfinite(flat_scales[part]).all():
+                    raise self._error(value)
+        self._shared.counts = QuantizationCounts(values.numel(), saturated, vanished)
         return scales
 
     def _error(self, value: torch.Tensor) -> SourceError | PassError:

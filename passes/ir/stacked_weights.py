@@ -84,18 +84,44 @@ class SwapAxes(WeightExpr):
         return f"swap_axes({self.base.describe()}, {self.first}, {self.second})"
 
 
-def narrowed(expr: WeightExpr, start: int, stop: int) -> WeightExpr:
-    """Indices start:stop of ``expr``'s first axis; what a stack of experts is made of is read for these alone."""
-    if (start, stop) == (0, expr.shape[0]):
-        return expr
-    if isinstance(expr, Stack) and expr.dim == 0:
-        return Stack(expr.bases[start:stop])
-    if isinstance(expr, Concat) and expr.dim != 0:
-        return Concat(tuple(narrowed(b, start, stop) for b in expr.bases), expr.dim)
-    if isinstance(expr, Slice) and expr.dim != 0:
-        return Slice(narrowed(expr.base, start, stop), expr.dim, expr.start, expr.stop)
-    if isinstance(expr, SwapAxes) and expr.first != 0:
-        return SwapAxes(narrowed(expr.base, start, stop), expr.first, expr.second)
-    if isinstance(expr, Cast):
-        return Cast(narrowed(expr.base, start, stop), expr.to)
-    return Slice(expr, 0, start, stop)
+def pieces(expr: WeightExpr) -> tuple[WeightExpr, ...]:
+    """Expressions that are ``expr`` when concatenated along its first axis, to be evaluated one after the other.
+
+    They are the members of what is stacked, such as experts, which need not be in memory together; else ``expr`` alone.
+    """
+    if len(expr.shape) < 3 or not _is_stacked(expr):
+        return (expr,)
+    return tuple(_member(expr, i) for i in range(expr.shape[0]))
+
+
+def _is_stacked(expr: WeightExpr) -> bool:
+    match expr:
+        case Stack():
+            return expr.dim == 0
+        case Concat():
+            return expr.dim != 0 and all(_is_stacked(b) for b in expr.bases)
+        case Slice():
+            return expr.dim != 0 and _is_stacked(expr.base)
+        case SwapAxes():
+            return expr.first != 0 and _is_stacked(expr.base)
+        case Cast():
+            return _is_stacked(expr.base)
+        case _:
+            return False
+
+
+def _member(expr: WeightExpr, index: int) -> WeightExpr:
+    """One index of the first axis, which stays."""
+    match expr:
+        case Stack():
+            return Stack((expr.bases[index],))
+        case Concat():
+            return Concat(tuple(_member(b, index) for b in expr.bases), expr.dim)
+        case Slice():
+            return Slice(_member(expr.base, index), expr.dim, expr.start, expr.stop)
+        case SwapAxes():
+            return SwapAxes(_member(expr.base, index), expr.first, expr.second)
+        case Cast():
+            return Cast(_member(expr.base, index), expr.to)
+        case _:
+            raise PassError(f"{expr.describe()} is no stack")

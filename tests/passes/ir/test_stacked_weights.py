@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.provenance import Part
-from enginewright.passes.ir.stacked_weights import Stack, SwapAxes, narrowed
+from enginewright.passes.ir.stacked_weights import Stack, SwapAxes, pieces
 from enginewright.passes.ir.weights import Cast, Concat, Slice, Source
 from enginewright.plugins.errors import PassError
 
@@ -58,22 +58,27 @@ def expressions(reads):
     both = Concat((gates, ups), 1)
     whole = source("whole", (6, 4, 3), reads)
     return [
-        (both, {"gate.2", "gate.3", "up.2", "up.3"}),
-        (Cast(SwapAxes(both, 1, 2), torch.float64), {"gate.2", "gate.3", "up.2", "up.3"}),
-        (Slice(both, 1, 2, 5), {"gate.2", "gate.3", "up.2", "up.3"}),
-        (SwapAxes(whole, 0, 1), {"whole"}),
-        (whole, {"whole"}),
+        (both, True),
+        (Cast(SwapAxes(both, 1, 2), torch.float64), True),
+        (Slice(both, 1, 2, 5), True),
+        (SwapAxes(both, 0, 1), False),
+        (Concat((both, both), 0), False),
+        (Slice(both, 0, 1, 3), False),
+        (whole, False),
+        (Stack(tuple(source(f"bias.{i}", (4,), reads) for i in range(3))), False),
     ]
 
 
-@pytest.mark.parametrize("which", range(5))
-def test_narrowed_reads_only_what_it_needs(which):
+@pytest.mark.parametrize("which", range(8))
+def test_pieces_are_the_whole_and_read_one_member_each(which):
     reads = []
-    expr, needed = expressions(reads)[which]
-    want = expr.evaluate()[2:4]
-    reads.clear()
-    part = narrowed(expr, 2, 4)
-    assert part.shape == tuple(want.shape)
-    assert torch.equal(part.evaluate(), want)
-    assert set(reads) == needed
-    assert narrowed(expr, 0, expr.shape[0]) is expr
+    expr, stacked = expressions(reads)[which]
+    want, found = expr.evaluate(), pieces(expr)
+    assert len(found) == (6 if stacked else 1)
+    for i, piece in enumerate(found):
+        reads.clear()
+        assert torch.equal(piece.evaluate(), want[i : i + 1] if stacked else want)
+        if stacked:
+            assert set(reads) == {f"gate.{i}", f"up.{i}"}
+            assert piece.shape == (1, *expr.shape[1:])
+    assert torch.equal(torch.cat([p.evaluate() for p in found]), want)
