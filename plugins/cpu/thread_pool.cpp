@@ -14,6 +14,10 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
 
+// The pool whose task this thread is in the middle of, and as which worker.
+thread_local const ThreadPool* running_pool = nullptr;
+thread_local int running_worker = 0;
+
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
@@ -70,6 +74,10 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::run(int64_t tasks, Call call, const void* context) {
+  if (running_pool == this) {  // waiting for others from within a task could be waiting for oneself
+    for (int64_t task = 0; task < tasks; ++task) call(context, task, running_worker);
+    return;
+  }
   count_ = tasks;
   call_ = call;
   context_ = context;
@@ -88,6 +96,10 @@ void ThreadPool::run(int64_t tasks, Call call, const void* context) {
 bool ThreadPool::take_tasks(int worker) {
   int64_t done = 0;
   int64_t left = untaken_.load(std::memory_order_relaxed);
+  const ThreadPool* const outer_pool = running_pool;  // a task of that pool may have called this one
+  const int outer_worker = running_worker;
+  running_pool = this;
+  running_worker = worker;
   while (left > 0) {
     // Acquire: what the caller wrote before it published this region is visible to whoever takes one of its
     // tasks.
@@ -97,6 +109,8 @@ bool ThreadPool::take_tasks(int worker) {
     ++done;
     left = untaken_.load(std::memory_order_relaxed);
   }
+  running_pool = outer_pool;
+  running_worker = outer_worker;
   if (done == 0) return false;
   if (unfinished_.fetch_sub(done, std::memory_order_acq_rel) == done && worker != 0) unfinished_.notify_one();
   return true;

@@ -88,7 +88,7 @@ Linear part_of_all(const Grouped<Linear>& g, const Part& p) {
 }
 
 // The linear shares its rows and panels out by itself, but not so few: a call with at most these is one task,
-// which runs where it is called. (It matters: a task must not wait for others.)
+// which runs where it is called.
 constexpr int64_t kPartRows = kRowBlock < kTaskRows ? kRowBlock : kTaskRows;
 
 // One list of tasks for all experts, so that a token's few experts keep all threads busy and make them meet

@@ -38,6 +38,22 @@ void every_task_runs_once() {
   }
 }
 
+// All threads are in tasks that hand out tasks: whoever waited for another would wait for ever.
+void tasks_within_tasks_run_where_they_are() {
+  for (const int size : kSizes) {
+    ThreadPool pool(size), other(2);
+    std::vector<int> runs(64 * 8, 0);
+    pool.parallel_for(64, [&](int64_t outer, int worker) {
+      if (outer == 0) other.parallel_for(2, [](int64_t, int) {});  // which must not make the thread forget
+      pool.parallel_for(8, [&](int64_t inner, int inner_worker) {
+        CHECK(inner_worker == worker);
+        ++runs[outer * 8 + inner];
+      });
+    });
+    for (const int count : runs) CHECK(count == 1);
+  }
+}
+
 void sizes_below_one_mean_one() {
   CHECK(ThreadPool(0).size() == 1);
   CHECK(ThreadPool(-3).size() == 1);
@@ -145,6 +161,7 @@ void crowds_get_through() {
 
 int main() {
   RUN(every_task_runs_once);
+  RUN(tasks_within_tasks_run_where_they_are);
   RUN(sizes_below_one_mean_one);
   RUN(too_many_threads_are_refused);
   RUN(regions_see_each_other);
