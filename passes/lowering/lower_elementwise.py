@@ -103,6 +103,18 @@ def _square(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return apply(b, "mul", [a["self"], a["self"]], b.result(node))
 
 
+def _exp_less_one(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Of numbers near 0 the result keeps fewer digits than torch's, and is as exact beside numbers of about 1."""
+    out = b.result(node)
+    return apply(b, "sub", [apply(b, "exp", [a["self"]], b.buffer(out.shape, out.dtype)), 1.0], out)
+
+
+def _log_of_one_more(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """As exact as _exp_less_one."""
+    out = b.result(node)
+    return apply(b, "log", [apply(b, "add", [a["self"], 1.0], b.buffer(out.shape, out.dtype))], out)
+
+
 def _divide_mode(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if a["rounding_mode"] is not None:
         raise b.unsupported(f"the cpu target has no division that rounds ({a['rounding_mode']})")
@@ -117,6 +129,23 @@ def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         value = apply(b, "minimum", [value, a["max"]], out)
     result: Value = value
     return result
+
+
+def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow; torch leaves numbers above a threshold as they are."""
+    if a["beta"] != 1 or a["threshold"] < _SOFTPLUS_IS_LINEAR:
+        raise b.unsupported(f"the cpu target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
+    x, out = b.view(a["self"]), b.result(node)
+    tail = b.buffer(out.shape)
+    apply(b, "abs", [x], tail)
+    for fn in ("neg", "exp"):
+        apply(b, fn, [tail], tail)
+    apply(b, "log", [apply(b, "add", [tail, 1.0], tail)], tail)
+    return apply(b, "add", [apply(b, "relu", [x], b.buffer(out.shape)), tail], out)
+
+
+_SOFTPLUS_IS_LINEAR = 17
+"""From here on exp(-x) is less than half a unit in the last place of 1."""
 
 
 def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
@@ -173,6 +202,11 @@ ELEMENTWISE: Mapping[Any, Handler] = {
     aten.gelu.default: _gelu,
     aten.reciprocal.default: _reciprocal,
     aten.square.default: _square,
+    aten.expm1.default: _exp_less_one,
+    aten.log1p.default: _log_of_one_more,
+    aten.floor.default: _plain("floor"),
+    aten.round.default: _plain("round"),
+    aten.softplus.default: _softplus,
     aten.clamp.default: _clamp,
     aten.clamp_min.default: _clamp,
     aten.clamp_max.default: _clamp,

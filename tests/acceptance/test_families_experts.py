@@ -64,6 +64,7 @@ EXPERT_FAMILIES: dict[str, dict[str, Any]] = {
     "Afmoe": {**_EXPERTS, "head_dim": 16, "num_dense_layers": 1, "num_shared_experts": 1, "sliding_window": 8},
     "MiniMaxM2": {**_EXPERTS, "head_dim": 16},
     "Cohere2Moe": {**_EXPERTS, "logit_scale": 0.5},
+    "Laguna": {**_EXPERTS, "head_dim": 16},
     "AriaText": {"moe_num_experts": 6, "moe_topk": 2},  # weights whose axes are exchanged
 }
 

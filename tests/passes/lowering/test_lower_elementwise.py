@@ -48,7 +48,18 @@ def test_elementwise_and_reductions(call: Call, copies: int) -> None:
     assert ops(program).count("copy") == copies
 
 
+def test_softplus_is_made_of_others() -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(torch.nn.functional.softplus(features(i) * 30), i["rows"])
+
+    # A logarithm of numbers from 1 to 2 is exact to a unit of 1, results are up to 200.
+    check(program_from(call), atol=2e-5)
+
+
 def test_refuses_what_the_kernels_would_do_differently() -> None:
+    def steep(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(torch.nn.functional.softplus(features(i), beta=2), i["rows"])
+
     def rounds(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         return ew.take_rows(torch.div(features(i), 2.0, rounding_mode="floor"), i["rows"])
 
@@ -58,7 +69,7 @@ def test_refuses_what_the_kernels_would_do_differently() -> None:
     def half(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
         return ew.take_rows(features(i).half() * 2, i["rows"])
 
-    cases = ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16"))
+    cases = ((rounds, "rounds"), (over_tokens, "over tokens"), (half, "float16"), (steep, "beta 2"))
     for call, reason in cases:
         with pytest.raises(UnsupportedModelError, match=reason):
             lower_program(program_from(call))
