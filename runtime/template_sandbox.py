@@ -1,8 +1,8 @@
 """The Jinja environment of chat templates: what transformers gives them, in its sandbox, and within limits.
 
 A template comes with a model and is not trusted. The sandbox keeps it from Python's objects; the limits keep it from
-taking all the time or memory that there is. Every pass of a loop and every call costs a step, and every text or list
-that is put together costs steps by its length.
+taking all the time or memory that there is. Every pass of a loop costs a step, every call some, and every text or
+list that is put together costs steps by its length.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 STEPS = 1_000_000
+_STEPS_OF_A_CALL = 3
 _LENGTH_OF_A_STEP = 64  # characters or items
 _LONGEST = STEPS * _LENGTH_OF_A_STEP
 _LARGEST_NUMBER = 10_000  # of an argument: widths, counts
@@ -70,7 +71,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        _spend(1)
+        _spend(_STEPS_OF_A_CALL)
         if __obj is not __self.globals["range"]:  # which has a limit of its own
             _check_numbers(args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
