@@ -28,98 +28,13 @@
 #include <string>
 #include <vector>
 
+#include "operands.h"
+#include "packed_args.h"
+#include "routing_args.h"
+
 namespace ew {
 
 class ThreadPool;
-
-constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
-constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
-constexpr int64_t kSplit = 512;  // keys of an attention split
-constexpr int64_t kMaxRank = 4;
-
-// A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
-class Workspace {
- public:
-  Workspace() = default;
-  ~Workspace();
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  // At least `bytes` bytes, uninitialised; earlier pointers are void. Throws std::bad_alloc.
-  void* reserve(int64_t bytes);
-
- private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
-
-// Rows of a tensor of rank <= 3: element (i, j, c) is data[i * stride0 + j * stride1 + c].
-// Rank 2: the second dimension has size 1 (the args' `inner`) and any stride.
-template <class T>
-struct Rows {
-  T* data = nullptr;
-  int64_t stride0 = 0, stride1 = 0;
-};
-
-// A tensor of rank 4 at any strides, 0 where it is broadcast; missing leading dimensions have size 1.
-// The args give the shape. data points to f32 or i32.
-struct View {
-  void* data = nullptr;
-  int64_t stride[kMaxRank] = {0, 0, 0, 0};
-};
-
-// A layer's KV cache:  k [P][Nkv][D][32], keys of a block side by side;  v [P][Nkv][32][Dv].
-struct KvCache {
-  float* k = nullptr;
-  float* v = nullptr;
-  int64_t kv_heads = 0, key_size = 0, value_size = 0;
-};
-
-// How a weight [N, K] lies in memory; docs/bundle-format.md draws them. Rows past N are zero, and so are k
-// past K.
-//   rows       row-major
-//   panel32    [ceil(N/32)][K][32]
-//   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
-//   panel32x4  [ceil(N/32)][ceil(K/4)][32][4]   int8, stored as value + 128 in a byte without sign
-enum class WeightLayout { rows, panel32, panel32x2, panel32x4 };
-enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
-enum class ReduceKind { sum, mean, max };
-enum class ElementwiseFn {
-  add,
-  sub,
-  mul,
-  div,
-  pow,
-  maximum,
-  minimum,
-  lt,
-  le,
-  gt,
-  ge,
-  eq,
-  ne,  // comparisons: 1 or 0 as f32, of f32 or of i32
-  logical_and,
-  logical_or,  // 2 operands; i32 too: add sub mul maximum minimum and comparisons
-  neg,
-  abs,
-  exp,
-  log,
-  sqrt,
-  rsqrt,
-  tanh,
-  sigmoid,
-  silu,
-  gelu,
-  gelu_tanh,
-  relu,
-  sin,
-  cos,
-  erf,
-  floor,
-  round,        // ties to even
-  logical_not,  // 1 operand
-  where,        // 3: condition (f32, true if not 0), then, else
-  cast,         // 1: i32 -> f32
-};
 
 // out[t, :] = weight[ids[t], :]
 struct EmbeddingArgs {
@@ -140,85 +55,6 @@ struct LinearArgs {
   const float* bias = nullptr;    // [N] or null
   float* y = nullptr;             // [M, N]
   int64_t y_stride = 0;
-};
-
-// bf16 and f16 values are held as their 16 bits.
-
-// out[t, :] = weight[ids[t], :] as f32
-struct EmbeddingBf16Args {
-  int64_t tokens = 0, hidden = 0;
-  const int32_t* ids = nullptr;      // [T]
-  const uint16_t* weight = nullptr;  // bf16 [V, H] in `layout`: rows or panel32x2
-  WeightLayout layout = WeightLayout::rows;
-  float* out = nullptr;  // [T, H]
-  int64_t out_stride = 0;
-};
-
-// out[t, :] = weight[ids[t], :] * its scales. group_size 0: one scale a row.
-struct EmbeddingInt8Args {
-  int64_t tokens = 0, hidden = 0, group_size = 0;
-  const int32_t* ids = nullptr;      // [T]
-  const uint8_t* weight = nullptr;   // [V, H] in panel32x4
-  const uint16_t* scales = nullptr;  // f16 [V, ceil(H/G)] in panel32
-  float* out = nullptr;              // [T, H]
-  int64_t out_stride = 0;
-};
-
-// out[m, k] = x[m, k] to the nearest bf16, ties to even; a row's place after an odd K is zero
-struct CastBf16Args {
-  int64_t m = 0, k = 0;
-  const float* x = nullptr;  // [M, K]
-  int64_t x_stride = 0;
-  uint16_t* out = nullptr;  // [M, K]
-  int64_t out_stride = 0;   // even, at least K
-};
-
-// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], with bf16 factors and f32 sums
-struct LinearBf16Args {
-  int64_t m = 0, n = 0, k = 0;
-  const uint16_t* x = nullptr;       // [M, K], zero behind an odd K
-  int64_t x_stride = 0;              // even
-  const uint16_t* weight = nullptr;  // panel32x2
-  const float* bias = nullptr;       // [N] or null
-  float* y = nullptr;                // [M, N]
-  int64_t y_stride = 0;
-};
-
-// A row's groups of `group_size` values (the last may be shorter; 0: the row is one group) to int8:
-//   scales[m, g] = max |x| / 127,  values = x * (127 / max |x|) to the nearest integer, ties to even,
-//   sums[m, g] = the group's sum of values
-// A group of zeros, or of numbers so small that 127 / max |x| is infinite, has scale 0 and values 0. A group
-// with a NaN or infinity has scale NaN, so that it can't go unnoticed, and values 0.
-struct QuantizeActivationArgs {
-  int64_t m = 0, k = 0, group_size = 0;
-  const float* x = nullptr;  // [M, K]
-  int64_t x_stride = 0;
-  int8_t* values = nullptr;   // [M, K]; places up to the next multiple of 4 are zero
-  int64_t values_stride = 0;  // a multiple of 4, at least K
-  float* scales = nullptr;    // [M, ceil(K/G)]
-  int64_t scales_stride = 0;
-  int32_t* sums = nullptr;  // [M, ceil(K/G)]
-  int64_t sums_stride = 0;
-};
-
-// y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
-// bias[n]. Group sizes: 0 is one group over K; where both are not 0 they are equal, and they are multiples
-// of 4.
-struct LinearInt8Args {
-  int64_t m = 0, n = 0, k = 0;
-  int64_t weight_group = 0, activation_group = 0;
-  const int8_t* values = nullptr;  // [M, K], zero up to the next multiple of 4
-  int64_t values_stride = 0;
-  const float* scales = nullptr;  // [M, ceil(K/activation_group)]
-  int64_t scales_stride = 0;
-  const int32_t* sums = nullptr;  // as scales: sums of values
-  int64_t sums_stride = 0;
-  const uint8_t* weight = nullptr;          // panel32x4
-  const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/weight_group)] in panel32
-  const float* bias = nullptr;              // [N] or null
-  float* y = nullptr;                       // [M, N]
-  int64_t y_stride = 0;
-  Workspace* workspace = nullptr;  // never null where weights alone are in groups: for the groups' sums
 };
 
 // rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum
@@ -319,65 +155,6 @@ struct ReduceArgs {
   ReduceKind kind = ReduceKind::sum;
   int64_t shape[kMaxRank] = {1, 1, 1, 1};  // of the input; shape[3] = C > 0
   View in, out;
-};
-
-// The places t * k + j of ids[t, j] sorted by expert, those of one expert ascending:
-//   order[i] = the place,  rows[i] = t,  starts[e] .. starts[e + 1] - 1 = the i of expert e
-struct RouteExpertsArgs {
-  int64_t tokens = 0, choices = 0, experts = 0;  // T, k, E
-  const int32_t* ids = nullptr;                  // [T, k], each in 0 .. E-1
-  int64_t ids_stride = 0;
-  int32_t* order = nullptr;   // [T * k]
-  int32_t* rows = nullptr;    // [T * k]
-  int32_t* starts = nullptr;  // [E + 1]
-};
-
-// out[t, :] = sum over j ascending, from 0, of weights[t, j] * y[places[t * k + j], :]
-struct CombineExpertsArgs {
-  int64_t tokens = 0, choices = 0, size = 0;
-  const float* y = nullptr;  // [T * k, H]
-  int64_t y_stride = 0;
-  const int32_t* places = nullptr;  // [T * k], the inverse of route_experts' order
-  const float* weights = nullptr;   // [T, k]
-  int64_t weights_stride = 0;
-  float* out = nullptr;  // [T, H]
-  int64_t out_stride = 0;
-};
-
-// A linear whose rows starts[e] .. starts[e + 1] - 1 meet the weight, scales and bias of expert e: those of
-// `all` are expert 0's, and the strides lead from one expert to the next. Bits are those of the linear alone.
-template <class Linear>
-struct Grouped {
-  Linear all;
-  int64_t experts = 0;
-  const int32_t* starts = nullptr;  // [E + 1], from 0 to M, never less than the one before
-  int64_t weight_stride = 0, scales_stride = 0, bias_stride = 0;
-};
-
-// The k greatest of each row, greatest first; of equal values the one with the lower index, and NaN before
-// all.
-struct TopKArgs {
-  int64_t outer = 0, inner = 1, size = 0, k = 0;
-  Rows<const float> x;    // [outer, inner, size]
-  Rows<float> values;     // [outer, inner, k]
-  Rows<int32_t> indices;  // [outer, inner, k]
-};
-
-// out[.., i] = x[.., indices[.., i]], elements of 4 bytes
-struct GatherArgs {
-  int64_t outer = 0, inner = 1, count = 0;
-  Rows<const int32_t> x;
-  Rows<const int32_t> indices;  // [outer, inner, count]
-  Rows<int32_t> out;
-};
-
-// out = x, but for out[.., indices[.., i]] = value
-struct ScatterArgs {
-  int64_t outer = 0, inner = 1, size = 0, count = 0;
-  Rows<const float> x;          // [outer, inner, size]
-  Rows<const int32_t> indices;  // [outer, inner, count]
-  float value = 0;
-  Rows<float> out;
 };
 
 struct KernelTable {

@@ -1,0 +1,97 @@
+// What the arguments of all kernels are made of: views, caches, layouts, the kinds of what an op does.
+#pragma once
+
+#include <cstdint>
+
+namespace ew {
+
+constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
+constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
+constexpr int64_t kSplit = 512;  // keys of an attention split
+constexpr int64_t kMaxRank = 4;
+
+// A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
+class Workspace {
+ public:
+  Workspace() = default;
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  // At least `bytes` bytes, uninitialised; earlier pointers are void. Throws std::bad_alloc.
+  void* reserve(int64_t bytes);
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// Rows of a tensor of rank <= 3: element (i, j, c) is data[i * stride0 + j * stride1 + c].
+// Rank 2: the second dimension has size 1 (the args' `inner`) and any stride.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  int64_t stride0 = 0, stride1 = 0;
+};
+
+// A tensor of rank 4 at any strides, 0 where it is broadcast; missing leading dimensions have size 1.
+// The args give the shape. data points to f32 or i32.
+struct View {
+  void* data = nullptr;
+  int64_t stride[kMaxRank] = {0, 0, 0, 0};
+};
+
+// A layer's KV cache:  k [P][Nkv][D][32], keys of a block side by side;  v [P][Nkv][32][Dv].
+struct KvCache {
+  float* k = nullptr;
+  float* v = nullptr;
+  int64_t kv_heads = 0, key_size = 0, value_size = 0;
+};
+
+// How a weight [N, K] lies in memory; docs/bundle-format.md draws them. Rows past N are zero, and so are k
+// past K.
+//   rows       row-major
+//   panel32    [ceil(N/32)][K][32]
+//   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
+//   panel32x4  [ceil(N/32)][ceil(K/4)][32][4]   int8, stored as value + 128 in a byte without sign
+enum class WeightLayout { rows, panel32, panel32x2, panel32x4 };
+enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
+enum class ReduceKind { sum, mean, max };
+enum class ElementwiseFn {
+  add,
+  sub,
+  mul,
+  div,
+  pow,
+  maximum,
+  minimum,
+  lt,
+  le,
+  gt,
+  ge,
+  eq,
+  ne,  // comparisons: 1 or 0 as f32, of f32 or of i32
+  logical_and,
+  logical_or,  // 2 operands; i32 too: add sub mul maximum minimum and comparisons
+  neg,
+  abs,
+  exp,
+  log,
+  sqrt,
+  rsqrt,
+  tanh,
+  sigmoid,
+  silu,
+  gelu,
+  gelu_tanh,
+  relu,
+  sin,
+  cos,
+  erf,
+  floor,
+  round,        // ties to even
+  logical_not,  // 1 operand
+  where,        // 3: condition (f32, true if not 0), then, else
+  cast,         // 1: i32 -> f32
+};
+
+}  // namespace ew

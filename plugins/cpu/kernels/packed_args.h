@@ -1,0 +1,87 @@
+// Arguments of the kernels of bf16 and int8. Conventions as in kernels.h.
+#pragma once
+
+#include "operands.h"
+
+namespace ew {
+
+// bf16 and f16 values are held as their 16 bits.
+
+// out[t, :] = weight[ids[t], :] as f32
+struct EmbeddingBf16Args {
+  int64_t tokens = 0, hidden = 0;
+  const int32_t* ids = nullptr;      // [T]
+  const uint16_t* weight = nullptr;  // bf16 [V, H] in `layout`: rows or panel32x2
+  WeightLayout layout = WeightLayout::rows;
+  float* out = nullptr;  // [T, H]
+  int64_t out_stride = 0;
+};
+
+// out[t, :] = weight[ids[t], :] * its scales. group_size 0: one scale a row.
+struct EmbeddingInt8Args {
+  int64_t tokens = 0, hidden = 0, group_size = 0;
+  const int32_t* ids = nullptr;      // [T]
+  const uint8_t* weight = nullptr;   // [V, H] in panel32x4
+  const uint16_t* scales = nullptr;  // f16 [V, ceil(H/G)] in panel32
+  float* out = nullptr;              // [T, H]
+  int64_t out_stride = 0;
+};
+
+// out[m, k] = x[m, k] to the nearest bf16, ties to even; a row's place after an odd K is zero
+struct CastBf16Args {
+  int64_t m = 0, k = 0;
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  uint16_t* out = nullptr;  // [M, K]
+  int64_t out_stride = 0;   // even, at least K
+};
+
+// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], with bf16 factors and f32 sums
+struct LinearBf16Args {
+  int64_t m = 0, n = 0, k = 0;
+  const uint16_t* x = nullptr;       // [M, K], zero behind an odd K
+  int64_t x_stride = 0;              // even
+  const uint16_t* weight = nullptr;  // panel32x2
+  const float* bias = nullptr;       // [N] or null
+  float* y = nullptr;                // [M, N]
+  int64_t y_stride = 0;
+};
+
+// A row's groups of `group_size` values (the last may be shorter; 0: the row is one group) to int8:
+//   scales[m, g] = max |x| / 127,  values = x * (127 / max |x|) to the nearest integer, ties to even,
+//   sums[m, g] = the group's sum of values
+// A group of zeros, or of numbers so small that 127 / max |x| is infinite, has scale 0 and values 0. A group
+// with a NaN or infinity has scale NaN, so that it can't go unnoticed, and values 0.
+struct QuantizeActivationArgs {
+  int64_t m = 0, k = 0, group_size = 0;
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  int8_t* values = nullptr;   // [M, K]; places up to the next multiple of 4 are zero
+  int64_t values_stride = 0;  // a multiple of 4, at least K
+  float* scales = nullptr;    // [M, ceil(K/G)]
+  int64_t scales_stride = 0;
+  int32_t* sums = nullptr;  // [M, ceil(K/G)]
+  int64_t sums_stride = 0;
+};
+
+// y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
+// bias[n]. Group sizes: 0 is one group over K; where both are not 0 they are equal, and they are multiples
+// of 4.
+struct LinearInt8Args {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t weight_group = 0, activation_group = 0;
+  const int8_t* values = nullptr;  // [M, K], zero up to the next multiple of 4
+  int64_t values_stride = 0;
+  const float* scales = nullptr;  // [M, ceil(K/activation_group)]
+  int64_t scales_stride = 0;
+  const int32_t* sums = nullptr;  // as scales: sums of values
+  int64_t sums_stride = 0;
+  const uint8_t* weight = nullptr;          // panel32x4
+  const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/weight_group)] in panel32
+  const float* bias = nullptr;              // [N] or null
+  float* y = nullptr;                       // [M, N]
+  int64_t y_stride = 0;
+  Workspace* workspace = nullptr;  // never null where weights alone are in groups: for the groups' sums
+};
+
+}  // namespace ew
