@@ -71,6 +71,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if getattr(__obj, "__self__", None) is __self:  # counted and concatenated, which spend for themselves
+            return super().call(__context, __obj, *args, **kwargs)
         _spend(_STEPS_OF_A_CALL)
         if __obj is not __self.globals["range"]:  # which has a limit of its own
             _check_numbers(args, kwargs)

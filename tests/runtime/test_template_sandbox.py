@@ -63,6 +63,7 @@ def test_what_a_long_conversation_needs_is_there() -> None:
     text = ChatTemplate(source, {}).render(messages)
     assert text == "word WORD" * 50_000
     assert render("{{ 'in 123456 %s' % 'x' }}{{ '{} 12345'.format(1) }}{{ '%-3d|' % 7 }}") == "in 123456 x1 123457  |"
+    assert render("{{ 'a' ~ 123456 ~ 10 ** 9 }}{% for i in [123456] %}{{ i }}{% endfor %}") == "a1234561000000000123456"
     assert render("{{ range(100000) | list | length }}{{ 2 ** 64 }}{{ '=' * 5000 }}{{ [0] * 3 }}").startswith("100000")
 
 
