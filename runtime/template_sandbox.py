@@ -33,7 +33,10 @@ _LARGEST_NUMBER = 10_000  # of an argument: widths, counts
 _MOST_BITS = 100_000  # of an integer
 # A width or precision beyond _LARGEST_NUMBER: of the operator %, and of the method format.
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*\d{5}")
-_WIDE_BRACES = re.compile(r"\{[^}]*:[^}]*\d{5}")
+_WIDE_BRACES = re.compile(r"\{[^}]*:[^}]*(\d{5}|\{)")  # or one that is an argument
+# What makes as much as a number says.
+_WIDENING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
+_WIDENING_FILTERS = ("batch", "center", "indent", "round", "slice", "tojson")
 
 _steps_left: ContextVar[list[int]] = ContextVar("_steps_left")
 
@@ -54,7 +57,7 @@ def chat_environment() -> TemplateEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.filters = {name: _limited_filter(function) for name, function in environment.filters.items()}
+    environment.filters = {name: _limited_filter(name, function) for name, function in environment.filters.items()}
     del environment.globals["lipsum"]  # any number of random paragraphs
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals |= {"dict": _Dict(), "namespace": _Namespace}
@@ -74,7 +77,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if getattr(__obj, "__self__", None) is __self:  # counted and concatenated, which spend for themselves
             return super().call(__context, __obj, *args, **kwargs)
         _spend(_STEPS_OF_A_CALL)
-        if __obj is not __self.globals["range"]:  # which has a limit of its own
+        if isinstance(getattr(__obj, "__self__", None), str) and __obj.__name__ in _WIDENING_METHODS:
             _check_numbers(args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         _spend_for(result)
@@ -209,16 +212,19 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def _has_large(value: Any) -> bool:
-    values = value if isinstance(value, tuple) else (value,)
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
     return any(isinstance(v, int) and abs(v) > _LARGEST_NUMBER for v in values)
 
 
-def _limited_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)  # with the marks by which jinja2 passes context or environment
     def limited_filter(*args: Any, **kwargs: Any) -> Any:
         passed = 2 if hasattr(function, "jinja_pass_arg") else 1  # then comes the value itself
         _spend(1)
-        _check_numbers(args[passed:], kwargs)
+        if name in _WIDENING_FILTERS:
+            _check_numbers(args[passed:], kwargs)
+        elif name == "format":
+            _check_operands("%", str(args[0]), args[1:] or kwargs)
         result = function(*args, **kwargs)
         _spend_for(result)
         return result

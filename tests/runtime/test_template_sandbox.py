@@ -42,6 +42,10 @@ ENDLESS = {
     "a wide precision": "{{ '%.999999999999f' % 1.5 }}",
     "a wide format by argument": "{{ '%*d' % (10 ** 12, 1) }}",
     "a wide format method": "{{ '{:>999999999999}'.format('x') }}",
+    "a wide format method by argument": "{{ '{:{}}'.format('x', 10 ** 12) }}",
+    "a wide filter": "{{ '%999999999999d' | format(1) }}",
+    "a wide filter by argument": "{{ '%*d' | format(10 ** 12, 1) }}",
+    "many digits": "{{ 1.5 | round(10 ** 12, 'floor') }}",
     "a wide method": "{{ 'x'.ljust(10 ** 12) }}",
     "many slices": "{{ 'x' | slice(10 ** 12) | list }}",
     "deep indentation": "{{ [1] | tojson(indent=10 ** 12) }}",
@@ -64,6 +68,8 @@ def test_what_a_long_conversation_needs_is_there() -> None:
     assert text == "word WORD" * 50_000
     assert render("{{ 'in 123456 %s' % 'x' }}{{ '{} 12345'.format(1) }}{{ '%-3d|' % 7 }}") == "in 123456 x1 123457  |"
     assert render("{{ 'a' ~ 123456 ~ 10 ** 9 }}{% for i in [123456] %}{{ i }}{% endfor %}") == "a1234561000000000123456"
+    large = "{{ missing | default(86400) }}{{ namespace(n=32768).n }}{{ 'abc' | truncate(20000) }}"
+    assert render(large + "{{ '{}'.format(10 ** 6) }}{{ '%s' | format(10 ** 6) }}") == "8640032768abc10000001000000"
     assert render("{{ range(100000) | list | length }}{{ 2 ** 64 }}{{ '=' * 5000 }}{{ [0] * 3 }}").startswith("100000")
 
 
