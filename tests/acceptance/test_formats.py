@@ -1,0 +1,81 @@
+"""int8 and bf16 through the whole chain: as close as a recipe says, small, and bit for bit the same in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.export import export
+from enginewright.plugins.cpu.executable import isas
+from enginewright.runtime.bundle.reader import Bundle
+
+from .driver import Driver
+from .test_invariance import run
+
+RECIPES = ("int8", "bf16")
+MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+# KL of the logits of random models from float32's, a median over tokens: some ten times what is measured.
+LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4}
+
+
+def overrides(family: str) -> dict[str, int]:
+    return MIXTURE if family == "Mixtral" else {}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Mixtral"])
+def test_tiny_models_are_close_and_the_same_in_company(
+    family: str, recipe: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    model = tiny_model(family, **overrides(family))
+    bundle = tmp_path / "tiny.bundle"
+    export(model, bundle, recipe=recipe)
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(3, 256, n).tolist() for n in (1, 31, 33, 70)]
+    alone = run(bundle, texts, chunk=4096, together=False, threads=1)
+    for chunk, together, threads in ((4096, True, 2), (7, True, 1), (1, True, 2)):
+        other = run(bundle, texts, chunk=chunk, together=together, threads=threads)
+        for a, b in zip(alone, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+    kl = []
+    for text, got in zip(texts, alone, strict=True):
+        with torch.no_grad():
+            exact = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].double().log_softmax(-1)
+        kl.append((exact.exp() * (exact - torch.from_numpy(got).double().log_softmax(-1))).sum(-1))
+    # The median: a token between two experts takes the other one after the smallest of changes.
+    assert 0 < torch.cat(kl).median() < LARGEST_KL[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_instruction_set_gives_nearly_the_same(
+    recipe: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    export(tiny_model("Qwen3"), tmp_path / "tiny.bundle", recipe=recipe)
+    text = np.random.default_rng(6).integers(3, 256, 40).tolist()
+    logits = []
+    for isa in isas():
+        with Driver(tmp_path / "tiny.bundle", 1, 2, isa=isa) as driver:
+            logits.append(driver.step({0: text})[0])
+    for other in logits[1:]:
+        # Float sums differ by rounding, after which a value now and then falls on the other side of a step of 1/127.
+        assert np.abs(other - logits[0]).max() < 0.05 * np.abs(logits[0]).max()
+
+
+def test_smollm2_in_int8(smollm2_gguf: Path, tmp_path: Path) -> None:
+    report = export(smollm2_gguf, tmp_path / "int8.bundle", recipe="int8")
+    assert report.quantization is not None
+    assert report.quantization.values > 134_000_000
+    assert report.quantization.saturated == report.quantization.vanished == 0
+    stored = sum(t.bytes for t in Bundle.open(tmp_path / "int8.bundle").index.tensors.values())
+    assert stored / report.parameters < 1.15
+    (verification,) = report.verification
+    assert verification.text is not None
+    # Measured: 0.0050 and 95.1 %.
+    assert verification.text.kl_mean < 0.01
+    assert verification.text.top1_agreement > 0.94
