@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """``done`` of ``total`` of a stage (an export: capture, passes, emit, verify, write); ``detail``: what was last done."""
+    """``done`` of ``total`` of a stage; ``detail``: what was last done.
+
+    The stages of an export are capture, passes, emit, verify, write.
+    """
 
     stage: str
     done: int

@@ -9,8 +9,8 @@ from typing import Any
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON document.
 
-    Raises ValueError for all that is wrong with it, and so for arrays nested too deep and for escapes such as "\\ud800",
-    which Python takes and no other reader or file does.
+    Raises ValueError for all that is wrong with it: also for arrays nested too deep, and for escapes such as
+    "\\ud800", which Python takes and no other reader or file does.
     """
     try:
         if isinstance(text, bytes):

@@ -103,7 +103,8 @@ def _print_report(report: ExportReport) -> None:
     console.print(table)
     if (q := report.quantization) is not None:
         console.print(
-            f"\n{q.values:,} weights in 8 bits: {q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero",
+            f"\n{q.values:,} weights in 8 bits: {q.saturated:,} saturated, "
+            f"{q.vanished:,} groups of small ones became zero",
             markup=False,
             soft_wrap=True,
         )
