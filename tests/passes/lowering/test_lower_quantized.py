@@ -14,6 +14,7 @@ from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
+from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Linear, PagedEvaluation, Shape, Steps, decoder, program_from, random_sequences
 
 ew = torch.ops.ew
@@ -97,6 +98,15 @@ def test_a_tied_bf16_table_is_stored_once() -> None:
         "head.bf16": "panel32x2",
     }
     assert ops(untied).count("cast_bf16") == 5
+
+
+@pytest.mark.parametrize("format_name", ["bf16", "grouped", "per_channel"])
+def test_experts(format_name: str) -> None:
+    program = check(with_formats(routed(), FORMATS[format_name]), atol=1e-3)
+    op, layout = {"bf16": ("grouped_linear", "panel32x2")}.get(format_name, ("quantized_grouped_linear", "panel32x4"))
+    assert ops(program).count(op) == 1
+    (weight,) = (w for w in program.weights if w.name in ("experts.bf16", "experts.int8"))
+    assert (weight.layout, weight.shape) == (layout, (64, 32, 32))
 
 
 @pytest.mark.parametrize("default", [BF16, INT8])
