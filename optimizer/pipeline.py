@@ -21,6 +21,7 @@ from enginewright.passes.normalize.normalize_linear import NormalizeLinear
 from enginewright.passes.normalize.normalize_norm import NormalizeNorm
 from enginewright.passes.normalize.normalize_rope import NormalizeRope
 from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
+from enginewright.passes.normalize.normalize_spellings import NormalizeSpellings
 from enginewright.passes.normalize.sink_views import SinkViews
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
@@ -37,6 +38,7 @@ def default_pipeline() -> list[Pass]:
         # 1. The graph as torch.export gives it, without what says nothing.
         NormalizeSliceWrites(),
         NormalizeComplex(),
+        NormalizeSpellings(),
         RemoveNoops(),
         RemoveDeadCode(),
         # 2. [1, T, ...] becomes [T, ...] and [1, N, T, D] becomes [T, N, D]; then every spelling the one ew op that

@@ -21,6 +21,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-golden`` writes tests/golden, or docs/families.md, anew from what comes out now."""
+    parser.addoption("--update-golden", action="store_true", default=False, help="rewrite what tests compare with")
+
+
 def pytest_configure() -> None:
     """A shell that starts the tests in the background has them ignore Ctrl-C, and every command that they interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -47,7 +47,7 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
 
 def own_context_length(config: PretrainedConfig) -> int:
     """``max_position_embeddings``, or 2048 for a model that says nothing."""
-    length = getattr(config, "max_position_embeddings", None)
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(length) if length else _DEFAULT_CONTEXT
 
 

@@ -30,7 +30,7 @@ def model_info(
         generation: generation settings as in generation_config.json; what isn't set there is no default.
         tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
     """
-    config = model.config
+    config = model.config.get_text_config()
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = getattr(config, "eos_token_id", None)
@@ -42,7 +42,9 @@ def model_info(
     bos = generation.get("bos_token_id", getattr(config, "bos_token_id", None))
     return ModelInfo(
         name=name,
-        architecture=architecture(config) if getattr(config, "architectures", None) else type(model).__name__,
+        architecture=architecture(model.config)
+        if getattr(model.config, "architectures", None)
+        else type(model).__name__,
         vocab_size=int(config.vocab_size),
         context_length=context_length,
         eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if e is not None),

@@ -29,8 +29,21 @@ class Embedding(Rule):
         return program.call(ew.embedding.default, match.node("ids"), match.node("table"), where=match.where)
 
 
+class IndexedTable(Embedding):
+    """table[ids], of a table that is a weight."""
+
+    name = "indexed_table"
+    pattern = Call(aten.index.Tensor, Bind("table"), [Bind("ids")])
+
+    def check(self, program: Program, match: Match) -> str | None:
+        table, ids = match.node("table"), program.value(match.node("ids"))
+        if table.op == "get_attr" and (program.value(table).dim() != 2 or ids.dtype.is_floating_point):
+            return "no rows of a table are looked up"
+        return super().check(program, match)
+
+
 class NormalizeEmbedding(RewritePass):
-    """aten.embedding with ids [T] -> ``ew.embedding``."""
+    """aten.embedding, or a table indexed, with ids [T] -> ``ew.embedding``."""
 
     name = "normalize_embedding"
-    rules: ClassVar[tuple[Rule, ...]] = (Embedding(),)
+    rules: ClassVar[tuple[Rule, ...]] = (Embedding(), IndexedTable())

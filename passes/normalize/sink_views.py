@@ -287,6 +287,15 @@ def _embedding(s: _Sinking, node: Node) -> Laid | None:
     return Laid(base, (*ids.dims, len(ids.real)))
 
 
+def _index(s: _Sinking, node: Node) -> Laid | None:
+    """Rows of a table, by one tensor of indices."""
+    table, indices = node.args[:2]
+    if len(indices) != 1 or indices[0] is None or table in s.laid or s.program.value(table).dim() != 2:  # type: ignore[arg-type,index]
+        return None
+    ids = s.of(indices[0])  # type: ignore[index]
+    return Laid(s.emit(node, table, [ids.base]), (*ids.dims, len(ids.real)))
+
+
 _VIEWS: dict[Target, Handler] = {
     aten.unsqueeze.default: _unsqueeze,
     aten.squeeze.dim: _squeeze,
@@ -317,4 +326,5 @@ _HANDLERS: dict[Target, Handler] = {
     ew.layer_norm.default: _over_last,
     ew.gated_activation.default: _over_last,
     aten.embedding.default: _embedding,
+    aten.index.Tensor: _index,
 }

@@ -53,6 +53,8 @@ UNARY = {
     "sin": torch.sin,
     "cos": torch.cos,
     "erf": torch.erf,
+    "floor": torch.floor,
+    "round": torch.round,
     "cast": lambda x: x.float(),
     "logical_not": lambda x: (x == 0).float(),
 }

@@ -33,9 +33,16 @@ def _where(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
     return ew.take_rows(torch.where(torch.tensor([True, False] * 3), x, -x), i["rows"])
 
 
+def _rounded(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+    x = features(i)
+    y = (x * 3).floor() + (x * 3).round() + torch.expm1(x.clamp(-4.0, 1.0)) + torch.log1p(x.abs())
+    return ew.take_rows(y, i["rows"])
+
+
 @pytest.mark.parametrize(
     ("call", "copies"),
     [
+        (_rounded, 0),
         (_scalars, 0),
         (_integers, 0),
         (_reduced, 2),

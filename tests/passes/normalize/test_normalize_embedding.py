@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
+from enginewright.passes.normalize.sink_views import SinkViews
 from tests.passes.rewriting import op_counts, rewrite
 from tests.passes.small_programs import program_from
 
@@ -28,6 +29,27 @@ def test_tokens_and_shifted_positions(width: int) -> None:
     (record,) = rewrite(program, NormalizeEmbedding())
     assert record.matched == 2
     assert op_counts(program) == {"ew.embedding": 2, "aten.add": 2}
+
+
+@pytest.mark.parametrize("width", [4, 9])
+def test_an_indexed_table(width: int) -> None:
+    """As CTRL and Whisper look up positions; [1, T] as [T]."""
+
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return m.table[i["positions"][None]][0] + m.table[i["ids"]]
+
+    program = program_from(call, Table(width))
+    rewrite(program, SinkViews(), NormalizeEmbedding())
+    assert op_counts(program) == {"ew.embedding": 2, "aten.add": 1}
+
+
+def test_an_index_of_one_dimension_is_no_table() -> None:
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return m.table[:, 0][i["ids"]][:, None] * aten.embedding.default(m.table, i["ids"])
+
+    program = program_from(call, Table(4))
+    (record,) = rewrite(program, NormalizeEmbedding())
+    assert [r.reason for r in record.rejected] == ["indexed_table: the table is computed by the program"]
 
 
 def test_reasons() -> None:
