@@ -31,6 +31,7 @@ def model_info(
         tokenizer_eos: the tokenizer's end of text, where neither settings nor configuration have one.
     """
     config = model.config.get_text_config()
+    named = architecture(model.config) if getattr(model.config, "architectures", None) else type(model).__name__
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = getattr(config, "eos_token_id", None)

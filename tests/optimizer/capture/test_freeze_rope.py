@@ -9,7 +9,10 @@ import transformers
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.freeze_rope import freeze_rope
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.runtime.bundle.reader import Bundle
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
 
@@ -124,3 +127,16 @@ def test_each_kind_of_layer_has_its_own(tiny_model):
     assert set(rotary.rope_type.values()) == {"default"}
     assert torch.equal(rotary.sliding_attention_inv_freq, own)
     assert torch.equal(rotary.full_attention_inv_freq, rotary.full_attention_long_inv_freq)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_export_says_and_verifies_the_stated_length(tiny_model, tmp_path, case):
+    """By the option, or by the recipe's key; the source that it is compared with has the same frequencies."""
+    family, settings = CASES[case]
+    model = tiny_model(family, **settings)
+    recipe = load_recipe("f32").model_copy(update={"context_length": 48})
+    for name, options in {"option": {"context_length": 48}, "recipe": {"recipe": recipe}}.items():
+        report = export(model, tmp_path / name, **options)
+        assert report.context_length == 48
+        assert report.verification[0].random_tokens.tokens > 0
+        assert Bundle.open(tmp_path / name).model.context_length == 48
