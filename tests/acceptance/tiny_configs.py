@@ -1,0 +1,160 @@
+"""A tiny random model of every family of decoders that transformers has."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+# Fields of configurations, as regular expressions of their names, and what they become; the first that fits counts.
+_SIZES: tuple[tuple[str, int], ...] = (
+    (r"(.*_)?vocab_size(_.*)?", 256),
+    (r"num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|num_(en|de)coder_layers", 2),
+    (r"num_attention_heads|n_heads?|num_heads|((en|de)coder_)?attention_heads|num_(en|de)coder_attention_heads", 4),
+    (r"(num_|n_)(.*_)?(key_value|kv)_heads", 2),
+    (r"hidden_size|d_model|n_embd|dim|model_dim|emb_dim|word_embed_proj_dim|embedding_(size|dim)", 64),
+    (r"(input|output)_embedding_size", 64),
+    (r"moe_.*size|(expert|shared_expert).*_(intermediate|ffn_hidden)_size", 32),
+    (r".*intermediate_size.*|((de|en)coder_)?ffn_(hidden_size|dim)|n_inner|d_ff|d_inner|dim_ff|.*ffn_dim", 128),
+    (r"head_dim|attention_head_dim|kv_channels|d_kv", 16),
+    (r"global_head_dim", 32),
+    (r"qk_rope_head_dim", 8),
+    (r"qk_nope_head_dim|kv_lora_rank", 16),
+    (r"v_head_dim", 24),
+    (r"q_lora_rank", 32),
+    (r"rotary_dim", 8),
+    (r"(num|n|moe_num)_(local_|routed_)?experts|zero_expert_num", 4),
+    (r"num_experts_per_tok(en)?|moe_top_?k|top_k_experts|num_selected_experts|experts_per_token", 2),
+    (r"n_group|topk_group|num_expert_groups?", 1),
+    (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", 1),
+    (r"first_k_dense_replace|moe_layer_start_index", 1),
+    (r"max_position_embeddings|n_positions|n_ctx|max_sequence_length|max_seq_len(gth)?|seq_length", 512),
+    (r"sliding_window|attention_window|local_attention|window_size|attention_chunk_size", 8),
+    (r"pad_token_id", 0),
+    (r"bos_token_id", 1),
+    (r"eos_token_id", 2),
+    (r"mamba_n(um)?_heads|linear_num_(key|value)_heads", 4),
+    (r"mamba_d_head|mamba_head_dim|mamba_headdim|linear_(key|value)_head_dim", 32),
+    (r"mamba_d_ssm", 128),
+    (r"lru_width", 64),
+    (r"(mamba_)?(d_state|state_size|ssm_state_size)", 16),
+    (r"index_(n_)?heads?", 2),
+    (r"index_head_dim", 16),
+    (r"index_topk", 8),
+)
+
+_ZERO_IS_OFF = frozenset({"n_group", "topk_group", "first_k_dense_replace", "v_head_dim", "sliding_window"})
+"""Fields that stay 0 where that is the family's default."""
+
+_MLA = {"head_dim": 8, "num_key_value_heads": 4}
+_ENCODER = {"is_decoder": True}
+_TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
+
+# What the rules don't give: sizes that must fit together, and parts that a family is known for.
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "youtu"), _MLA),
+    "deepseek_v2": _MLA | {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "longcat_flash": _MLA,
+    "minicpm3": {"num_key_value_heads": 4},
+    **dict.fromkeys(
+        (
+            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+            *("prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer"),
+            *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+        ),
+        _ENCODER,
+    ),
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "moe_topk": 2},
+    "ministral": {"head_dim": 16, **_TWO_KINDS},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2": _CONVOLUTIONS,
+    "lfm2_moe": _CONVOLUTIONS,
+    "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "zaya": {"num_experts_per_tok": 1},
+    "gemma3_text": {"head_dim": 16, **_TWO_KINDS},
+    "gemma3n_text": {"num_kv_shared_layers": 0, **_TWO_KINDS},
+    "smollm3": {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+}
+
+_MOST_PARAMETERS = 12_000_000
+_DEEPER = 4
+
+
+_NESTED_OVERRIDES: dict[str, dict[str, Any]] = {"mllama": {"num_hidden_layers": 4}}  # the last one looks at images
+"""The same for the configurations inside."""
+
+_UNBUILDABLE = (
+    *(ValueError, TypeError, AttributeError, LookupError, RuntimeError, ImportError, AssertionError),
+    StrictDataclassError,
+)
+
+
+class NoTinyModelError(Exception):
+    """transformers can't build the family from its defaults made small, or needs what isn't installed."""
+
+
+def tiny_family(model_type: str, **overrides: Any) -> PreTrainedModel:
+    """A random decoder of a family, the same at every call; norm weights and biases are random too.
+
+    Raises NoTinyModelError.
+    """
+    try:
+        config = _tiny_config(model_type, overrides)
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in transformers.AutoModelForCausalLM.from_config(config).parameters())
+        if parameters > _MOST_PARAMETERS:
+            raise NoTinyModelError(f"{parameters:,} parameters")
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    except _UNBUILDABLE as e:
+        raise NoTinyModelError(f"{type(e).__name__}: {e}") from e
+    generator = torch.Generator().manual_seed(zlib.crc32(model_type.encode()))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 0.125)
+            else:
+                parameter.copy_(noise * 0.2 + (0 if name.endswith("bias") else 1))
+    return model
+
+
+def _tiny_config(model_type: str, overrides: dict[str, Any]) -> PretrainedConfig:
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    fields = _shrunk(default)
+    for name, value in vars(default).items():
+        if isinstance(value, PretrainedConfig):
+            fields[name] = type(value)(**(_shrunk(value) | _NESTED_OVERRIDES.get(model_type, {})))
+    fields |= _OVERRIDES.get(model_type, {}) | overrides
+    config: PretrainedConfig = kind(**fields)
+    if getattr(config, "layer_types", None) and "layer_types" not in fields:
+        deeper: PretrainedConfig = kind(**(fields | {"num_hidden_layers": _DEEPER}))
+        if len(set(deeper.layer_types)) > len(set(config.layer_types)):
+            config = deeper  # two layers don't show all kinds
+    config._attn_implementation = "eager"
+    return config
+
+
+def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
+    """The fields of a configuration that make it small."""
+    fields: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        size = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), None)
+        number = isinstance(value, int) and not isinstance(value, bool)
+        special = name in ("pad_token_id", "bos_token_id", "eos_token_id")
+        if size is None or not (number or special) or (value == 0 and name in _ZERO_IS_OFF):
+            continue
+        fields[name] = size
+    return fields
