@@ -19,6 +19,9 @@ from .provenance import Part
 Shape = tuple[int, ...]
 Read = Callable[[], torch.Tensor]
 
+COMPUTED = "computed:"
+"""How the names of sources begin that no checkpoint has: the model, or a pass, computes them."""
+
 
 class WeightExpr(ABC):
     """A weight that is computed when asked for. Expressions are immutable; equal expressions have equal values."""
@@ -266,7 +269,7 @@ class Apply(WeightExpr):
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         found: dict[Part, None] = {}
         for base in self._bases():
-            if not base.shape:
+            if not base.shape or not self.shape_after:  # a number, or what is summed up in one
                 found.update(dict.fromkeys(base.parts(0)))
                 continue
             aligned = len(base.shape) - len(self.shape_after) + axis  # axes align on the right, as in broadcasting

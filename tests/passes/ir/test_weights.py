@@ -132,3 +132,11 @@ def test_a_tensor_of_a_file_that_is_not_finite_is_named(dtype: torch.dtype, shap
 def test_integers_of_a_file_need_no_check() -> None:
     value = torch.arange(3)
     assert Source("ids", (3,), torch.int64, lambda: value, origin="x").evaluate() is value
+
+
+@pytest.mark.parametrize("n", [3, 6])
+def test_a_number_made_of_a_vector_names_it(n: int) -> None:
+    total = Apply(aten.sum.default, (_source("a", n),), (), (), torch.float32)
+    grown = Apply(aten.exp.default, (total,), (), (), torch.float32)
+    for number in (total, grown):
+        assert {p.source for p in number.parts(0)} == {"a"}
