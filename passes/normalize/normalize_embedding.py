@@ -37,8 +37,8 @@ class IndexedTable(Embedding):
 
     def check(self, program: Program, match: Match) -> str | None:
         table, ids = match.node("table"), program.value(match.node("ids"))
-        if table.op == "get_attr" and (program.value(table).dim() != 2 or ids.dtype.is_floating_point):
-            return "no rows of a table are looked up"
+        if table.op == "get_attr" and (program.value(table).dim() != 2 or ids.dtype not in (torch.int32, torch.int64)):
+            return "no rows of a table are looked up"  # bytes and conditions pick rows as a mask does
         return super().check(program, match)
 
 

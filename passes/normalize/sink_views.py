@@ -292,6 +292,8 @@ def _index(s: _Sinking, node: Node) -> Laid | None:
     table, indices = node.args[:2]
     if len(indices) != 1 or indices[0] is None or table in s.laid or s.program.value(table).dim() != 2:  # type: ignore[arg-type,index]
         return None
+    if s.program.value(indices[0]).dtype not in (torch.int32, torch.int64):  # type: ignore[arg-type,index]
+        return None
     ids = s.of(indices[0])  # type: ignore[index]
     return Laid(s.emit(node, table, [ids.base]), (*ids.dims, len(ids.real)))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from enginewright.passes.base import PassContext
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.sink_views import SinkViews
 from tests.passes.rewriting import op_counts, rewrite
@@ -50,6 +51,23 @@ def test_an_index_of_one_dimension_is_no_table() -> None:
     program = program_from(call, Table(4))
     (record,) = rewrite(program, NormalizeEmbedding())
     assert [r.reason for r in record.rejected] == ["indexed_table: the table is computed by the program"]
+
+
+@pytest.mark.parametrize("width", [4, 9])
+def test_a_mask_is_no_index(width: int) -> None:
+    """Bytes as an index are a mask: they pick rows, and are none."""
+
+    def call(m: nn.Module, i: Inputs) -> torch.Tensor:
+        return m.table[(i["ids"] * 0).to(torch.int32)] + m.table[i["ids"]]
+
+    program = program_from(call, Table(width))
+    index = next(n for n in program.nodes_of(aten.index.Tensor) if n.args[1][0].target is aten._to_copy.default)
+    (ids,) = index.args[1]
+    ids.kwargs = {**ids.kwargs, "dtype": torch.uint8}
+    ids.meta["val"] = ids.meta["val"].to(torch.uint8)
+    result = NormalizeEmbedding().call(program, PassContext())  # no program any more that the verifier lets pass
+    assert result.matched == 1
+    assert [r.reason for r in result.rejected] == ["indexed_table: no rows of a table are looked up"]
 
 
 def test_reasons() -> None:
