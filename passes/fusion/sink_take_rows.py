@@ -72,6 +72,8 @@ _OF_OTHER_DIMENSIONS: Mapping[Target, str] = {
     **dict.fromkeys(_SEVERAL_RESULTS, "dim"),
 }
 """Ops that leave tokens apart if the named argument doesn't touch dimension 0."""
+_ROW_BY_ROW = (aten.cat.default, aten.gather.default, aten.scatter.value)
+"""Those that take the same row of all their tensors, and so need a row for each token from every one."""
 
 
 class SinkTakeRows(Pass):
@@ -155,6 +157,8 @@ def _is_token_local(program: Program, node: Node) -> bool:
         return len(shape) > 1
     if node.target in _ELEMENTWISE:
         return all(len(program.shape(n)) == len(shape) for n in _token_arguments(program, node, shape[0]))
+    if node.target in _ROW_BY_ROW and len(_token_arguments(program, node, shape[0])) < len(node.all_input_nodes):
+        return False
     first = node.all_input_nodes[0]
     rank = len(program.shape(first))
     if node.target in _OF_OTHER_DIMENSIONS:

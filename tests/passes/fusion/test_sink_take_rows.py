@@ -9,6 +9,7 @@ from enginewright.passes.base import PassContext
 from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import Source
 from tests.passes.small_programs import (
     Linear,
     Shape,
@@ -110,6 +111,22 @@ def test_stops_where_tokens_mix(call: Call) -> None:
     record = SinkTakeRows().run(after, PassContext())
     assert record.matched == 0
     assert [r.reason.endswith("mixes tokens, or makes them") for r in record.rejected] == [True]
+
+
+@pytest.mark.parametrize("size", [64, 4096])
+def test_rows_of_several_tensors_are_taken_of_all_or_none(size: int) -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(features(i).gather(1, i["ids"][:, None] % 8), i["rows"])
+
+    assert SinkTakeRows().run(program_from(call), PassContext()).matched > 0
+    program = program_from(call)
+    (gather,) = program.nodes_of(aten.gather.default)
+    # Of a table with rows of its own, row t of the result is of row t: gather reads the first T.
+    table = Source("table", (size, 8), torch.float32, lambda: torch.zeros(size, 8))
+    gather.args = (program.weight("table", table), *gather.args[1:])
+    result = SinkTakeRows().call(program, PassContext())
+    assert result.matched == 0
+    assert result.rejected[0].reason == "aten.gather.default mixes tokens, or makes them"
 
 
 def test_a_mean_over_tokens_is_not_taken_rows_of() -> None:
