@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.passes.ir.weights import Source, WeightExpr
+from enginewright.passes.ir.weights import COMPUTED, Source, WeightExpr
 from enginewright.plugins.errors import UnsupportedModelError
 
 from .attention_interface import AttentionCapture, CausalMask, begin_forward, capturing
@@ -179,7 +179,7 @@ def _computed(exported: torch.export.ExportedProgram) -> dict[str, WeightExpr]:
         value = exported.constants[name] if name in exported.constants else exported.state_dict[name]
         assert isinstance(value, torch.Tensor)
         short = name.removeprefix(_PREFIX)
-        found[short] = Source(f"computed:{short}", tuple(value.shape), value.dtype, value.detach)
+        found[short] = Source(f"{COMPUTED}{short}", tuple(value.shape), value.dtype, value.detach)
     return found
 
 

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 from ..base import Pass, PassContext, PassResult, Rejection
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..ir.weights import Apply, Cast, Concat, Slice, Source, Transpose, WeightExpr
+from ..ir.weights import COMPUTED, Apply, Cast, Concat, Slice, Source, Transpose, WeightExpr
 from ..match import bound_arguments
 from ..views import RESHAPES, slice_bounds
 
@@ -78,7 +78,7 @@ def _range(program: Program, node: Node) -> Source:
         made: torch.Tensor = call(*args, **kwargs)
         return made
 
-    return Source(f"computed:{node.name}", tuple(value.shape), value.dtype, read)
+    return Source(f"{COMPUTED}{node.name}", tuple(value.shape), value.dtype, read)
 
 
 def _why_not(program: Program, node: Node) -> str | None:

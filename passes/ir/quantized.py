@@ -139,9 +139,9 @@ class QuantizedScales(Quantized):
 
 
 def quantized(base: WeightExpr, group_size: int) -> tuple[QuantizedValues, QuantizedScales]:
-    """Values and scales of a weight. Raises PassError for a weight without a dimension to group along."""
-    if len(base.shape) < 2 or group_size < 0:
-        raise PassError(f"a weight of shape {base.shape} can't be quantized in groups of {group_size}")
+    """Values and scales of a weight of floats. Raises PassError for another, or one without a dimension to group."""
+    if len(base.shape) < 2 or group_size < 0 or not base.dtype.is_floating_point:
+        raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {group_size}")
     shared = _Shared()
     return QuantizedValues(base, group_size, shared), QuantizedScales(base, group_size, shared)
 

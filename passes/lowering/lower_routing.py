@@ -11,7 +11,7 @@ from torch.fx.node import Node
 
 from enginewright.plugins.lowered_program import Affine, WeightUse
 
-from ..ir.weights import Source
+from ..ir.weights import COMPUTED, Source
 from .builder import Builder, Value
 from .lower_elementwise import apply
 from .lower_ew import Handler
@@ -27,7 +27,7 @@ def constant(b: Builder, value: float, shape: tuple[Affine, ...]) -> View:
     name = f"constant:{value}"
     if name not in b.sources:
         tensor = torch.tensor([value], dtype=torch.float32)
-        b.sources[name] = Source(f"computed:{name}", (1,), torch.float32, lambda: tensor)
+        b.sources[name] = Source(f"{COMPUTED}{name}", (1,), torch.float32, lambda: tensor)
         b.weights[name] = WeightUse(name=name, dtype="f32", shape=(1,), layout="rows")
     return expand(View("weight", name, "f32", (_ONE,), (_ONE,)), shape)
 

@@ -13,6 +13,7 @@ from enginewright.plugins.errors import PassError, RecipeError
 from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
+from ..ir.weights import COMPUTED
 from ..weight_formats import FormatOverride, WeightFormats
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -36,18 +37,19 @@ _CHOOSERS: dict[Target, tuple[int, ...]] = {
     aten.argmax.default: (0,),
     aten.max.dim: (0,),
     ew.route_experts.default: (0,),
-    ew.moe.default: (1, 2),
+    ew.combine_experts.default: (2,),
 }
-"""Ops that choose by their arguments at these places."""
+"""Ops that choose, or weigh what was chosen, by their arguments at these places."""
 
 
 class ChooseFormats(Pass):
     """Writes ``meta["format"]``: an override's format, or the default where nothing speaks against it.
 
     The default is not given to a product that decides which experts a token takes (a router: rounding there changes
-    which weights are read, not just by how much a sum is off), nor to one with fewer than 32 outputs, nor to one whose
-    weight is computed from the inputs. A table that is also some product's weight has that one's format, so that it is
-    stored once. An override that names a module is taken at its word in all of these cases.
+    which weights are read, not just by how much a sum is off), nor to one with fewer than 32 outputs, nor to a table
+    that the model computes (the sines of positions, which are exact). A table that is also some product's weight has
+    that one's format, so that it is stored once. An override that names a module is taken at its word in all of these
+    cases. What is computed from the inputs, or holds integers, has no other format at all.
     """
 
     name = "choose_formats"
@@ -62,20 +64,17 @@ class ChooseFormats(Pass):
         for node in program.nodes_of(*LINEARS):
             chosen = _overriding(node, context.formats, used)
             if chosen is None:
-                chosen = context.formats.default
-                reason = _why_not_default(program, node)
-                if reason is not None and chosen != WeightFormat():
-                    result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
-                    chosen = WeightFormat()
+                chosen = _unless(_why_not_product(program, node), context.formats.default, node, result)
+            _check_weight(program, node, chosen)
             _check_sums(program, node, chosen)
             node.meta[FORMAT] = chosen
             by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
         for node in program.nodes_of(ew.embedding.default):
             chosen = _overriding(node, context.formats, used)
             if chosen is None:
-                is_weight = program.weight_of(node.args[1]) is not None
-                default = context.formats.default if is_weight else WeightFormat()
-                chosen = by_weight.get(node.args[1], default)
+                wanted = by_weight.get(node.args[1], context.formats.default)
+                chosen = _unless(_why_not_table(program, node), wanted, node, result)
+            _check_weight(program, node, chosen)
             node.meta[FORMAT] = chosen
         _check_overrides(program, context.formats, used)
         result.matched = sum(n.meta[FORMAT] != WeightFormat() for n in _of_weights(program))
@@ -115,10 +114,36 @@ def _overriding(node: Node, formats: WeightFormats, used: set[FormatOverride]) -
     return wanted[0] if given else None
 
 
-def _why_not_default(program: Program, node: Node) -> str | None:
+def _unless(reason: str | None, wanted: WeightFormat, node: Node, result: PassResult) -> WeightFormat:
+    """The format that is wanted, or floats and a rejection if there is a reason against it."""
+    if reason is None or wanted == WeightFormat():
+        return wanted
+    result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+    return WeightFormat()
+
+
+def _why_only_float(program: Program, node: Node) -> str | None:
+    """Why a weight has no other format, whatever is asked for."""
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
         return "its weight is computed from the inputs"
+    return None if weight.dtype.is_floating_point else "its weight holds integers"
+
+
+def _why_not_table(program: Program, node: Node) -> str | None:
+    if (reason := _why_only_float(program, node)) is not None:
+        return reason
+    weight = program.weight_of(node.args[1])
+    assert weight is not None
+    computed = all(part.source.startswith(COMPUTED) for part in weight.parts())
+    return "its table is in no checkpoint, the model computes it" if computed else None
+
+
+def _why_not_product(program: Program, node: Node) -> str | None:
+    if (reason := _why_only_float(program, node)) is not None:
+        return reason
+    weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    assert weight is not None
     if weight.shape[-2] < FEWEST_OUTPUTS:
         return f"it has {weight.shape[-2]} outputs, fewer than a panel of {FEWEST_OUTPUTS}"
     if (chooser := _decides(node)) is not None:
@@ -139,6 +164,14 @@ def _decides(node: Node) -> Node | None:
                 seen.add(user)
                 open_.append(user)
     return None
+
+
+def _check_weight(program: Program, node: Node, chosen: WeightFormat) -> None:
+    if chosen != WeightFormat() and (reason := _why_only_float(program, node)) is not None:
+        raise PassError(
+            f"{describe_node(node)}: an override gives it the storage {chosen.storage}, but {reason}",
+            hint="Leave the module out of the overrides of the recipe.",
+        )
 
 
 def _check_sums(program: Program, node: Node, chosen: WeightFormat) -> None:

@@ -92,5 +92,7 @@ def test_provenance_text_and_equality() -> None:
     assert scales.describe() == "scales(concat(a, b, 0), 4)"
     assert (values, scales) == quantized(Concat((a, b)), 4)
     assert values != quantized(Concat((a, b)), 0)[0]
-    with pytest.raises(PassError, match=r"shape \(8,\) can't be quantized"):
+    with pytest.raises(PassError, match=r"float32 \(8,\) can't be quantized"):
         quantized(source(torch.ones(8)), 4)
+    with pytest.raises(PassError, match=r"int64 \(2, 8\) can't be quantized"):
+        quantized(source(torch.ones(2, 8, dtype=torch.int64)), 4)

@@ -10,6 +10,7 @@ import torch
 from enginewright.passes.base import PassContext, PassRecord
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
@@ -121,6 +122,69 @@ def test_a_weight_computed_from_the_inputs_stays_float() -> None:
     program = program_from(call)
     (rejection,) = choose(program, INT8).rejected
     assert rejection.reason == "its weight is computed from the inputs"
+    with pytest.raises(PassError, match=r"ew\.linear.*storage bf16, but its weight is computed from the inputs"):
+        choose(program, F32, ("", BF16))
+
+
+def _tables(width: int, source: str, dtype: torch.dtype) -> Program:
+    """Two tables, of tokens and of positions; the second one's source has that name and dtype."""
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = ew.embedding(i["ids"], m.tokens) + ew.embedding(i["positions"], m.positions)
+        return ew.take_rows(x.float(), i["rows"])
+
+    inner = torch.nn.Module()
+    inner.tokens, inner.positions = (torch.nn.Parameter(torch.randn(67, width)) for _ in range(2))
+    program = program_from(call, inner)
+    (table,) = (n for n in program.graph.nodes if n.op == "get_attr" and n.target == "positions")
+    expr = Source(source, (67, width), dtype, lambda: torch.ones(67, width).to(dtype))
+    program.replace(table, program.weight("other", expr))
+    return program
+
+
+@pytest.mark.parametrize("width", [8, 33])
+@pytest.mark.parametrize("default", [BF16, INT8])
+@pytest.mark.parametrize(
+    ("source", "dtype", "reason"),
+    [
+        ("computed:sines", torch.float32, "its table is in no checkpoint, the model computes it"),
+        ("hashes", torch.int64, "its weight holds integers"),
+    ],
+)
+def test_tables_that_stay_as_they_are(
+    width: int, default: WeightFormat, source: str, dtype: torch.dtype, reason: str
+) -> None:
+    program = _tables(width, source, dtype)
+    assert [r.reason for r in choose(program, default).rejected] == [reason]
+    assert [n.meta[FORMAT] for n in program.nodes_of(ew.embedding.default)] == [default, F32]
+    learned = _tables(width, "positions", torch.float32)
+    assert choose(learned, default).rejected == ()
+    assert [n.meta[FORMAT] for n in learned.nodes_of(ew.embedding.default)] == [default, default]
+
+
+def test_integers_are_never_rounded() -> None:
+    program = _tables(8, "hashes", torch.int64)
+    with pytest.raises(PassError, match="an override gives it the storage int8, but its weight holds integers"):
+        choose(program, F32, ("*", INT8))
+
+
+def test_what_weighs_experts_stays_float() -> None:
+    """A product that has no part in the choice, but in how much the chosen count."""
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = torch.sin(features(i, 32))
+        order, rows, starts = ew.route_experts(i["ids"][:, None] % 64, 64)
+        y = ew.grouped_linear(ew.take_rows(x, rows), starts, m.experts, None)
+        weights = torch.sigmoid(m.router(x))[:, :1]
+        return ew.take_rows(m.out(ew.combine_experts(y, order, weights)), i["rows"])
+
+    inner = torch.nn.Module()
+    inner.router, inner.out = Linear(64, 32), Linear(50, 32)
+    inner.experts = torch.nn.Parameter(torch.randn(64, 32, 32))
+    program = program_from(call, inner)
+    (rejection,) = choose(program, INT8).rejected
+    assert rejection.where == "router"
+    assert formats(program) == {"router": F32, "out": INT8, "ew::grouped_linear": INT8}
 
 
 @pytest.mark.parametrize(
