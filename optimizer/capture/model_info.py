@@ -43,9 +43,7 @@ def model_info(
     bos = generation.get("bos_token_id", getattr(config, "bos_token_id", None))
     return ModelInfo(
         name=name,
-        architecture=architecture(model.config)
-        if getattr(model.config, "architectures", None)
-        else type(model).__name__,
+        architecture=named,
         vocab_size=int(config.vocab_size),
         context_length=context_length,
         eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if e is not None),
