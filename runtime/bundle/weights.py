@@ -171,8 +171,11 @@ def pack(weight: Array, layout: Layout) -> Array:
     *lead, rows, columns = weight.shape
     side = NEIGHBOURS[layout]
     panels, groups = -(-rows // PANEL), -(-columns // side)
-    padded = np.full((*lead, panels * PANEL, groups * side), _BIAS if layout == "panel32x4" else 0, weight.dtype)
-    padded[..., :rows, :columns] = weight
+    if (rows, columns) == (panels * PANEL, groups * side):
+        padded = np.ascontiguousarray(weight)
+    else:
+        padded = np.full((*lead, panels * PANEL, groups * side), _BIAS if layout == "panel32x4" else 0, weight.dtype)
+        padded[..., :rows, :columns] = weight
     # Neighbours move as one word.
     words = padded if layout == "panel32" else padded.view(np.uint32)
     moved = words.reshape(*lead, panels, PANEL, groups).swapaxes(-1, -2)

@@ -32,7 +32,7 @@ def index(**fields: Any) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (32, 5), (40, 3), (65, 8), (3, 33, 6), (2, 1, 7)])
+@pytest.mark.parametrize("shape", [(1, 1), (32, 5), (40, 3), (65, 8), (3, 33, 6), (2, 1, 7), (64, 12), (2, 32, 4)])
 @pytest.mark.parametrize(
     ("layout", "dtype", "side"),
     [
@@ -60,6 +60,8 @@ def test_panels(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype, side
                 place = (((n // 32) * groups + k // side) * 32 + n % 32) * side + k % side
                 assert flat[e, place] == int(value) + zero if zero else flat[e, place] == value
     np.testing.assert_array_equal(unpack(packed, shape, layout), weight)
+    turned = np.ascontiguousarray(weight.swapaxes(-1, -2)).swapaxes(-1, -2)  # the same, column by column in memory
+    np.testing.assert_array_equal(pack(turned, layout), packed)
 
 
 def test_rows_stay_as_they_are() -> None:
