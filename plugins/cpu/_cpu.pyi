@@ -4,12 +4,11 @@ Faults of an argument raise ValueError, logits that can't be sampled RuntimeErro
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-_Float32OrBits = TypeVar("_Float32OrBits", np.float32, np.uint16)
 _Int32 = npt.NDArray[np.int32]
 _Float = npt.NDArray[np.float32]
 Coefficients = tuple[int, int, int, int]
@@ -108,26 +107,6 @@ def sampling_distribution(
     logits: _Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> _Float:
     """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
-
-# Packing takes one matrix [N, K] or a stack [E, N, K], whose E then leads the result; the inner stride is 1. Rows past
-# N are zero, and so are k past K. bf16 and f16 come as their bits, in uint16.
-def pack_panel32(rows: npt.NDArray[_Float32OrBits], threads: int = 1) -> npt.NDArray[_Float32OrBits]:
-    """[.., N, K] to [.., ceil(N/32), K, 32]."""
-
-def pack_panel32x2(rows: npt.NDArray[np.uint16], threads: int = 1) -> npt.NDArray[np.uint16]:
-    """[.., N, K] to [.., ceil(N/32), ceil(K/2), 32, 2]."""
-
-def pack_panel32x4(rows: npt.NDArray[np.int8], threads: int = 1) -> npt.NDArray[np.uint8]:
-    """[.., N, K] to [.., ceil(N/32), ceil(K/4), 32, 4], holding value + 128."""
-
-def unpack_panel32(panels: npt.NDArray[_Float32OrBits], n: int) -> npt.NDArray[_Float32OrBits]:
-    """The inverse of ``pack_panel32`` for one matrix, [N, K]."""
-
-def unpack_panel32x2(panels: npt.NDArray[np.uint16], n: int, k: int) -> npt.NDArray[np.uint16]:
-    """The inverse of ``pack_panel32x2`` for one matrix, [N, K]."""
-
-def unpack_panel32x4(panels: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.int8]:
-    """The inverse of ``pack_panel32x4`` for one matrix, [N, K]."""
 
 def measure_bandwidth(nbytes: int, threads: int) -> float:
     """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""

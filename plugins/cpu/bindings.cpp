@@ -253,7 +253,6 @@ nb::object sampling_distribution(const Vector<float>& logits, float temperature,
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-  ew::bind_panels(m);
   m.def("isas", &ew::available_isas);
   m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from enginewright.plugins.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.cpu.extension import cpu_extension
 from enginewright.plugins.lowered_program import (
     Affine,
     Buffer,
@@ -21,6 +20,7 @@ from enginewright.plugins.lowered_program import (
     Step,
     WeightUse,
 )
+from enginewright.runtime.bundle.weights import Layout, pack
 
 Array = npt.NDArray[np.generic]
 Size = Affine | int
@@ -58,17 +58,12 @@ def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None
     )
 
 
-def packed(array: Array, layout: str) -> Array:
+def packed(array: Array, layout: Layout) -> Array:
     """[.., N, K] in a weight's layout."""
     if layout == "rows":
         return array
     rows = np.ascontiguousarray(array)
-    rows = rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows
-    return {
-        "panel32": cpu_extension.pack_panel32,
-        "panel32x2": cpu_extension.pack_panel32x2,
-        "panel32x4": cpu_extension.pack_panel32x4,
-    }[layout](rows)
+    return pack(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows, layout)
 
 
 class LoweredBuilder:
