@@ -42,7 +42,7 @@ def default_pipeline() -> list[Pass]:
         RemoveNoops(),
         RemoveDeadCode(),
         # 2. [1, T, ...] becomes [T, ...] and [1, N, T, D] becomes [T, N, D]; then every spelling the one ew op that
-        # means it. What is constant is folded first (Gemma's 1 + weight), and values that are one are made one node.
+        # means it. What is constant is folded first (a norm's 1 + weight), and values that are one are made one node.
         SinkViews(),
         FoldConstants(),
         RemoveNoops(),

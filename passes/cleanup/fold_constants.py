@@ -20,7 +20,7 @@ _RANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 
 
 class FoldConstants(Pass):
-    """Calls of ATen ops on weights and numbers, such as Gemma's ``1 + weight``, become weights.
+    """Calls of ATen ops on weights and numbers, such as a norm's ``1 + weight``, become weights.
 
     Nothing is evaluated: an expression over the same sources takes the call's place. Calls without any weight stay, for
     there would be no source to name, but for ranges of numbers: some models make rotary frequencies of one in every

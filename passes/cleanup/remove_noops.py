@@ -239,7 +239,7 @@ class JoinSlices(Rule):
 
 
 class DropEmptyParts(Rule):
-    """A cat of nothing, something and nothing is that something (partial rotary of a whole head, in Phi-3)."""
+    """A cat of nothing, something and nothing is that something (partial rotary that is of a whole head)."""
 
     name = "drop_empty_parts"
     pattern = When(Call(aten.cat.default), _has_empty_parts)

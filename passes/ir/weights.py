@@ -230,7 +230,7 @@ class Transpose(WeightExpr):
 
 @dataclass(frozen=True)
 class Apply(WeightExpr):
-    """An ATen op over weights and numbers, for constant folding, such as Gemma's ``1 + weight``.
+    """An ATen op over weights and numbers, for constant folding, such as a norm's ``1 + weight``.
 
     ``shape_after`` and ``dtype_after`` are the op's result on fake tensors. Provenance: the parts of every argument
     that has the result's size along the axis; all of an argument that hasn't.

@@ -33,7 +33,7 @@ class Linear(Rule):
 
 
 class Product(Rule):
-    """x @ weight with a weight [K, N] (GPT-2's Conv1D), with a bias or without."""
+    """x @ weight with a weight [K, N], as convolutions of width 1 have it, with a bias or without."""
 
     name = "product"
     pattern = Call((aten.mm.default, aten.matmul.default), Bind("x"), Weight("weight", rank=2)) | Call(

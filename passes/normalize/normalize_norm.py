@@ -63,7 +63,7 @@ class WideRmsNorm(Rule):
 
 
 class PlainLayerNorm(Rule):
-    """An RMSNorm of x - mean(x), as Cohere writes it."""
+    """An RMSNorm of x - mean(x)."""
 
     name = "plain_layer_norm"
     pattern = _rms_norm_of(Call(aten.sub.Tensor, Bind("x"), Call(aten.mean.dim, Bind("x"), [-1], True), alpha=1))
@@ -162,7 +162,7 @@ def _last_only(match: Match) -> str | None:
 class NormalizeNorm(RewritePass):
     """Norms over the last dimension -> ``ew.rms_norm`` and ``ew.layer_norm``.
 
-    A weight that isn't [H], such as Cohere's one a head, stays a product after the norm.
+    A weight that isn't [H], such as one of [heads, D], stays a product after the norm.
     """
 
     name = "normalize_norm"

@@ -98,7 +98,7 @@ class RotateHalf(_RopeRule):
 
 
 class RotatePairs(_RopeRule):
-    """x * cos + stack(-odd, even) * sin, each frequency twice in a row (Cohere, GLM)."""
+    """x * cos + stack(-odd, even) * sin, each frequency twice in a row."""
 
     name = "rotate_pairs"
     interleaved = True
@@ -117,7 +117,7 @@ def _rotated(first: Pattern, second: Pattern) -> list[Pattern]:
 
 
 class RotateParts(_RopeRule):
-    """cat(first * cos - second * sin, second * cos + first * sin), each frequency once (GPT-OSS)."""
+    """cat(first * cos - second * sin, second * cos + first * sin), each frequency once."""
 
     name = "rotate_parts"
     pattern = Call(aten.cat.default, _rotated(_FIRST_HALF, _SECOND_HALF), -1)
@@ -127,7 +127,7 @@ class RotateParts(_RopeRule):
 
 
 class RotatePairsApart(RotateParts):
-    """cat(even * cos - odd * sin, odd * cos + even * sin): pairs come out as halves (DeepSeek-V3)."""
+    """cat(even * cos - odd * sin, odd * cos + even * sin): pairs come out as halves."""
 
     name = "rotate_pairs_apart"
     apart = True
@@ -135,7 +135,7 @@ class RotatePairsApart(RotateParts):
 
 
 class RotatePairsInPlace(RotateParts):
-    """stack(even * cos - odd * sin, odd * cos + even * sin): complex numbers, spelled out (DeepSeek-V2)."""
+    """stack(even * cos - odd * sin, odd * cos + even * sin): complex numbers, spelled out."""
 
     name = "rotate_pairs_in_place"
     interleaved = True
