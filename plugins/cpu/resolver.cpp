@@ -83,10 +83,14 @@ int StepResolver::index_operand() const {
   }
 }
 
-// Step inputs are checked with the step; see Executor::check.
+// Step inputs that are looked up are checked with the step: see Executor::check, and look_up and take_rows of
+// the verifier.
 IndexCheck StepResolver::index_check() const {
   const int index = index_operand();
-  if (index < 0 || step_.inputs[static_cast<size_t>(index)].kind == OperandKind::input) return {};
+  if (index < 0) return {};
+  const bool looks_up =
+      step_.op == Op::embedding || step_.op == Op::quantized_embedding || step_.op == Op::take_rows;
+  if (looks_up && step_.inputs[static_cast<size_t>(index)].kind == OperandKind::input) return {};
   const Place& place = in_[static_cast<size_t>(index)];
   IndexCheck check{IndexRule::range, "indices",          rows<const int32_t>(place), outer(place),
                    inner(place),     place.shape.back(), in_[0].shape.back()};

@@ -17,6 +17,7 @@ RouteExpertsArgs StepResolver::route_experts() const {
 
 // `places` is made of order when it is known: see index_check.h.
 CombineExpertsArgs StepResolver::combine_experts() const {
+  if (in_[1].shape[0] > INT32_MAX) fail_operand(title_, step_.inputs[1], "has more than 2^31 places");
   return {.tokens = in_[2].shape[0],
           .choices = in_[2].shape[1],
           .size = out_[0].shape[1],

@@ -219,6 +219,17 @@ void computed_indices_are_checked() {
   says(message(spoil("quantized_grouped_linear", 3, "mul", -1)), "is no ascending start in [0, 10]");
   says(message(spoil("combine_experts", 1, "maximum", 4)), "= 4 is there twice");
   says(message(spoil("combine_experts", 1, "add", 1)), "order[");
+  // Of one expert a token: then a step input has the shape of an order.
+  const auto ordered_by = [](int input) {
+    return [input](Plan& plan) {
+      const Operand y = plan.buffer({kTokens, constant(4)}), out = plan.buffer({kTokens, constant(4)});
+      const Operand factors = plan.buffer({kTokens, constant(1)});
+      const StepPlan step{"combine_experts", {y, Plan::input(input, {kTokens}), factors}, {out}, {}};
+      plan.steps.insert(plan.steps.begin(), step);
+    };
+  };
+  CHECK(message(ordered_by(kPositions)) == "nothing");
+  says(message(ordered_by(kIds)), "order[1] = 8 is not in [0, 5)");
 }
 
 // A kernel that follows indices must not find others in their place while it runs.
