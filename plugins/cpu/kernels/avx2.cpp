@@ -4,6 +4,6 @@
 namespace ew {
 
 extern const KernelTable avx2_kernels;
-const KernelTable avx2_kernels = make_table("avx2");
+constinit const KernelTable avx2_kernels = make_table("avx2");
 
 }  // namespace ew

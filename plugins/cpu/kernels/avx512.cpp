@@ -4,6 +4,6 @@
 namespace ew {
 
 extern const KernelTable avx512_kernels;
-const KernelTable avx512_kernels = make_table("avx512");
+constinit const KernelTable avx512_kernels = make_table("avx512");
 
 }  // namespace ew

@@ -21,6 +21,7 @@
 namespace ew {
 namespace {
 
+// For constinit tables: nothing of these files may run while the program is loaded.
 constexpr KernelTable make_table(const char* isa) {
   KernelTable t = {};
   t.isa = isa;

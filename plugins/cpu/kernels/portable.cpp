@@ -4,6 +4,6 @@
 namespace ew {
 
 extern const KernelTable portable_kernels;
-const KernelTable portable_kernels = make_table("portable");
+constinit const KernelTable portable_kernels = make_table("portable");
 
 }  // namespace ew

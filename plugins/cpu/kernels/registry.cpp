@@ -47,7 +47,8 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-// A table with some kernels exchanged for those of an extension.
+// A table with some kernels exchanged for those of an extension. Only for a processor that has it: what
+// exchanges them is compiled for it too.
 KernelTable extended(const KernelTable& base, const char* isa,
                      std::initializer_list<void (*)(KernelTable*)> extensions) {
   KernelTable table = base;
@@ -62,14 +63,20 @@ KernelTable extended(const KernelTable& base, const char* isa,
 const KernelTable* kernels_for(const char* isa) {
   const std::string_view name = isa;
 #if defined(__x86_64__)
-  static const KernelTable avx512_vnni = extended(avx512_kernels, "avx512_vnni", {use_avx512_vnni});
-  static const KernelTable avx512_bf16 =
-      extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
-  static const KernelTable avx2_vnni = extended(avx2_kernels, "avx2_vnni", {use_avx2_vnni});
-  if (name == "avx512_bf16") return has_avx512_bf16() ? &avx512_bf16 : nullptr;
-  if (name == "avx512_vnni") return has_avx512_vnni() ? &avx512_vnni : nullptr;
+  if (name == "avx512_bf16" && has_avx512_bf16()) {
+    static const KernelTable table =
+        extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
+    return &table;
+  }
+  if (name == "avx512_vnni" && has_avx512_vnni()) {
+    static const KernelTable table = extended(avx512_kernels, "avx512_vnni", {use_avx512_vnni});
+    return &table;
+  }
+  if (name == "avx2_vnni" && has_avx2_vnni()) {
+    static const KernelTable table = extended(avx2_kernels, "avx2_vnni", {use_avx2_vnni});
+    return &table;
+  }
   if (name == "avx512") return has_avx512() ? &avx512_kernels : nullptr;
-  if (name == "avx2_vnni") return has_avx2_vnni() ? &avx2_vnni : nullptr;
   if (name == "avx2") return has_avx2() ? &avx2_kernels : nullptr;
 #endif
   return name == "portable" ? &portable_kernels : nullptr;
