@@ -8,35 +8,8 @@
 namespace ew {
 namespace {
 
-int arity(ElementwiseFn fn) {
-  switch (fn) {
-    case ElementwiseFn::add:
-    case ElementwiseFn::sub:
-    case ElementwiseFn::mul:
-    case ElementwiseFn::div:
-    case ElementwiseFn::pow:
-    case ElementwiseFn::maximum:
-    case ElementwiseFn::minimum:
-    case ElementwiseFn::lt:
-    case ElementwiseFn::le:
-    case ElementwiseFn::gt:
-    case ElementwiseFn::ge:
-    case ElementwiseFn::eq:
-    case ElementwiseFn::ne:
-    case ElementwiseFn::logical_and:
-    case ElementwiseFn::logical_or:
-      return 2;
-    case ElementwiseFn::where:
-      return 3;
-    default:
-      return 1;
-  }
-}
-
-bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
-
 bool has_integer_form(ElementwiseFn fn) {
-  return fn == ElementwiseFn::add || fn == ElementwiseFn::sub || fn == ElementwiseFn::mul ||
+  return compares(fn) || fn == ElementwiseFn::add || fn == ElementwiseFn::sub || fn == ElementwiseFn::mul ||
          fn == ElementwiseFn::maximum || fn == ElementwiseFn::minimum;
 }
 
@@ -201,7 +174,7 @@ void StepVerifier::elementwise() {
   Attributes& a = step_.attributes;
   const std::string fn = string("fn");
   require(parse_elementwise(fn.c_str(), &a.fn), "attribute fn: no function " + fn);
-  const int operands = arity(a.fn);
+  const int operands = operands_of(a.fn);
   a.has_scalar = operands == 2 && step_.inputs.size() == 1;
   if (a.has_scalar) {
     a.scalar = number("scalar");
@@ -210,7 +183,7 @@ void StepVerifier::elementwise() {
   const size_t inputs = a.has_scalar ? 1 : static_cast<size_t>(operands);
   counts(inputs, inputs, 1);
   const bool i32 = in(0).dtype == Dtype::i32 && a.fn != ElementwiseFn::cast;
-  require(!i32 || compares(a.fn) || has_integer_form(a.fn), "function " + fn + " has no i32 form");
+  require(!i32 || has_integer_form(a.fn), "function " + fn + " has no i32 form");
   const Dtype dtype = i32 || a.fn == ElementwiseFn::cast ? Dtype::i32 : Dtype::f32;
   if (a.has_scalar && i32) {
     require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar is no i32");

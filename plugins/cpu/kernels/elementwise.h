@@ -166,9 +166,6 @@ void compute(ElementwiseFn fn, int64_t n, float* out, const int32_t* a, const in
   }
 }
 
-EW_INLINE bool takes_two(ElementwiseFn fn) { return fn <= ElementwiseFn::logical_or; }
-EW_INLINE bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
-
 // The operands' strides and the result's, merged. A missing operand, or the number, is a broadcast of
 // `number`.
 Walk<4> elementwise_walk(const ElementwiseArgs& a, const View (&in)[3]) {
@@ -186,7 +183,7 @@ template <class T, class Out>
 void elementwise_as(const ElementwiseArgs& a, ThreadPool& pool) {
   T number = static_cast<T>(a.scalar);
   View in[3] = {a.in[0], a.in[1], a.in[2]};
-  const int operands = takes_two(a.fn) ? 2 : a.fn == ElementwiseFn::where ? 3 : 1;
+  const int operands = operands_of(a.fn);
   if (operands == 2 && a.has_scalar) {
     in[1] = View{&number, {}};
     if (a.scalar_first) {

@@ -94,4 +94,13 @@ enum class ElementwiseFn {
   cast,         // 1: i32 -> f32
 };
 
+namespace {  // no symbols: these are also compiled for wider instruction sets (see kernels.h)
+
+constexpr int operands_of(ElementwiseFn fn) {
+  return fn <= ElementwiseFn::logical_or ? 2 : fn == ElementwiseFn::where ? 3 : 1;
+}
+constexpr bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
+
+}  // namespace
+
 }  // namespace ew
