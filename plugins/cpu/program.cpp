@@ -93,8 +93,8 @@ int64_t Weight::elements() const {
     const int64_t multiple = panels && i + 2 == shape.size()   ? kPanel
                              : panels && i + 1 == shape.size() ? depth_step(layout)
                                                                : 1;
-    const int64_t size = (shape[i] + multiple - 1) / multiple * multiple;
-    if (__builtin_mul_overflow(count, size, &count) || count > kMaxCoefficient)
+    const int64_t size = (std::min(shape[i], kMaxCoefficient) + multiple - 1) / multiple * multiple;
+    if (shape[i] > kMaxCoefficient || __builtin_mul_overflow(count, size, &count) || count > kMaxCoefficient)
       fail("weight " + name, "it has more than 2^40 elements");
   }
   return count;

@@ -234,6 +234,11 @@ void bad_programs_are_refused() {
   add("copy", [](Model& m, const Operand&) { return Operands{m.cache(0)}; }, same, {});
   add("reduce", same, same, {{"kind", std::string("sum")}});
   CHECK_THROWS(Program().finish(), std::invalid_argument);
+  const std::vector<std::vector<int64_t>> shapes = {{INT64_MAX, 1}, {1, INT64_MAX}, {1 << 21, 1 << 21}};
+  for (const std::vector<int64_t>& shape : shapes) {
+    const Weight large{"large", Dtype::i8, shape, WeightLayout::panel32x4, nullptr};
+    CHECK_THROWS(Program().add_weight(large, 0), std::invalid_argument);
+  }
   CHECK_THROWS(Executor(Program(), {}, 1, "portable"), std::invalid_argument);
   CHECK_THROWS(Model().program.add_cache_group({"late", {0}, 1, 1, 1, -1}, kBlock), std::invalid_argument);
   const Model model;
