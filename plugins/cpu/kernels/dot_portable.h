@@ -32,9 +32,9 @@ EW_INLINE I16 splat_int(int32_t a) {
 EW_INLINE I16 minus_128_times(const int32_t* p) {  // of *p, in all lanes
   return splat_int(static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(*p)));
 }
-EW_INLINE I16 operator+(I16 a, I16 b) {
+EW_INLINE I16 operator+(I16 a, I16 b) {  // wraps around
   I16 r;
-  EW_LANES(a.v[i] + b.v[i]);
+  EW_LANES((I4)((U4)a.v[i] + (U4)b.v[i]));
 }
 EW_INLINE F16 to_float(I16 a) {
   F16 r;
@@ -100,8 +100,9 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
   I16 r;
   for (int i = 0; i < 4; ++i) {
     const I4 even = (I4)(w.even[i] * x.even), odd = (I4)(w.odd[i] * x.odd);
-    r.v[i] = acc.v[i] + ((((I4)((U4)even << 16)) >> 16) + (even >> 16)) +
-             ((((I4)((U4)odd << 16)) >> 16) + (odd >> 16));
+    const I4 sum =
+        ((((I4)((U4)even << 16)) >> 16) + (even >> 16)) + ((((I4)((U4)odd << 16)) >> 16) + (odd >> 16));
+    r.v[i] = (I4)((U4)acc.v[i] + (U4)sum);
   }
   return r;
 }
