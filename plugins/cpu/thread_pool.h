@@ -31,7 +31,8 @@ class ThreadPool {
 
   // Calls fn(int64_t task, int worker) for every task in [0, tasks) and returns when all are done. Tasks are
   // handed out in ascending order; worker is in [0, size()) and 0 is the caller. fn must not throw. A
-  // parallel_for within a task runs on that task's thread alone. Only one thread may use a pool at a time.
+  // parallel_for within a task runs on that task's thread alone; what it keeps by worker is the outer
+  // region's too, so it should keep nothing. Only one thread may use a pool at a time.
   template <class F>
   void parallel_for(int64_t tasks, const F& fn) {
     if (tasks <= 1 || size_ == 1) {
