@@ -32,6 +32,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With xdist a file's tests run on one worker, which makes its fixtures once; the longest files come in pieces."""
+    for item in items:
+        marked = item.get_closest_marker("pieces")
+        piece = zlib.crc32(item.name.encode()) % marked.args[0] if marked else 0
+        item.add_marker(pytest.mark.xdist_group(f"{item.path}-{piece}"))
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the working tree."""
