@@ -1,4 +1,4 @@
-// What the files of the extension module share.
+// Numpy arrays for what the extension gives back.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,7 +22,5 @@ nb::object new_array(std::vector<size_t> shape, T** data) {
   memory.release();
   return nb::cast(nb::ndarray<nb::numpy, T>(*data, shape.size(), shape.data(), owner));
 }
-
-void bind_panels(nb::module_& m);
 
 }  // namespace ew
