@@ -7,6 +7,7 @@ import torch
 
 from enginewright.passes.base import PassContext
 from enginewright.passes.experts.lower_experts import LowerExperts
+from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.plugins.ops import EXPERT_KINDS
 from tests.passes.rewriting import op_counts
@@ -24,7 +25,7 @@ CLAMPED = [
 ]
 
 
-def program(kind, gated, alpha, limit, offset, biased):
+def program(kind, gated, alpha, limit, offset, biased, experts=EXPERTS, choices=CHOICES):
     """T tokens of HIDDEN numbers made of ids go through one layer of experts."""
     torch.manual_seed(9)
     inner = 2 * WIDTH if gated else WIDTH
@@ -33,15 +34,15 @@ def program(kind, gated, alpha, limit, offset, biased):
         def __init__(self):
             super().__init__()
             self.table = torch.nn.Parameter(torch.randn(250, HIDDEN))
-            self.router = torch.nn.Parameter(torch.randn(EXPERTS, HIDDEN))
-            self.gate_up = torch.nn.Parameter(torch.randn(EXPERTS, inner, HIDDEN))
-            self.down = torch.nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / 4)
-            self.gate_up_bias = torch.nn.Parameter(torch.randn(EXPERTS, inner)) if biased else None
-            self.down_bias = torch.nn.Parameter(torch.randn(EXPERTS, HIDDEN)) if biased else None
+            self.router = torch.nn.Parameter(torch.randn(experts, HIDDEN))
+            self.gate_up = torch.nn.Parameter(torch.randn(experts, inner, HIDDEN))
+            self.down = torch.nn.Parameter(torch.randn(experts, HIDDEN, WIDTH) / 4)
+            self.gate_up_bias = torch.nn.Parameter(torch.randn(experts, inner)) if biased else None
+            self.down_bias = torch.nn.Parameter(torch.randn(experts, HIDDEN)) if biased else None
 
     def call(self, inputs):
         x = ew.embedding(inputs["ids"], self.table)
-        weights, ids = ew.linear(x, self.router, None).softmax(-1).topk(CHOICES)
+        weights, ids = ew.linear(x, self.router, None).softmax(-1).topk(choices)
         out = ew.moe(
             x, ids, weights, self.gate_up, self.gate_up_bias, self.down, self.down_bias,
             kind, gated, alpha, limit, offset,
@@ -70,6 +71,25 @@ def test_has_the_same_numbers(activation, biased):
         torch.testing.assert_close(lowered.evaluate(inputs)[0], captured.evaluate(inputs)[0], rtol=1e-6, atol=1e-6)
     made = lowered.nodes_of(ew.grouped_linear.default)[0]
     assert made.meta[WHERE] == captured.nodes_of(ew.moe.default)[0].meta[WHERE]
+
+
+@pytest.mark.parametrize(("experts", "choices"), [(1, 1), (40, 1), (3, 3)])
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_few_experts_few_choices_and_no_rows(experts, choices, tokens):
+    """One expert; most without a token; all of them for each; and steps that sample nothing."""
+    captured = program(*PLAIN[0], True, experts, choices)
+    lowered = captured.copy()
+    LowerExperts().run(lowered, PassContext())
+    inputs = {name: torch.arange(9, dtype=torch.int32) * 7 % 250 for name in captured.inputs}
+    inputs["rows"] = torch.arange(tokens, dtype=torch.int32)
+    got = lowered.evaluate(inputs)[0]
+    assert got.shape == (tokens, HIDDEN)
+    # The same ops in the same order.
+    torch.testing.assert_close(got, captured.evaluate(inputs)[0], rtol=1e-6, atol=1e-6)
+    sunk = captured.copy()
+    assert SinkTakeRows().run(sunk, PassContext()).matched > 0
+    LowerExperts().run(sunk, PassContext())
+    torch.testing.assert_close(sunk.evaluate(inputs)[0], got, rtol=1e-6, atol=1e-6)
 
 
 def test_a_program_without_experts_stays():
