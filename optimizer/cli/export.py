@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,17 +10,17 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson
+from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.optimizer.export import ExportReport
     from enginewright.optimizer.progress import ProgressEvent
-    from enginewright.optimizer.verify import VerificationReport
 
 NAME = "export"
 EPILOG = (
     "Examples:\n\n"
     "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
-    "  optimize export model.gguf --recipe f32 --target cpu --force\n\n"
+    "  optimize export model.gguf --recipe int8 --target cpu --force\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
 )
 
@@ -110,28 +111,11 @@ def _print_report(report: ExportReport) -> None:
         )
     console.print()
     for verification in report.verification:
-        console.print(_figures(verification), markup=False, soft_wrap=True)
+        console.print(figures(asdict(verification)), markup=False, soft_wrap=True)
     console.print(
         f"\n{report.path}: for requests of up to {report.context_length:,} tokens; "
         f"{format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
         f"{format_bytes(report.peak_rss_bytes)} of memory at most",
         markup=False,
         soft_wrap=True,
-    )
-
-
-def _figures(report: VerificationReport) -> str:
-    """The comparison with the source, in a line or two."""
-    random, text = report.random_tokens, report.text
-    line = f"target {report.target}, compared with the source on {random.tokens} random tokens: logits at most "
-    line += f"{random.max_logit_error:.2g} apart"
-    if report.tolerance is not None:
-        return f"{line} (allowed: {report.tolerance:.2g}, as they reach {random.largest_logit:.3g})"
-    line += f" (they reach {random.largest_logit:.3g}), KL {random.kl_mean:.2g}, top-1 {random.top1_agreement:.1%}"
-    if text is None:
-        return f"{line}\n  no text was compared: {report.text_omitted}"
-    part = "" if text.windows == text.windows_in_text else f", {text.windows} of {text.windows_in_text} windows"
-    return (
-        f"{line}\n  on a text of {text.tokens:,} tokens{part}: KL {text.kl_mean:.2g}, top-1 {text.top1_agreement:.1%}, "
-        f"perplexity {text.perplexity:.3f}, the source's {text.source_perplexity:.3f}"
     )

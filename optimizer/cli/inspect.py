@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
+
 from .console import print_json, reported
 from .options import AsJson, BundlePath
+from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.plugins.lowered_program import LoweredProgram, Operand
     from enginewright.runtime.bundle.reader import Bundle
 
 NAME = "inspect"
+REPORT_PATH = "report/report.json"
 EPILOG = (
     "Examples:\n\n"
     "  optimize inspect smollm2.bundle\n\n"
@@ -71,8 +76,38 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
     recipe = manifest.recipe.get("name")
     sizes = {"bundle_bytes": sum(f.bytes for f in bundle.files.values())}
     sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.tensors.values())
+    types = Counter[str]()
+    for tensor in bundle.index.tensors.values():
+        types[tensor.dtype] += tensor.bytes
     groups = {name: [g.model_dump(mode="json") for g in p.cache_groups] for name, p in bundle.programs.items()}
-    return sections | {"recipe": recipe, "sizes": sizes, "cache_groups": groups, "passes": len(manifest.passes)}
+    return sections | {
+        "recipe": recipe,
+        "sizes": sizes,
+        "weight_bytes_by_type": dict(types.most_common()),
+        "cache_groups": groups,
+        "passes": len(manifest.passes),
+        "verification": _verification(bundle),
+    }
+
+
+def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
+    """The export's comparison with the source, an entry for each target. None if the bundle has come without report/.
+
+    Raises BundleError if the report can't be read.
+    """
+    path = bundle.path / REPORT_PATH
+    try:
+        entries: list[dict[str, Any]] = parse_json(path.read_bytes())["verification"]
+        for entry in entries:
+            figures(entry)  # raises if it is none
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        raise BundleError(
+            f"{path}: no report of an export: {e or type(e).__name__}",
+            hint="Nothing but `optimize inspect` reads it: export again, or remove it.",
+        ) from e
+    return entries
 
 
 def _print_summary(bundle: Bundle) -> None:
@@ -89,6 +124,8 @@ def _print_summary(bundle: Bundle) -> None:
         f"{format_bytes(summary['sizes']['bundle_bytes'])}, of which weights "
         f"{format_bytes(summary['sizes']['weight_bytes'])} in {len(bundle.index.tensors)} tensors",
     )
+    by_type = summary["weight_bytes_by_type"].items()
+    _row("weights", ", ".join(f"{dtype} {format_bytes(size)}" for dtype, size in by_type))
     _row("passes", f"{summary['passes']} (see --passes)")
     for name, target in bundle.targets.items():
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
@@ -104,6 +141,9 @@ def _print_summary(bundle: Bundle) -> None:
                 f"{group.key_head_size}, {group.dtype}{window}, "
                 f"{format_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
             )
+    for verification in summary["verification"] or []:
+        for i, line in enumerate(figures(verification).splitlines()):
+            _row("" if i else "verified", line.strip())
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
 

@@ -31,6 +31,30 @@ def test_the_summary_as_json(tiny_bundle: Path) -> None:
     assert data["sizes"]["bundle_bytes"] > data["sizes"]["weight_bytes"] > 0
 
 
+def test_weights_by_type_and_the_comparison_with_the_source(tiny_bundle: Path, tmp_path: Path) -> None:
+    data = json.loads(inspect(str(tiny_bundle), "--json"))
+    assert sum(data["weight_bytes_by_type"].values()) == data["sizes"]["weight_bytes"]
+    report = json.loads((tiny_bundle / "report" / "report.json").read_text())
+    assert data["verification"] == report["verification"]
+    text = inspect(str(tiny_bundle))
+    assert "weights     f32 " in text
+    assert "verified    target cpu, compared with the source on 82 random tokens" in text
+
+    bare = Path(shutil.copytree(tiny_bundle, tmp_path / "bare.bundle", ignore=shutil.ignore_patterns("report")))
+    assert "verified" not in inspect(str(bare))
+    assert json.loads(inspect(str(bare), "--json"))["verification"] is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "null", '{"verification": [{"text": 1}]}', '{"verification": [3]}'])
+def test_a_damaged_report(text: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "damaged.bundle"))
+    (bundle / "report" / "report.json").write_text(text)
+    result = CliRunner().invoke(app, ["inspect", str(bundle)])
+    assert result.exit_code == 7
+    assert "report.json: no report of an export" in result.stderr
+    assert inspect(str(bundle), "--passes")
+
+
 def test_the_program(tiny_bundle: Path) -> None:
     lines = inspect(str(tiny_bundle), "--program").splitlines()
     assert sum("paged_attention(" in line for line in lines) == 2
