@@ -30,8 +30,10 @@ def template_options(tools: Path | None, variables: list[str] | None) -> dict[st
     options: dict[str, Any] = {}
     for text in variables or []:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier() or name in _TAKEN:
-            raise RequestError(f"--set {text}: there is no variable of that name", hint="Write --set NAME=VALUE.")
+        if not equals or not name.isidentifier():
+            raise RequestError(f"--set {text}: not of the form NAME=VALUE", hint="Such as enable_thinking=false.")
+        if name in _TAKEN:
+            raise RequestError(f"--set {text}: {name!r} can't be set, only variables that the template reads besides")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -44,7 +46,9 @@ def template_options(tools: Path | None, variables: list[str] | None) -> dict[st
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     try:
         value = parse_json(path.read_bytes())
-    except (OSError, ValueError) as e:
+    except OSError as e:
+        raise RequestError(f"--tools {path}: can't be read: {e.strerror or e}", hint="Pass a JSON file.") from e
+    except ValueError as e:
         raise RequestError(f"--tools {path}: can't be read as JSON: {e}", hint="Pass a JSON file.") from e
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise RequestError(
