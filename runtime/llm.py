@@ -44,7 +44,8 @@ class LLM:
         path: the bundle.
         target: which of its targets to run.
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
-        isa: instruction set of the cpu target ("avx512", "avx2", "portable"); None takes the best there is.
+        isa: instruction set of the cpu target ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2",
+            "portable"); None takes the best there is.
         memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
             than ``max_requests`` requests of full context need.
         max_requests: most requests that run at a time; more wait.

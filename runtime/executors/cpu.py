@@ -18,7 +18,8 @@ class CpuExecutor:
         bundle: with a ready target cpu.
         blocks: cache group -> blocks to allocate.
         threads: of the kernels; 0 takes as many as there are cores.
-        isa: instruction set ("avx512", "avx2", "portable"); None takes the best there is.
+        isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
+            best there is.
     """
 
     def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, threads: int = 0, isa: str | None = None) -> None:
