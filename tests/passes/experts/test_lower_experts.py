@@ -89,7 +89,8 @@ def test_few_experts_few_choices_and_no_rows(experts, choices, tokens):
     sunk = captured.copy()
     assert SinkTakeRows().run(sunk, PassContext()).matched > 0
     LowerExperts().run(sunk, PassContext())
-    torch.testing.assert_close(sunk.evaluate(inputs)[0], got, rtol=1e-6, atol=1e-6)
+    # Products of fewer rows may be blocked in another way by BLAS: float32 rounding of results of size 10.
+    torch.testing.assert_close(sunk.evaluate(inputs)[0], got, rtol=1e-5, atol=1e-5)
 
 
 def test_a_program_without_experts_stays():
