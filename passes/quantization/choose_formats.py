@@ -10,7 +10,7 @@ from torch.fx.node import Node, Target
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import PassError, RecipeError
 
-from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node
+from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node, free_of
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import COMPUTED
@@ -53,6 +53,7 @@ class ChooseFormats(Pass):
     """
 
     name = "choose_formats"
+    requires = (free_of(ew.moe.default, name="experts are linears already, so that their weights get formats too"),)
     ensures = (
         Condition("every linear and embedding has a format", lambda p: [describe_node(n) for n in _without_format(p)]),
     )

@@ -108,6 +108,18 @@ def test_routers_and_narrow_products_stay_float(default: WeightFormat) -> None:
     assert reasons["gate"] == "it has 1 outputs, fewer than a panel of 32"
 
 
+def test_experts_must_have_been_lowered() -> None:
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = features(i, 32)
+        weights, ids = torch.topk(x[:, :4], 2, -1)
+        return ew.take_rows(ew.moe(x, ids, weights, m.up, None, m.down, None, "silu", False), i["rows"])
+
+    inner = torch.nn.Module()
+    inner.up, inner.down = torch.nn.Parameter(torch.randn(4, 8, 32)), torch.nn.Parameter(torch.randn(4, 32, 8))
+    with pytest.raises(PassError, match="choose_formats requires 'experts are linears already"):
+        choose(program_from(call, inner), INT8)
+
+
 def test_an_override_is_taken_at_its_word() -> None:
     program = routed()
     assert choose(program, INT8, ("router", BF16), ("gate", BF16)).rejected == ()
