@@ -97,7 +97,10 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 #endif
 
-constexpr int kBf16Rows = 2;  // 2 x 4 accumulators, 2 x 2 values and 2 weights
+// 4 x 2 accumulators, 4 weights, 2 values and a mask. With more accumulators GCC 12 keeps some in memory,
+// whose way there and back is then the bottleneck; one row alone needs as many as there can be.
+constexpr int kBf16Rows = 4;
+constexpr int bf16_vectors(int rows) { return rows > 2 ? 1 : 2; }
 
 struct Pairs {
   F16 first, second;

@@ -77,6 +77,7 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 #endif
 
 constexpr int kBf16Rows = 12;
+constexpr int bf16_vectors(int) { return 2; }
 
 #if defined(EW_BF16)
 

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kInt8Rows = 1;  // most rows of an int8 microkernel
 constexpr int kBf16Rows = 1;  // and of one for bf16
+// How many of a panel's 2 vectors of columns one for bf16 goes over at a time.
+constexpr int bf16_vectors(int) { return 2; }
 
 typedef uint32_t U4 __attribute__((vector_size(16)));
 

@@ -19,20 +19,29 @@ template <int R>
 void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead) {
   const int64_t pairs = (a.k + 1) / 2;
   const uint16_t* x = a.x + row * a.x_stride;
-  const uint16_t* w = a.weight + panel * pairs * kPanel * 2;
+  constexpr int kVectors = bf16_vectors(R);
   F16 acc[R][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    prefetch(ahead);
-    const Pairs left = load_pairs(w), right = load_pairs(w + 32);
+#pragma GCC unroll 2
+  for (int first = 0; first < 2; first += kVectors) {
+    const uint16_t* w = a.weight + panel * pairs * kPanel * 2 + first * 32;
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Pair value = splat_pair(x + r * a.x_stride + pair * 2);
-      acc[r][0] = dot(acc[r][0], left, value);
-      acc[r][1] = dot(acc[r][1], right, value);
+#pragma GCC unroll 2
+      for (int c = 0; c < kVectors; ++c) acc[r][first + c] = splat(0.0f);
     }
-    w += kPanel * 2;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      if (first == 0) prefetch(ahead);
+      Pairs weight[kVectors];
+#pragma GCC unroll 2
+      for (int c = 0; c < kVectors; ++c) weight[c] = load_pairs(w + c * 32);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const Pair value = splat_pair(x + r * a.x_stride + pair * 2);
+#pragma GCC unroll 2
+        for (int c = 0; c < kVectors; ++c) acc[r][first + c] = dot(acc[r][first + c], weight[c], value);
+      }
+      w += kPanel * 2;
+    }
   }
   store_panel<R>(acc, a.bias, a.y + row * a.y_stride, a.y_stride, panel, a.n);
 }
