@@ -91,13 +91,16 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
 
 
 def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
-    """The export's comparison with the source, an entry for each target. None if the bundle has come without report/.
+    """The export's comparison with the source, an entry for each target. None if it is not in the bundle.
 
     Raises BundleError if the report can't be read.
     """
     path = bundle.path / REPORT_PATH
     try:
-        entries: list[dict[str, Any]] = parse_json(path.read_bytes())["verification"]
+        report = parse_json(path.read_bytes())
+        if "verification" not in report:
+            return None
+        entries: list[dict[str, Any]] = report["verification"]
         for entry in entries:
             figures(entry)  # raises if it is none
     except FileNotFoundError:

@@ -40,12 +40,17 @@ def test_weights_by_type_and_the_comparison_with_the_source(tiny_bundle: Path, t
     assert "weights     f32 " in text
     assert "verified    target cpu, compared with the source on 82 random tokens" in text
 
+    older = Path(shutil.copytree(tiny_bundle, tmp_path / "older.bundle"))
+    (older / "report" / "report.json").write_text("{}")
+    assert "verified" not in inspect(str(older))
     bare = Path(shutil.copytree(tiny_bundle, tmp_path / "bare.bundle", ignore=shutil.ignore_patterns("report")))
     assert "verified" not in inspect(str(bare))
     assert json.loads(inspect(str(bare), "--json"))["verification"] is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", "null", '{"verification": [{"text": 1}]}', '{"verification": [3]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "3", "null", '{"verification": 3}', '{"verification": [{"text": 1}]}', '{"verification": [3]}']
+)
 def test_a_damaged_report(text: str, tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "damaged.bundle"))
     (bundle / "report" / "report.json").write_text(text)
