@@ -119,7 +119,10 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """Raises BundleError if the bundle has none; then prompts are token ids."""
         if self._tokenizer is None:
-            raise BundleError("the bundle has no tokenizer/tokenizer.json", hint="Pass token ids instead of text.")
+            raise BundleError(
+                "the bundle has no tokenizer/tokenizer.json",
+                hint="Export the model from a folder with its tokenizer; from Python, pass token ids instead of text.",
+            )
         return self._tokenizer
 
     @property
