@@ -190,15 +190,16 @@ def _check_overrides(program: Program, formats: WeightFormats, used: set[FormatO
     for index, override in enumerate(formats.overrides):
         if override not in used:
             known = list(_paths(program))
+            more = max(len(known) - 6, 0)
             matched = [p for p in known if formats.override_of(p) is not override and _matches(override, p)]
             reason = (
                 f"an earlier one is there for all that it matches, such as {matched[0]}"
                 if matched
-                else "it matches no linear and no embedding"
+                else "it matches no linear, no embedding and no experts"
             )
             raise RecipeError(
                 f"weights.overrides.{index}: layers {override.layers!r}: {reason}",
-                hint=f"Modules with a weight format: {', '.join(known[:6])}{', ...' if len(known) > 6 else ''}.",
+                hint=f"Modules with a weight format: {', '.join(known[:6])}{f' and {more} more' if more else ''}.",
             )
 
 
