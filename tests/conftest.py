@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,11 +28,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background has them ignore Ctrl-C, and every command that they interrupt."""
+    """What holds for the tests, and for the commands that they run.
+
+    A shell that starts the tests in the background has them ignore Ctrl-C. Workers side by side have a thread of
+    torch's each, since more than there are cores wait for one another.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With xdist a file's tests run on one worker, which makes its fixtures once; the longest files come in pieces."""
     for item in items:

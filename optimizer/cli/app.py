@@ -6,6 +6,7 @@ command imports what it calls when it is called.
 
 from __future__ import annotations
 
+import signal
 from importlib import metadata
 from typing import Annotated
 
@@ -50,4 +51,7 @@ def _root(
 
 def main() -> None:
     """Entry point of the ``optimize`` command. docs/cli.md lists the exit codes."""
-    app()
+    try:
+        app()
+    finally:  # all is said and done: a Ctrl-C now ends the process, and is no exception in what Python still does
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

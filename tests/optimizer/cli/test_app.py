@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -47,3 +48,12 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_while_python_ends_is_quiet() -> None:
+    late = "import atexit, os, signal, sys\natexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    code = late + "from enginewright.optimizer.cli.app import main\nsys.argv = ['optimize', '--version']\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert done.stdout.startswith("enginewright ")
+    assert done.stderr == ""
