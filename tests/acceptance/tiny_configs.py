@@ -82,6 +82,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "zaya": {"num_experts_per_tok": 1},
     "gemma3_text": {"head_dim": 16, **_TWO_KINDS},
+    "hrm_text": {"L_cycles": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, **_TWO_KINDS},
     "smollm3": {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2},
     "dots3_note_text": {"num_key_value_heads": 4},
