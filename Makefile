@@ -54,7 +54,7 @@ demo: setup  ## fetch SmolLM2, export it, and ask it a question
 test: lint types test-cpp pytest  ## check everything (lint, types, C++ and Python tests)
 
 pytest: setup
-	@$(PY) -m pytest -q -n 2 --dist loadgroup
+	@$(PY) -m pytest -q -n 2 --dist loadfile
 
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .

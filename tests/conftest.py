@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+PIECES = {"test_families_table.py": 12, "test_families_experts.py": 4, "test_families.py": 4}
+"""Files that are worth running on several workers."""
 
 TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
 
@@ -39,13 +43,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With xdist a file's tests run on one worker, which makes its fixtures once; the longest files come in pieces."""
-    for item in items:
-        marked = item.get_closest_marker("pieces")
-        piece = zlib.crc32(item.name.encode()) % marked.args[0] if marked else 0
-        item.add_marker(pytest.mark.xdist_group(f"{item.path}-{piece}"))
+class _FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests run on one worker, which makes its fixtures once; the longest files come in pieces."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return f"{file}-{zlib.crc32(nodeid.encode()) % PIECES.get(Path(file).name, 1)}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """``--dist loadfile``, as the Makefile has it."""
+    return _FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ from enginewright.plugins.errors import UnsupportedModelError
 
 from .driver import Driver
 
-pytestmark = pytest.mark.pieces(4)
-
 # Both sides are f32 with sums in another order, over 2 layers and logits of a few units: the difference is some
 # 1e-6; a wrong window, norm or rotation moves logits by 1e-2 and more.
 TOLERANCE = 1e-4

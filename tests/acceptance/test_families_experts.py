@@ -18,8 +18,6 @@ from enginewright.plugins.errors import UnsupportedModelError
 from .driver import Driver
 from .test_families import compare, expected_logits
 
-pytestmark = pytest.mark.pieces(4)
-
 _SMALL = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 _EXPERTS = {**_SMALL, "num_experts": 6}
 _LOCAL = {**_SMALL, "num_local_experts": 6}

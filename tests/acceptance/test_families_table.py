@@ -21,8 +21,6 @@ from enginewright.plugins.errors import UnsupportedModelError
 from .test_families import compare
 from .tiny_configs import NoTinyModelError, tiny_family
 
-pytestmark = pytest.mark.pieces(12)
-
 _ORIGINAL = "requests within the context that is fixed at export (`--context-length`)"
 _NO_IMAGES = "text alone: no images or sounds"
 
