@@ -30,7 +30,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"q_lora_rank", 32),
     (r"rotary_dim", 8),
     (r"(num|n|moe_num)_(local_|routed_)?experts|zero_expert_num", 4),
-    (r"num_experts_per_tok(en)?|moe_top_?k|top_k_experts|num_selected_experts|experts_per_token", 2),
+    (r"num_experts_per_tok(en)?|moe_(top_?)?k|top_k_experts|num_selected_experts|experts_per_token", 2),
     (r"n_group|topk_group|num_expert_groups?", 1),
     (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", 1),
     (r"first_k_dense_replace|moe_layer_start_index", 1),
