@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from pathlib import Path
+from typing import ClassVar, Literal, final
 
+import torch
 from torch.fx.node import Node, Target
 
 from enginewright.plugins.errors import PassError
 
+from .attention.kv_options import KvOptions
 from .ir.program import Program
+from .ir.recovered import RecoveredWeights
+from .sparsity.pruning import Pruning
 from .verify_program import verify_program
 from .weight_formats import WeightFormats
 
@@ -38,24 +44,56 @@ class Condition:
 class PassContext:
     """What passes may know of the export.
 
-    ``required``: names of passes that must match at least once. ``formats``: what the recipe says of weights.
+    Attributes:
+        required: names of passes that must match at least once.
+        formats: what the recipe says of weights.
+        calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
+        scratch: a folder for what such a pass makes and memory can't hold; it goes when the export ends. None: memory
+            holds it.
+        room: bytes that such a pass may take on top of what the process has; None doesn't say.
+        recovered: what training has made of the weights, to be exported in their places.
+        pruning: which shares of channels and heads, and how many layers, go.
+        kv_heads: how many key/value heads attentions are to have; None: those they have.
+        offsets: what a target that may do without them does about offsets of int4.
+        progress: told how far a long pass is: steps done, steps in all, and where it is.
     """
 
     required: frozenset[str] = frozenset()
     formats: WeightFormats = field(default_factory=WeightFormats)
+    calibration: tuple[torch.Tensor, ...] = ()
+    scratch: Path | None = None
+    room: int | None = None
+    recovered: RecoveredWeights | None = None
+    pruning: Pruning | None = None
+    kv_heads: KvOptions | None = None
+    offsets: Literal["keep", "requantize", "refuse"] = "keep"
+    progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that a pass measured at one place of the model, such as a layer's relative error after rounding."""
+
+    where: str
+    name: str
+    value: float
 
 
 @dataclass
 class PassResult:
-    """What ``call`` reports. ``matched`` counts places changed."""
+    """What ``call`` reports. ``matched`` counts places changed; ``figures`` are for the report."""
 
     matched: int = 0
     rejected: list[Rejection] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a run of a pass did; goes into the bundle's manifest (without the time) and the report."""
+    """What a run of a pass did; goes into the bundle's manifest (without the time) and the report.
+
+    ``parameters_removed``: numbers in weights that a pass which reshapes the model has taken away.
+    """
 
     name: str
     matched: int
@@ -63,12 +101,23 @@ class PassRecord:
     nodes_before: int
     nodes_after: int
     seconds: float
+    figures: tuple[Figure, ...] = ()
+    parameters_removed: int = 0
 
 
 class Pass(ABC):
-    """A rewrite of a Program in place. Subclasses give ``name``, ``requires``, ``ensures`` and ``call``."""
+    """A rewrite of a Program in place. Subclasses give ``name``, ``requires``, ``ensures`` and ``call``.
+
+    ``exact``: nothing but rounding may differ after it. A pass that isn't is held to the recipe's budget instead.
+    ``reshapes``: it makes another model of the one there is, as pruning does: what lies behind it is compared with what
+    it made, and parameters are counted anew.
+    ``repairs``: it makes up for what passes before it have lost: these are not held to the budget one by one.
+    """
 
     name: ClassVar[str]
+    exact: ClassVar[bool] = True
+    reshapes: ClassVar[bool] = False
+    repairs: ClassVar[bool] = False
     requires: ClassVar[tuple[Condition, ...]] = ()
     ensures: ClassVar[tuple[Condition, ...]] = ()
 
@@ -76,6 +125,10 @@ class Pass(ABC):
         super().__init_subclass__(**kwargs)
         if "run" in cls.__dict__:
             raise TypeError(f"{cls.__name__} overrides run, which checks what a pass requires and ensures")
+
+    def wanted(self, context: PassContext) -> bool:
+        """Whether an export has work for it: what isn't wanted isn't run, nor measured."""
+        return True
 
     @abstractmethod
     def call(self, program: Program, context: PassContext) -> PassResult:
@@ -91,7 +144,7 @@ class Pass(ABC):
         """
         start = time.perf_counter()
         self._check(program, self.requires, "requires")
-        before = len(program.graph.nodes)
+        before, parameters = len(program.graph.nodes), _parameters(program) if self.reshapes else 0
         result = self.call(program, context)
         if result.matched:
             program.remove_dead_code()
@@ -110,6 +163,8 @@ class Pass(ABC):
             before,
             len(program.graph.nodes),
             time.perf_counter() - start,
+            tuple(result.figures),
+            parameters - _parameters(program) if self.reshapes else 0,
         )
 
     def _check(self, program: Program, conditions: Sequence[Condition], verb: str) -> None:
@@ -117,6 +172,10 @@ class Pass(ABC):
             if reasons := condition.check(program):
                 shown = "; ".join(list(reasons)[:5])
                 raise PassError(f"the pass {self.name} {verb} {condition.name!r}, which doesn't hold: {shown}")
+
+
+def _parameters(program: Program) -> int:
+    return sum(math.prod(program.weights[name].shape) for name in program.weights)
 
 
 def free_of(*targets: Target, name: str) -> Condition:

@@ -15,6 +15,7 @@ _DTYPES = {
     torch.float32: "f32",
     torch.bfloat16: "bf16",
     torch.float16: "f16",
+    torch.float8_e4m3fn: "fp8",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.bool: "bool",
@@ -23,11 +24,12 @@ _DTYPES = {
 }
 
 
-def print_program(program: Program, *, provenance: bool = True) -> str:
+def print_program(program: Program, *, provenance: bool = True, node_names: bool = False) -> str:
     """The program's inputs, calls, result and weights, a line each.
 
     Args:
         provenance: append the module path to every call.
+        node_names: results are called as the nodes are, and keep their names from pass to pass, instead of by numbers.
     """
     names: dict[Node, str] = {}
     lines: list[str] = []
@@ -39,7 +41,7 @@ def print_program(program: Program, *, provenance: bool = True) -> str:
         elif node.op == "get_attr":
             names[node] = f"@{node.target}"
         elif node.op == "call_function":
-            names[node] = f"%{len(calls)}"
+            names[node] = f"%{node.name if node_names else len(calls)}"
             text = f"{names[node]} = {_target(node)}({_arguments(node, names)})"
             calls.append(f"{text} : {_type(program, node.meta['val'])}" + (_where(node) if provenance else ""))
         elif node.op == "output":

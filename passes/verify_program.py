@@ -15,7 +15,7 @@ from torch.fx.node import Node
 
 from enginewright.plugins.errors import PassError
 
-from .ir.program import Program
+from .ir.program import Program, depends_on
 from .ir.provenance import WHERE
 
 
@@ -28,7 +28,7 @@ def verify_program(program: Program, *, after: str = "capture") -> None:
             raise PassError(f"after {after}: node {node.name} ({node.target}): {reason}")
         known.add(node)
         if node.op == "call_function":
-            verified[node] = _depends_on(node)
+            verified[node] = depends_on(node)
     program.verified = verified
     if not any(node.op == "output" for node in known):
         raise PassError(f"after {after}: the program has no output")
@@ -81,15 +81,9 @@ def _call_problem(program: Program, node: Node) -> str | None:
         return "is no op"
     if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
         return None
-    if _same(program.verified.get(node), _depends_on(node)):
+    if _same(program.verified.get(node), depends_on(node)):
         return None  # inferring is most of a verification's time, and would give the same again
     return _compare(program, program.infer(node), node.meta["val"])
-
-
-def _depends_on(node: Node) -> tuple[object, ...]:
-    """A call's op and arguments, and the values recorded for it and for what it reads."""
-    values = tuple(n.meta["val"] for n in (node, *node.all_input_nodes))
-    return (node.target, node.args, node.kwargs, values)
 
 
 def _same(old: tuple[object, ...] | None, new: tuple[object, ...]) -> bool:

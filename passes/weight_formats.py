@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from enginewright.plugins.contracts import WeightFormat
+
+Method = Literal["nearest", "gptq", "awq"]
+"""How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""
+
+Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
+"""How the two of every four weights that a sparse format keeps are chosen: see ``passes/sparsity/choose_kept.py``."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +25,19 @@ class FormatOverride:
 
 @dataclass(frozen=True)
 class WeightFormats:
-    """The first override that matches a module's path counts, else the default."""
+    """The first override that matches a module's path counts, else the default.
+
+    ``embeddings`` is the default of token tables and of the product that gives the logits. ``keep_blocks``: a weight
+    that its file holds in blocks of a format that can be made keeps it, whatever the default. ``method``: how integers
+    of 4 bits are chosen where they are. ``sparsify``: which weights formats of sparsity 2:4 keep.
+    """
 
     default: WeightFormat = field(default_factory=WeightFormat)
     overrides: tuple[FormatOverride, ...] = ()
+    embeddings: WeightFormat | None = None
+    keep_blocks: bool = False
+    method: Method = "nearest"
+    sparsify: Sparsify = "wanda"
 
     def override_of(self, path: str) -> FormatOverride | None:
         """The override for the module at ``path``, if there is one."""

@@ -16,7 +16,7 @@ Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nvfp4"]
 Activation = Literal["float", "bf16", "int8", "fp8"]
 Rotation = Literal["none", "hadamard"]
 Sparsity = Literal["dense", "2:4"]
-CacheDtype = Literal["f32", "bf16", "int8", "fp8"]
+CacheDtype = Literal["f32", "bf16", "f16", "int8", "fp8"]
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -38,11 +38,16 @@ BYTES_PER_ELEMENT = {
 }
 
 
+GROUP_SIZES_OF_4_BITS = (32, 64)
+"""Of weights of 4 bits along K, which they divide."""
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """Everything that a linear needs to know about its weight, apart from how a target packs it.
 
-    ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``activation`` is the format
+    ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``zero_point``: groups have an
+    offset too, a float16 like their scale: a weight is value * scale + offset. ``activation`` is the format
     the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
     all of them (0); ``rotation`` what the residual stream was rotated with.
     """
@@ -147,11 +152,13 @@ class StepOutput:
 class ExecutorCaps:
     """What an executor can do; the scheduler plans by it.
 
-    ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step.
+    ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
+    ``max_requests``: most requests (B).
     """
 
     ragged: bool = True
     max_tokens: int = 8192
+    max_requests: int = 8192
     tree: bool = False
     lora: bool = False
     copy_on_write: bool = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class EnginewrightError(Exception):
     """Base of all errors that Enginewright raises on purpose.
@@ -66,13 +69,47 @@ class CapacityError(EnginewrightError):
     exit_code = 9
 
 
+_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
+
+
 class MissingDependencyError(EnginewrightError, ImportError):
     """An optional part is not installed; the hint names the extra."""
 
     exit_code = 10
+
+    @classmethod
+    @contextmanager
+    def of_export(cls, what: str, instead: str = "") -> Iterator[None]:
+        """Turns the failed import of a package of ``enginewright[export]`` within into this error.
+
+        Args:
+            what: what needs the package, such as "source: comparing with a source model".
+            instead: what else can be done, for the hint.
+        """
+        try:
+            yield
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
+                raise
+            raise cls(
+                f"{what} needs {e.name}, which is not installed",
+                hint="Install it with: pip install 'enginewright[export]'" + (f"; or {instead}." if instead else ""),
+            ) from e
 
 
 class VerificationError(EnginewrightError):
     """An exported program that computes something else than its source, by more than the recipe allows."""
 
     exit_code = 11
+
+
+class ComparisonError(EnginewrightError):
+    """Two sides that can't be compared: different models, no common point, or a recipe that can't be repeated."""
+
+    exit_code = 12
+
+
+class TargetError(EnginewrightError):
+    """A target that can't be built or run: a GPU that isn't known or lacks a format, a library of another version."""
+
+    exit_code = 15

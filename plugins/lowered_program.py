@@ -20,8 +20,9 @@ from .contracts import CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
 
-FORMAT_VERSION = 2
-"""2 added bf16, f16, i8, packed layouts and the steps that use them; programs of version 1 are still read."""
+FORMAT_VERSION = 4
+"""2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights. All
+are still read."""
 SYMBOLS = ("T", "B", "R")
 
 
@@ -104,8 +105,8 @@ AffineField = Annotated[
     Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
 ]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Dtype = Literal["f32", "bf16", "f16", "i32", "i8"]
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4"]
+Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4"]
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32"]
 
 
 class _Model(BaseModel):

@@ -29,6 +29,10 @@ SYMBOLS = ("T", "B", "R", "M", "P")
 """T tokens, B requests, R sampled rows, M blocks in a request's table, P blocks in the pool."""
 
 
+Compute = Callable[[Node, Sequence[Any], Mapping[str, Any]], Any]
+"""Gives a call's value from its arguments' values."""
+
+
 class Program:
     """A decoder as a graph. Passes change it through the methods here, which keep values and provenance.
 
@@ -51,7 +55,7 @@ class Program:
         self.fake_mode = fake_mode
         self.symbols = dict(symbols)
         self.cache_groups: tuple[CacheGroup, ...] = ()
-        # What verify_program has inferred already: call -> what its result depends on.
+        # What has been inferred already: call -> what its result depends on.
         self.verified: dict[Node, tuple[object, ...]] = {}
 
     # ---- reading
@@ -128,6 +132,7 @@ class Program:
         except PassError:
             self.graph.erase_node(node)
             raise
+        self.verified[node] = depends_on(node)  # until it, or what it reads, becomes another
         return node
 
     def infer(self, node: Node) -> Any:
@@ -159,6 +164,13 @@ class Program:
             node.meta["val"] = torch.empty(stored.shape, dtype=stored.dtype)
         node.meta[WHERE] = (name.rpartition(".")[0],) if where is None else where
         return node
+
+    def change_weight(self, node: Node, expr: WeightExpr) -> None:
+        """Gives the weight that a ``get_attr`` node names another value, of any shape; calls that read it are inferred
+        anew by whoever changes it."""
+        self.weights.change(str(node.target), expr)
+        with self.fake_mode:
+            node.meta["val"] = torch.empty(expr.shape, dtype=expr.dtype)
 
     def add_input(self, name: str, value: FakeTensor) -> Node:
         """A new step input (or cache) after the existing ones."""
@@ -194,6 +206,10 @@ class Program:
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
         other = Program(graph, self.weights.copy(), self.fake_mode, self.symbols)
         other.cache_groups = self.cache_groups
+        for node, (target, args, kwargs, values) in self.verified.items():
+            if node in mapping and args == node.args and kwargs == node.kwargs:
+                copy = mapping[node]
+                other.verified[copy] = (target, copy.args, copy.kwargs, values)
         return other
 
     # ---- running
@@ -202,18 +218,28 @@ class Program:
         self,
         inputs: Mapping[str, torch.Tensor],
         observe: Callable[[Node, Any], None] | None = None,
+        compute: Compute | None = None,
+        read: Callable[[str], torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Runs the graph in torch with the references of the ``ew`` ops, reading each weight when it is used.
 
         Args:
             inputs: a tensor for each placeholder.
             observe: called with every node and its value; for verifying and bisecting.
+            compute: called in place of a call's op, with the node and its arguments' values; for a faster way to the
+                same numbers, and for what goes through a program call by call. By default the op itself.
+            read: gives a weight by its name; by default it is evaluated anew each time, so that memory holds one.
 
         Returns:
             the program's results; the first is the logits [R, V].
         """
         if missing := set(self.inputs) - set(inputs):
             raise PassError(f"inputs {sorted(missing)} are missing")
+        weight = read or (lambda name: self.weights[name].evaluate())
+
+        def value(node: Node) -> Any:
+            return weight(str(node.target)) if node.op == "get_attr" else values[node]
+
         values: dict[Node, Any] = {}
         last_use: dict[Node, Node] = {a: n for n in self.graph.nodes for a in n.all_input_nodes}
         for node in self.graph.nodes:
@@ -222,10 +248,10 @@ class Program:
             if node.op == "placeholder":
                 values[node] = inputs[str(node.target)]
             elif node.op == "call_function":
-                args = [map_arg(a, lambda n: self._read(n, values)) for a in node.args]
-                kwargs = {k: map_arg(v, lambda n: self._read(n, values)) for k, v in node.kwargs.items()}
+                args = [map_arg(a, value) for a in node.args]
+                kwargs = {k: map_arg(v, value) for k, v in node.kwargs.items()}
                 with torch.no_grad():
-                    values[node] = node.target(*args, **kwargs)
+                    values[node] = (compute or _call)(node, args, kwargs)
             if observe is not None and node in values:
                 observe(node, values[node])
             for arg in node.all_input_nodes:
@@ -233,9 +259,10 @@ class Program:
                     values.pop(arg, None)
         raise PassError("the program has no output")
 
-    def _read(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        # Weights aren't kept between uses: evaluating must not need the whole model in memory.
-        return self.weights[str(node.target)].evaluate() if node.op == "get_attr" else values[node]
+
+def _call(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def from_exported(
@@ -323,3 +350,16 @@ def _identifier(name: str) -> str:
 def tensor_arguments(node: Node) -> Sequence[Node]:
     """The nodes among a call's arguments that have tensor values (not sizes)."""
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+
+
+def has_tensors(node: Node) -> bool:
+    """Whether a node's value is a tensor, or several: sizes are read from recorded shapes, so who emits a graph needs
+    no call for them."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
+
+
+def depends_on(node: Node) -> tuple[object, ...]:
+    """A call's op and arguments, and the values recorded for it and for what it reads."""
+    values = tuple(n.meta["val"] for n in (node, *node.all_input_nodes))
+    return (node.target, node.args, node.kwargs, values)

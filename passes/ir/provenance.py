@@ -7,10 +7,13 @@ gives the same result wherever it stands, it has the first's only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch.fx
+if TYPE_CHECKING:  # recipes name layers by their paths, and are read without torch
+    import torch.fx
 
 WHERE = "where"
 """Key in ``node.meta``: a tuple of module paths, such as ("model.layers.0.mlp.gate_proj",), outermost program ""."""
@@ -18,12 +21,22 @@ WHERE = "where"
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``."""
+    """Indices ``start:stop`` along ``axis`` of the source tensor called ``source``.
+
+    ``mixed``: into how many indices of the weight they are mixed, where that isn't one each; 0: they are mixed into
+    those of the part before, together with that. So the sizes of a weight's parts always add up to its own.
+    """
 
     source: str
     start: int
     stop: int
     axis: int = 0
+    mixed: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many indices of the weight the part stands for."""
+        return self.stop - self.start if self.mixed is None else self.mixed
 
     def __str__(self) -> str:
         return f"{self.source}[{':, ' * self.axis}{self.start}:{self.stop}]"
@@ -40,3 +53,9 @@ def where_of(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
 def join_where(where: Iterable[str]) -> str:
     """Module paths as one text: "model.layers.0.self_attn.q_proj + model.layers.0.self_attn.k_proj"."""
     return " + ".join(where)
+
+
+def layer_path(path: str) -> str:
+    """The path up to its first number, "model.layers.3" of "model.layers.3.mlp.down_proj"; "" if it has none."""
+    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
+    return found[0] if found else ""

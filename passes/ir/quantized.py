@@ -1,60 +1,79 @@
-"""Weights as 8-bit integers and float16 scales, lazily: two expressions over one base.
+"""Weights as integers, or 8-bit floats, with float16 scales, and offsets, lazily: two or three expressions over one
+base.
 
 A weight [.., N, K] in groups of G along K (0: all of K is one group) becomes
 
-    values  int8 [.., N, K]               in -127 .. 127
-    scales  float16 [.., N, ceil(K/G)]    the largest magnitude of a group / 127, to the nearest float16
+    values   int8 [.., N, K]              8 bits: -127 .. 127; 4 bits: -8 .. 7, with offsets 0 .. 15
+             e4m3fn [.., N, K]            floats of 8 bits: -448 .. 448
+    scales   float16 [.., N, ceil(K/G)]   8 bits: the largest magnitude of a group / 127, or of floats / 448, to the
+                                          nearest float16; 4 bits: see round_to_4_bits.py
+    offsets  the same shape               only for 4 bits, if the format has them
 
-and ``values * scales`` stands for it. Values are rounded by the scale as it is stored, not by the exact one.
+and ``values * scales + offsets`` stands for it. Values are rounded by the scale as it is stored, not by the exact one.
+What is ``Prequantized`` in that very format gives its integers as they are, also as some of the rows.
 
-The values need the base, and make the scales on their way. These stay with the pair until they are asked for, so that a
-weight is read once if its scales are written right after its values.
+The values need the base, and make the others on their way. These stay with the expressions until they are asked for, so
+that a weight is read once if its scales and offsets are written right after its values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS
 from enginewright.plugins.errors import PassError, SourceError
+from enginewright.plugins.ops.dequantize import LARGEST_E4M3
 from enginewright.plugins.ops.quantization import LARGEST, groups_of
 
+from .chosen_rows import Chosen
+from .prequantized import CodeFormat, Codes, Prequantized
 from .provenance import Part
-from .stacked_weights import pieces
-from .weights import Shape, WeightExpr
+from .round_to_4_bits import round_symmetric, round_with_offsets
+from .stacked_weights import Stack, pieces
+from .weights import Cast, Concat, Shape, Slice, WeightExpr
 
-_CHUNK_ELEMENTS = 1 << 20
-"""Elements quantized at a time: no second float copy of a large weight is made."""
+_FIRST_BEYOND = 464.0
+"""Half a step above the largest e4m3 value: up to here that is the nearest, and nothing saturates."""
+
+_CHUNK_ELEMENTS = 1 << 18
+"""Elements quantized at a time: no second float copy of a large weight is made, and what is tried stays in caches."""
 
 
 @dataclass(frozen=True)
 class QuantizationCounts:
-    """What rounding did to one weight beyond rounding.
+    """What became of one weight.
 
-    ``saturated``: values that the rounded scale would have taken beyond 127, and that were clamped. ``vanished``:
-    groups that were not all zero, but so small that their float16 scale is.
+    ``values``: how many it has. ``saturated``: values of 8 bits that the rounded scale would have taken beyond 127 (or
+    448), and that were clamped (4 bits are clamped where that leaves the least error, which is no accident to count).
+    ``vanished``: groups that were not all one number, but so near to it that their float16 scale is 0. ``kept``: values
+    that are integers of the source's, and were not rounded.
     """
 
-    values: int
-    saturated: int
-    vanished: int
+    values: int = 0
+    saturated: int = 0
+    vanished: int = 0
+    kept: int = 0
+
+    def __add__(self, other: QuantizationCounts) -> QuantizationCounts:
+        return QuantizationCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass
 class _Shared:
-    """What the two expressions of a pair leave for each other and for the report."""
+    """What the expressions of one weight leave for each other and for the report."""
 
-    scales: torch.Tensor | None = None
+    codes: dict[str, torch.Tensor] = field(default_factory=dict)
     counts: QuantizationCounts | None = None
 
 
 @dataclass(frozen=True)
 class Quantized(WeightExpr):
-    """What values and scales have in common: the base, the group size, and what one leaves for the other."""
+    """What values, scales and offsets have in common: the base, the format, and what one leaves for the others."""
 
     base: WeightExpr
-    group_size: int
+    format: CodeFormat
     _shared: _Shared = field(compare=False, repr=False)
 
     @property
@@ -65,39 +84,31 @@ class Quantized(WeightExpr):
     def parts(self, axis: int = 0) -> tuple[Part, ...]:
         return self.base.parts(axis)
 
-    def _quantize(self, values: torch.Tensor | None) -> torch.Tensor:
-        """The scales; fills ``values``, if given."""
-        if values is None:
-            values = torch.empty(self.base.shape, dtype=torch.int8)
-        size = self.base.shape[-1]
-        scales = torch.empty((*self.base.shape[:-1], groups_of(size, self.group_size)), dtype=torch.half)
-        flat_values, flat_scales = values.view(-1, size), scales.view(-1, scales.shape[-1])
-        step = max(1, _CHUNK_ELEMENTS // size)
-        at = saturated = vanished = 0
-        for piece in pieces(self.base):  # experts that are stored one by one are read so
-            value = piece.evaluate()
-            for rows in value.reshape(-1, size).split(step):
-                part = slice(at, at + len(rows))
-                flat_values[part], flat_scales[part], s, v = _quantize_rows(rows.float(), self.group_size)
-                at, saturated, vanished = at + len(rows), saturated + s, vanished + v
-                if not torch.isfinite(flat_scales[part]).all():
-                    raise self._error(value)
-        self._shared.counts = QuantizationCounts(values.numel(), saturated, vanished)
-        return scales
-
-    def _error(self, value: torch.Tensor) -> SourceError | PassError:
-        sources = ", ".join(dict.fromkeys(p.source for p in self.base.parts(0)))
-        if not torch.isfinite(value).all():
-            return SourceError(f"weight {sources}: it has NaN or infinite values", hint="The checkpoint is damaged.")
-        return PassError(
-            f"weight {sources}: its largest magnitude is {value.abs().max().item():g}, too large for float16 scales",
-            hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
+    def _quantize(self) -> Codes:
+        members = pieces(self.base)  # experts that are stored one by one are read so
+        if len(members) == 1:
+            codes, self._shared.counts = _codes(self.base, self.format)
+            return codes
+        shape, size = self.base.shape, self.base.shape[-1]
+        factors = (*shape[:-1], groups_of(size, self.format.group_size))
+        codes = Codes(
+            torch.empty(shape, dtype=self.format.dtype),
+            torch.empty(factors, dtype=torch.half),
+            torch.empty(factors, dtype=torch.half) if self.format.offsets else None,
         )
+        counts = QuantizationCounts()
+        for i, member in enumerate(members):
+            part, found = _codes(member, self.format)
+            for to, value in zip(_tensors(codes), _tensors(part), strict=True):
+                to[i] = value[0]
+            counts += found
+        self._shared.counts = counts
+        return codes
 
 
 @dataclass(frozen=True)
 class QuantizedValues(Quantized):
-    """The integers of a quantized weight."""
+    """The integers, or 8-bit floats, of a quantized weight."""
 
     @property
     def shape(self) -> Shape:
@@ -105,57 +116,189 @@ class QuantizedValues(Quantized):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.int8
+        return self.format.dtype
 
     def evaluate(self) -> torch.Tensor:
         """Raises SourceError if the base isn't finite, PassError if a scale is too large for float16."""
-        values = torch.empty(self.base.shape, dtype=torch.int8)
-        self._shared.scales = self._quantize(values)
-        return values
+        codes = self._quantize()
+        self._shared.codes["scales"] = codes.scales
+        if codes.offsets is not None:
+            self._shared.codes["offsets"] = codes.offsets
+        return codes.values
 
     def describe(self) -> str:
-        return f"int8({self.base.describe()}, {self.group_size})"
+        kind = "fp8" if self.format.floats else f"int{self.format.bits}"
+        return f"{kind}({self.base.describe()}, {self.format.group_size})"
 
 
 @dataclass(frozen=True)
-class QuantizedScales(Quantized):
-    """The scales of a quantized weight."""
-
+class _Factors(Quantized):
     @property
     def shape(self) -> Shape:
-        return (*self.base.shape[:-1], groups_of(self.base.shape[-1], self.group_size))
+        return (*self.base.shape[:-1], groups_of(self.base.shape[-1], self.format.group_size))
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.float16
 
+
+@dataclass(frozen=True)
+class QuantizedScales(_Factors):
+    """The scales of a quantized weight."""
+
     def evaluate(self) -> torch.Tensor:
         """As ``QuantizedValues.evaluate``, and what that has made already if it came before."""
-        scales, self._shared.scales = self._shared.scales, None
-        return self._quantize(None) if scales is None else scales
+        found = self._shared.codes.pop("scales", None)
+        return self._quantize().scales if found is None else found
 
     def describe(self) -> str:
-        return f"scales({self.base.describe()}, {self.group_size})"
+        return f"scales({self.base.describe()}, {self.format.group_size})"
 
 
-def quantized(base: WeightExpr, group_size: int) -> tuple[QuantizedValues, QuantizedScales]:
-    """Values and scales of a weight of floats. Raises PassError for another, or one without a dimension to group."""
-    if len(base.shape) < 2 or group_size < 0 or not base.dtype.is_floating_point:
-        raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {group_size}")
+@dataclass(frozen=True)
+class QuantizedOffsets(_Factors):
+    """The offsets of a quantized weight."""
+
+    def evaluate(self) -> torch.Tensor:
+        """As ``QuantizedScales.evaluate``."""
+        found = self._shared.codes.pop("offsets", None)
+        if found is None:
+            found = self._quantize().offsets
+        assert found is not None
+        return found
+
+    def describe(self) -> str:
+        return f"offsets({self.base.describe()}, {self.format.group_size})"
+
+
+def quantized(
+    base: WeightExpr, code_format: CodeFormat
+) -> tuple[QuantizedValues, QuantizedScales, QuantizedOffsets | None]:
+    """Values, scales and, if the format has them, offsets of a weight of floats.
+
+    Raises PassError for another weight, one without a dimension to group, and groups that can't be made.
+    """
+    size = code_format.group_size
+    if len(base.shape) < 2 or size < 0 or not base.dtype.is_floating_point:
+        raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {size}")
+    fits = (code_format.bits, code_format.offsets) == (8, False)
+    if code_format.bits == 4:
+        fits = size in GROUP_SIZES_OF_4_BITS and base.shape[-1] % size == 0
+    if not fits:
+        raise PassError(f"a weight {base.shape} can't be quantized to {code_format}")
     shared = _Shared()
-    return QuantizedValues(base, group_size, shared), QuantizedScales(base, group_size, shared)
+    offsets = QuantizedOffsets(base, code_format, shared) if code_format.offsets else None
+    return QuantizedValues(base, code_format, shared), QuantizedScales(base, code_format, shared), offsets
 
 
-def _quantize_rows(rows: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+def _tensors(codes: Codes) -> list[torch.Tensor]:
+    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+
+
+def formats_of_rows(expr: WeightExpr) -> frozenset[CodeFormat | None]:
+    """Which integers the weight's rows are already: None for rows that aren't."""
+    last = len(expr.shape) - 1
+    match expr:
+        case Prequantized():
+            return frozenset({expr.code_format})
+        case Concat() | Stack() if expr.dim != last:
+            return frozenset[CodeFormat | None]().union(*(formats_of_rows(b) for b in expr.bases))
+        case Slice() | Chosen() if expr.dim != last:
+            return formats_of_rows(expr.base)
+        case Cast(to=torch.float32 | torch.float64):
+            return formats_of_rows(expr.base)
+        case _:
+            return frozenset({None})
+
+
+def _codes(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
+    """The integers of a weight, as they are where they are known and rounded where they aren't."""
+    if code_format not in formats_of_rows(expr):
+        return _rounded(expr, code_format)
+    match expr:
+        case Prequantized():
+            codes = expr.codes()
+            if not all(torch.isfinite(t).all() for t in _tensors(codes)[1:]):
+                raise _error(expr, expr.evaluate())
+            count = codes.values.numel()
+            return codes, QuantizationCounts(count, kept=count if expr.of_source else 0)
+        case Concat() | Stack():
+            found = [_codes(b, code_format) for b in expr.bases]
+            join = torch.cat if isinstance(expr, Concat) else torch.stack
+            joined = [join(kind, expr.dim) for kind in zip(*(_tensors(c) for c, _ in found), strict=True)]
+            return Codes(*joined), sum((n for _, n in found), QuantizationCounts())
+        case Slice():
+            codes, counts = _codes(expr.base, code_format)
+            cut = [t.narrow(expr.dim, expr.start, expr.stop - expr.start) for t in _tensors(codes)]
+            kept = cut[0].numel() if counts.kept == counts.values else 0  # which ones are cut off is not known
+            return Codes(*cut), QuantizationCounts(cut[0].numel(), counts.saturated, counts.vanished, kept)
+        case Chosen():
+            codes, counts = _codes(expr.base, code_format)
+            left = [t.index_select(expr.dim, torch.tensor(expr.indices)) for t in _tensors(codes)]
+            kept = left[0].numel() if counts.kept == counts.values else 0
+            return Codes(*left), QuantizationCounts(left[0].numel(), counts.saturated, counts.vanished, kept)
+        case Cast():
+            return _codes(expr.base, code_format)
+        case _:
+            raise PassError(f"{expr.describe()} has no integers")
+
+
+def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, QuantizationCounts]:
+    value = expr.evaluate()
+    size = value.shape[-1]
+    flat = value.reshape(-1, size)
+    factors = (len(flat), groups_of(size, code_format.group_size))
+    values = torch.empty(flat.shape, dtype=code_format.dtype)
+    scales = torch.empty(factors, dtype=torch.half)
+    offsets = torch.empty(factors, dtype=torch.half) if code_format.offsets else None
+    step = max(1, _CHUNK_ELEMENTS // size)
+    counts = QuantizationCounts(value.numel())
+    for start in range(0, len(flat), step):
+        part = slice(start, start + step)
+        rows = flat[part].float()
+        if code_format.bits == 8:
+            values[part], scales[part], saturated, vanished = _round_to_8_bits(rows, code_format)
+        else:
+            groups = rows.unflatten(-1, (-1, code_format.group_size))  # [rows, groups, G]
+            if offsets is None:
+                found, scales[part] = round_symmetric(groups)
+                unlike = (groups != 0).any(-1)
+            else:
+                found, scales[part], offsets[part] = round_with_offsets(groups)
+                unlike = (groups != groups[..., :1]).any(-1)
+            values[part] = found.flatten(-2)
+            saturated, vanished = 0, int(((scales[part] == 0) & unlike).sum())
+        counts += QuantizationCounts(0, saturated, vanished)
+        if not (torch.isfinite(scales[part]).all() and (offsets is None or torch.isfinite(offsets[part]).all())):
+            raise _error(expr, value)
+    lead = expr.shape[:-1]
+    shaped = [t.unflatten(0, lead) for t in (values, scales, *(() if offsets is None else (offsets,)))]
+    return Codes(*shaped), counts
+
+
+def _round_to_8_bits(rows: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """float32 [N, K] -> values [N, K], scales [N, groups], and how many saturated and vanished."""
-    size = rows.shape[1]
-    groups, width = groups_of(size, group_size), group_size or size
+    size, most = rows.shape[1], LARGEST_E4M3 if code_format.floats else float(LARGEST)
+    groups, width = groups_of(size, code_format.group_size), code_format.group_size or size
     padded = torch.nn.functional.pad(rows, (0, groups * width - size)).view(len(rows), groups, width)
     largest = padded.abs().amax(-1)  # [N, groups]
-    scales = (largest / LARGEST).half()
+    scales = (largest / most).half()
     divisor = torch.where(scales == 0, torch.inf, scales.float())  # all values of a group that vanishes are zero
-    rounded = (padded / divisor[..., None]).round_()
-    values = rounded.clamp(-LARGEST, LARGEST)
-    saturated = int((rounded != values).sum())
+    scaled = padded / divisor[..., None]
+    if not code_format.floats:
+        scaled.round_()
+    saturated = int((scaled.abs() > (_FIRST_BEYOND if code_format.floats else most)).sum())
     vanished = int(((scales == 0) & (largest != 0)).sum())
-    return values.to(torch.int8).view(len(rows), -1)[:, :size], scales, saturated, vanished
+    # To the nearest, ties to even; torch makes NaN of what is beyond the largest e4m3 value.
+    values = scaled.clamp_(-most, most).to(code_format.dtype)
+    return values.view(len(rows), -1)[:, :size], scales, saturated, vanished
+
+
+def _error(expr: WeightExpr, value: torch.Tensor) -> SourceError | PassError:
+    sources = ", ".join(dict.fromkeys(p.source for p in expr.parts(0)))
+    if not torch.isfinite(value).all():
+        return SourceError(f"weight {sources}: it has NaN or infinite values", hint="The checkpoint is damaged.")
+    return PassError(
+        f"weight {sources}: its largest magnitude is {value.abs().max().item():g}, too large for float16 scales",
+        hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
+    )

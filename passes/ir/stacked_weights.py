@@ -9,6 +9,7 @@ import torch
 from enginewright.plugins.errors import PassError
 
 from .provenance import Part
+from .scaled import Scaled
 from .weights import Cast, Concat, Shape, Slice, WeightExpr
 
 
@@ -104,7 +105,7 @@ def _is_stacked(expr: WeightExpr) -> bool:
             return expr.dim != 0 and _is_stacked(expr.base)
         case SwapAxes():
             return expr.first != 0 and _is_stacked(expr.base)
-        case Cast():
+        case Cast() | Scaled():
             return _is_stacked(expr.base)
         case _:
             return False
@@ -123,5 +124,7 @@ def _member(expr: WeightExpr, index: int) -> WeightExpr:
             return SwapAxes(_member(expr.base, index), expr.first, expr.second)
         case Cast():
             return Cast(_member(expr.base, index), expr.to)
+        case Scaled():
+            return expr.member(index, _member(expr.base, index))
         case _:
             raise PassError(f"{expr.describe()} is no stack")

@@ -154,13 +154,19 @@ class Slice(WeightExpr):
         parts = self.base.parts(axis)
         if axis != self.dim:
             return parts
-        cut, at = [], 0
+        cut: list[Part] = []
+        at, kept = 0, False
         for part in parts:
-            size = part.stop - part.start
-            low, high = max(self.start - at, 0), min(self.stop - at, size)
+            low, high = max(self.start - at, 0), min(self.stop - at, part.size)
+            if part.mixed == 0 and kept:  # it goes with the one before
+                cut.append(part)
+            if part.mixed != 0:
+                kept = low < high
             if low < high:
-                cut.append(Part(part.source, part.start + low, part.start + high, part.axis))
-            at += size
+                own = (low, high) if part.mixed is None else (0, part.stop - part.start)
+                mixed = None if part.mixed is None else high - low
+                cut.append(Part(part.source, part.start + own[0], part.start + own[1], part.axis, mixed))
+            at += part.size
         return tuple(cut)
 
     def describe(self) -> str:
@@ -332,6 +338,12 @@ class WeightStore:
             unique = f"{name}.{n}"
         self._by_name[unique] = expr
         return unique
+
+    def change(self, name: str, expr: WeightExpr) -> None:
+        """Another expression under a name that there is."""
+        if name not in self._by_name:
+            raise PassError(f"there is no weight {name} to change")
+        self._by_name[name] = expr
 
     def keep_only(self, names: set[str]) -> None:
         """Forgets weights that nothing uses any more."""

@@ -29,17 +29,27 @@ DTYPES: Mapping[torch.dtype, Dtype] = {
 MAX_RANK = 4
 """Of the operands of elementwise, copy and reduce."""
 
-NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8"})
+NARROW: frozenset[Dtype] = frozenset({"bf16", "f16", "i8", "i4", "u4"})
 """Types that few kernels take."""
 TAKES_NARROW = frozenset(
     {
         *("cast_bf16", "embedding", "linear", "grouped_linear"),
         *("quantize_activation", "quantized_linear", "quantized_grouped_linear", "quantized_embedding"),
+        *("rms_norm_quantize", "layer_norm_quantize", "add_rms_norm_quantize", "add_layer_norm_quantize"),
+        "gated_activation_quantize",
     }
 )
 """Steps that do."""
 _ROW_MULTIPLE: Mapping[Dtype, int] = {"bf16": 2, "i8": 4}
 """Rows of these types begin at multiples of 32 bits, which is what a kernel's instruction takes of them at a time."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight that some linear uses is stored: a layout, and a type of elements."""
+
+    layout: Layout
+    dtype: Dtype
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,10 @@ class Builder:
 
     Args:
         program: the program that is lowered.
-        packed: the layout of each weight that some linear uses; the others have rows.
+        packed: how each weight is stored that some linear uses; the others have rows.
     """
 
-    def __init__(self, program: Program, packed: Mapping[str, Layout]) -> None:
+    def __init__(self, program: Program, packed: Mapping[str, Packing]) -> None:
         self.program = program
         self.packed = packed
         self.steps: list[Step] = []
@@ -125,13 +135,15 @@ class Builder:
     def weight(self, name: str, *, rows: bool) -> View:
         """A weight in layout rows, or as it is (packed where a linear uses it)."""
         expr = self.program.weights[name]
-        packed = name in self.packed
-        used = f"{name}.rows" if packed and rows else name
-        if packed and rows and used in self.program.weights:
-            raise self.unsupported(f"the name {used} is taken by another weight")
-        dtype = self.dtype(torch.empty((), dtype=expr.dtype, device="meta"))
-        layout: Layout = self.packed[name] if packed and not rows else "rows"
-        self.weights.setdefault(used, WeightUse(name=used, dtype=dtype, shape=expr.shape, layout=layout))
+        packing = self.packed.get(name)
+        used = name
+        if packing is None or rows:
+            used = name if packing is None else f"{name}.rows"
+            if used != name and used in self.program.weights:
+                raise self.unsupported(f"the name {used} is taken by another weight")
+            packing = Packing("rows", self.dtype(torch.empty((), dtype=expr.dtype, device="meta")))
+        dtype = packing.dtype
+        self.weights.setdefault(used, WeightUse(name=used, dtype=dtype, shape=expr.shape, layout=packing.layout))
         self.sources.setdefault(used, expr)
         shape = tuple(Affine(s) for s in expr.shape)
         return View("weight", used, dtype, shape, contiguous_strides(shape))

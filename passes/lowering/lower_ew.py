@@ -40,30 +40,49 @@ def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
     if not isinstance(a["weight"], WeightRef):
         raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
-    inputs = [x, b.weight(a["weight"].name, rows=False)]
+    store, attrs = store_of_linear(b, a, x)
+    b.step("linear", [x, b.weight(a["weight"].name, rows=False), *store], [flat_output(out, x)], attrs)
+    return out
+
+
+def store_of_linear(b: Builder, a: Mapping[str, Any], x: View) -> tuple[list[View], dict[str, bool | str]]:
+    """Bias and residual of a linear of ``x`` [M, K], and the attributes that go with what there is of its store."""
+    inputs: list[View] = []
+    attrs: dict[str, bool | str] = {}
     if a["bias"] is not None:
         inputs.append(b.unit(b.view(a["bias"])))
-    b.step("linear", inputs, [flat_output(out, x)])
-    return out
+    if a.get("residual") is not None:
+        residual = b.view(a["residual"])
+        inputs.append(b.unit(b.reshaped(residual, (*x.shape[:-1], residual.shape[-1]))))
+        attrs["has_residual"] = True
+    if a["activation"]:
+        attrs["activation"] = a["activation"]
+    return inputs, attrs
+
+
+def norm_inputs(b: Builder, a: Mapping[str, Any], rank: int) -> tuple[list[View], dict[str, int | float | bool | str]]:
+    """Inputs of a norm, the first being x as rows of at most that rank, and its attributes."""
+    x = b.rows(b.view(a["x"]), rank)
+    inputs = [x]
+    if "residual" in a:
+        residual = b.view(a["residual"])
+        if residual.shape != b.view(a["x"]).shape:
+            raise b.unsupported("x and residual differ in shape")
+        inputs.append(b.reshaped(b.unit(residual), x.shape))
+    attrs: dict[str, int | float | bool | str] = {"eps": float(a["eps"])}
+    for name in ("weight", "bias"):
+        if name in a:
+            attrs[f"has_{name}"] = a[name] is not None
+            if a[name] is not None:
+                inputs.append(b.unit(b.view(a[name])))
+    return inputs, attrs
 
 
 def _norm(op: str) -> Handler:
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-        x = b.rows(b.view(a["x"]))
-        inputs = [x]
-        adds = "residual" in a
-        if adds:
-            residual = b.view(a["residual"])
-            if residual.shape != b.view(a["x"]).shape:
-                raise b.unsupported("x and residual differ in shape")
-            inputs.append(b.reshaped(b.unit(residual), x.shape))
-        attrs: dict[str, int | float | bool | str] = {"eps": float(a["eps"])}
-        for name in ("weight", "bias"):
-            if name in a:
-                attrs[f"has_{name}"] = a[name] is not None
-                if a[name] is not None:
-                    inputs.append(b.unit(b.view(a[name])))
-        if adds:
+        inputs, attrs = norm_inputs(b, a, rank=3)
+        x = inputs[0]
+        if "residual" in a:
             outs = [b.buffer(b.shape(node, i)) for i in (0, 1)]
             b.step(op, inputs, [flat_output(o, x) for o in outs], attrs)
             return tuple(outs)
@@ -108,7 +127,8 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return out
 
 
-def _cache_operand(b: Builder, k: Any, v: Any) -> Operand:
+def cache_operand(b: Builder, k: Any, v: Any) -> Operand:
+    """The layer's cache of which k and v are the halves."""
     if not (
         isinstance(k, CacheRef) and isinstance(v, CacheRef) and k.name == v.name and (k.half, v.half) == ("k", "v")
     ):
@@ -117,13 +137,13 @@ def _cache_operand(b: Builder, k: Any, v: Any) -> Operand:
 
 
 def _kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    cache = _cache_operand(b, a["k_cache"], a["v_cache"])
+    cache = cache_operand(b, a["k_cache"], a["v_cache"])
     b.step("kv_write", [b.unit(b.view(a["k"])), b.unit(b.view(a["v"])), b.view(a["slots"]), cache], [])
     return a["k_cache"], a["v_cache"]
 
 
 def _paged_attention(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    cache = _cache_operand(b, a["k_cache"], a["v_cache"])
+    cache = cache_operand(b, a["k_cache"], a["v_cache"])
     inputs: list[View | Operand] = [b.unit(b.view(a["q"])), cache]
     inputs += [b.view(a[name]) for name in ("block_table", "q_start", "kv_len")]
     if a["sinks"] is not None:

@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import Node
 
 from .builder import Builder, Value, WeightRef
-from .lower_ew import Handler, flat_output
+from .lower_ew import Handler, flat_output, store_of_linear
 
 ew = torch.ops.ew
 
@@ -25,10 +25,9 @@ def _grouped_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if not isinstance(a["weight"], WeightRef):
         raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
     x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
-    inputs = [x, b.unit(b.view(a["starts"])), b.weight(a["weight"].name, rows=False)]
-    if a["bias"] is not None:
-        inputs.append(b.unit(b.view(a["bias"])))
-    b.step("grouped_linear", inputs, [flat_output(out, x)])
+    store, attrs = store_of_linear(b, a, x)
+    inputs = [x, b.unit(b.view(a["starts"])), b.weight(a["weight"].name, rows=False), *store]
+    b.step("grouped_linear", inputs, [flat_output(out, x)], attrs)
     return out
 
 

@@ -10,13 +10,14 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.plugins.errors import PassError
-from enginewright.plugins.lowered_program import Affine, CacheGroupModel, Layout, LoweredProgram
+from enginewright.plugins.lowered_program import Affine, CacheGroupModel, LoweredProgram
 
 from ..ir.program import Program
+from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
 from ..match import bound_arguments
-from . import lower_elementwise, lower_ew, lower_experts, lower_quantized, lower_routing, lower_views
-from .builder import Builder, CacheRef, Value, WeightRef
+from . import lower_elementwise, lower_ew, lower_experts, lower_fused, lower_quantized, lower_routing, lower_views
+from .builder import Builder, CacheRef, Packing, Value, WeightRef
 from .lower_ew import Handler
 from .views import View, contiguous_strides
 
@@ -26,6 +27,7 @@ aten = torch.ops.aten
 HANDLERS: Mapping[Any, Handler] = {
     **lower_ew.HANDLERS,
     **lower_experts.HANDLERS,
+    **lower_fused.HANDLERS,
     **lower_quantized.HANDLERS,
     **lower_routing.HANDLERS,
     **lower_views.HANDLERS,
@@ -43,21 +45,25 @@ _WRITES_ITS_RESULT = (
 )
 """Ops that can write into a part of another's buffer."""
 
-_OF_FLOATS: Mapping[str, Mapping[torch.dtype, Layout]] = {
-    "weight": {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
-}
-_OF_INTEGERS: Mapping[str, Mapping[torch.dtype, Layout]] = {
-    "weight": {torch.int8: "panel32x4"},
-    "weight_scales": {torch.float16: "panel32"},
-}
-_PACKED: Mapping[Any, Mapping[str, Mapping[torch.dtype, Layout]]] = {
-    ew.linear.default: _OF_FLOATS,
-    ew.grouped_linear.default: _OF_FLOATS,
-    ew.quantized_linear.default: _OF_INTEGERS,
-    ew.quantized_grouped_linear.default: _OF_INTEGERS,
-    ew.quantized_embedding.default: {"table": {torch.int8: "panel32x4"}, "scales": {torch.float16: "panel32"}},
+_QUANTIZED = ("weight", "weight_scales", "weight_offsets")
+_PACKED: Mapping[Any, tuple[str, ...]] = {
+    ew.linear.default: ("weight",),
+    ew.grouped_linear.default: ("weight",),
+    ew.quantized_linear.default: _QUANTIZED,
+    ew.quantized_grouped_linear.default: _QUANTIZED,
+    ew.quantized_embedding.default: ("table", "scales", "offsets"),
 }
 """Arguments that kernels want in panels. ew.embedding takes a float table as the head has it, or in rows."""
+
+_SPARSE = frozenset({ew.linear.default, ew.quantized_linear.default})
+"""Ops that have kernels for weights of which two of every four are kept."""
+
+_PACKINGS: Mapping[torch.dtype, Packing] = {
+    torch.float32: Packing("panel32", "f32"),
+    torch.bfloat16: Packing("panel32x2", "bf16"),
+    torch.float16: Packing("panel32", "f16"),
+    torch.int8: Packing("panel32x4", "i8"),
+}
 
 
 @dataclass(frozen=True)
@@ -101,16 +107,33 @@ def lower_program(program: Program) -> Lowering:
     return Lowering(lowered, builder.sources)
 
 
-def _packed(program: Program) -> dict[str, Layout]:
-    """The layouts of weights that are read in panels."""
-    found: dict[str, Layout] = {}
+def _packed(program: Program) -> dict[str, Packing]:
+    """How weights are stored that are read in panels."""
+    found: dict[str, Packing] = {}
     for node in program.nodes_of(*_PACKED):
         given = bound_arguments(node)
-        for argument, layouts in _PACKED[node.target].items():
+        for argument in _PACKED[node.target]:
             expr = program.weight_of(given[argument])
-            if expr is not None and expr.dtype in layouts:
-                found[str(given[argument].target)] = layouts[expr.dtype]
+            if expr is not None and expr.dtype in _PACKINGS:
+                packing = _PACKINGS[expr.dtype]
+                packing = _of_integers(given) if packing.dtype == "i8" else packing
+                if expr.dtype != torch.float16 and is_two_of_four(expr) and _only_products(given[argument]):
+                    packing = Packing("sparse32", packing.dtype)
+                found[str(given[argument].target)] = packing
     return found
+
+
+def _only_products(weight: Node) -> bool:
+    """Whether nothing but linears read a weight, and these as their weight."""
+    return all(user.target in _SPARSE and bound_arguments(user)["weight"] is weight for user in weight.users)
+
+
+def _of_integers(given: Mapping[str, Any]) -> Packing:
+    """How the int8 tensor among these arguments of a call is stored: by its bits, and whether it has offsets."""
+    if given.get("weight_bits", given.get("bits")) == 8:
+        return _PACKINGS[torch.int8]
+    shifted = given.get("weight_offsets", given.get("offsets")) is not None
+    return Packing("panel32x8", "u4" if shifted else "i4")
 
 
 def _has_tensors(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""How the ops of 8-bit integers become steps, and casts to bf16."""
+"""How the ops of 8-bit and 4-bit integers become steps, and casts to bf16."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.fx.node import Node
 
 from .builder import Builder, Value, WeightRef
-from .lower_ew import Handler, flat_output
+from .lower_ew import Handler, flat_output, store_of_linear
 from .views import View
 
 ew = torch.ops.ew
@@ -33,25 +33,40 @@ def _quantized_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     inputs = [b.rows(b.view(a[name]), rank=2) for name in ("values", "scales", "sums")]
     if "starts" in a:
         inputs.append(b.unit(b.view(a["starts"])))
-    for name in ("weight", "weight_scales"):
-        if not isinstance(a[name], WeightRef):
-            raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
-        inputs.append(b.weight(a[name].name, rows=False))
-    if a["bias"] is not None:
-        inputs.append(b.unit(b.view(a["bias"])))
-    attrs = {name: int(a[name]) for name in ("weight_group", "activation_group")}
+    inputs += _weights(b, a["weight"], a["weight_scales"], a["weight_offsets"])
+    store, attrs = store_of_linear(b, a, inputs[0])
+    groups = {name: int(a[name]) for name in ("weight_group", "activation_group")}
+    attrs |= {"has_bias": a["bias"] is not None, **_has_offsets(a["weight_offsets"])}
     out = b.result(node)
     op = "quantized_grouped_linear" if "starts" in a else "quantized_linear"
-    b.step(op, inputs, [flat_output(out, inputs[0])], {**attrs, "has_bias": a["bias"] is not None})
+    b.step(op, [*inputs, *store], [flat_output(out, inputs[0])], {**groups, **attrs})
     return out
+
+
+def _weights(b: Builder, *given: Any) -> list[View]:
+    """Values, scales and, if there are any, offsets."""
+    packed = []
+    for one in given:
+        if one is None:
+            continue
+        if not isinstance(one, WeightRef):
+            raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+        packed.append(b.weight(one.name, rows=False))
+    return packed
+
+
+def _has_offsets(offsets: Any) -> dict[str, bool]:
+    """Left out where there are none, as in programs of before there could be any."""
+    return {} if offsets is None else {"has_offsets": True}
 
 
 def _quantized_embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     ids, out = b.unit(b.view(a["ids"])), b.result(node)
     if ids.rank != 1:
         raise b.unsupported(f"ids have rank {ids.rank}, not 1")
-    weights = [b.weight(a[name].name, rows=False) for name in ("table", "scales")]
-    b.step("quantized_embedding", [ids, *weights], [out], {"group_size": int(a["group_size"])})
+    weights = _weights(b, a["table"], a["scales"], a["offsets"])
+    attrs = {"group_size": int(a["group_size"]), **_has_offsets(a["offsets"])}
+    b.step("quantized_embedding", [ids, *weights], [out], attrs)
     return out
 
 

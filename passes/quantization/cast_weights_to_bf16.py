@@ -27,6 +27,7 @@ class CastWeightsToBf16(Pass):
     """
 
     name = "cast_weights_to_bf16"
+    exact = False
     requires = (HAS_FORMATS,)
     ensures = (Condition("no bf16 weight is left in float", lambda p: [describe_node(n) for n in _wide(p)]),)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.fx.node import Node, Target
 
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, Storage, WeightFormat
 from enginewright.plugins.errors import PassError, RecipeError
 
 from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node, free_of
+from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
+from ..ir.quantized import formats_of_rows
+from ..ir.two_of_four import QUAD
 from ..ir.weights import COMPUTED
 from ..weight_formats import FormatOverride, WeightFormats
 
@@ -45,11 +49,18 @@ _CHOOSERS: dict[Target, tuple[int, ...]] = {
 class ChooseFormats(Pass):
     """Writes ``meta["format"]``: an override's format, or the default where nothing speaks against it.
 
+    The default is ``formats.embeddings``, if there is one, for tables and for the product that gives the logits, and
+    ``formats.default`` for all others. With ``keep_blocks`` it is the format in which the weight is stored, if it is
+    stored as integers; parts of a fused product that are stored in different formats can't keep them.
+
     The default is not given to a product that decides which experts a token takes (a router: rounding there changes
     which weights are read, not just by how much a sum is off), nor to one with fewer than 32 outputs, nor to a table
     that the model computes (the sines of positions, which are exact). A table that is also some product's weight has
     that one's format, so that it is stored once. An override that names a module is taken at its word in all of these
     cases. What is computed from the inputs, or holds integers, has no other format at all.
+
+    Of a sparse format, tables, products that give the logits and experts have the dense form, unless an override asks
+    for it, which is an error.
     """
 
     name = "choose_formats"
@@ -60,24 +71,35 @@ class ChooseFormats(Pass):
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
+        formats = context.formats
         used: set[FormatOverride] = set()
         by_weight: dict[object, WeightFormat] = {}
-        for node in program.nodes_of(*LINEARS):
-            chosen = _overriding(node, context.formats, used)
+        heads = heads_of(program)
+        stored = _stored(program) if formats.keep_blocks else {}
+        for node in [*program.nodes_of(*LINEARS), *program.nodes_of(ew.embedding.default)]:  # tables follow heads
+            is_table = node.target is ew.embedding.default
+            default = formats.default
+            if formats.embeddings is not None and (is_table or node in heads):
+                default = formats.embeddings
+            kept = stored.get(node, frozenset())
+            own = _as_stored(kept) or default
+            chosen = _overriding(node, formats, own, used)
             if chosen is None:
-                chosen = _unless(_why_not_product(program, node), context.formats.default, node, result)
-            _check_weight(program, node, chosen)
-            _check_sums(program, node, chosen)
+                reason = _why_not_table(program, node) if is_table else _why_not_product(program, node)
+                if reason is None and len(kept) > 1:
+                    result.rejected.append(_blocks_that_differ(node, kept))
+                weight = node.args[WEIGHT_ARGUMENT[node.target]]
+                chosen = _unless(reason, by_weight.get(weight, own) if is_table else own, node, result)
+                if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
+                    result.rejected.append(
+                        Rejection(node.name, join_where(node.meta[WHERE]), f"it stays dense: {reason}")
+                    )
+                    chosen = replace(chosen, sparsity="dense")
+            _check_weight(program, node, chosen, heads)
             node.meta[FORMAT] = chosen
-            by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
-        for node in program.nodes_of(ew.embedding.default):
-            chosen = _overriding(node, context.formats, used)
-            if chosen is None:
-                wanted = by_weight.get(node.args[1], context.formats.default)
-                chosen = _unless(_why_not_table(program, node), wanted, node, result)
-            _check_weight(program, node, chosen)
-            node.meta[FORMAT] = chosen
-        _check_overrides(program, context.formats, used)
+            if not is_table:
+                by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
+        _check_overrides(program, formats, used)
         result.matched = sum(n.meta[FORMAT] != WeightFormat() for n in _of_weights(program))
         return result
 
@@ -96,14 +118,66 @@ HAS_FORMATS = Condition(
 """What the passes behind this one require."""
 
 
-def _overriding(node: Node, formats: WeightFormats, used: set[FormatOverride]) -> WeightFormat | None:
+def heads_of(program: Program) -> set[Node]:
+    """The products that give the logits, with nothing but elementwise ops and choices of rows behind them."""
+    vocabulary = program.value(program.logits).shape[-1]
+    seen, open_ = {program.logits}, [program.logits]
+    found = set()
+    while open_:
+        node = open_.pop()
+        if node.target in LINEARS:
+            if program.value(node).shape[-1] == vocabulary:
+                found.add(node)
+            continue
+        for value in node.all_input_nodes:
+            if value not in seen:
+                seen.add(value)
+                open_.append(value)
+    return found
+
+
+def _stored(program: Program) -> dict[Node, frozenset[CodeFormat | None]]:
+    """As what integers the weights of calls are stored. Raises RecipeError if none is."""
+    found = {}
+    for node in _of_weights(program):
+        weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+        if weight is not None and (kinds := formats_of_rows(weight)) != {None}:
+            found[node] = kinds
+    if not found:
+        raise RecipeError(
+            "weights.keep_blocks is true, but no weight of this model is stored in blocks that can be kept",
+            hint="Export from a GGUF file with tensors of Q4_0, Q4_1 or Q8_0, or leave keep_blocks out of the recipe.",
+        )
+    return found
+
+
+def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
+    """The one format in which all parts of a weight are stored."""
+    kind = next(iter(kinds)) if len(kinds) == 1 else None
+    if kind is None:
+        return None
+    storage: Storage = "int8" if kind.bits == 8 else "int4"
+    return WeightFormat(storage, kind.group_size, kind.offsets, "int8", kind.group_size)
+
+
+def _blocks_that_differ(node: Node, kinds: frozenset[CodeFormat | None]) -> Rejection:
+    named = sorted("floats" if k is None else str(_as_stored(frozenset({k}))) for k in kinds)
+    reason = f"its blocks are not kept: its parts are stored as {' and '.join(named)}"
+    return Rejection(node.name, join_where(node.meta[WHERE]), reason)
+
+
+def _overriding(
+    node: Node, formats: WeightFormats, own: WeightFormat, used: set[FormatOverride]
+) -> WeightFormat | None:
     """The format that overrides give a call, None without any; those that speak for it join ``used``.
+
+    ``own`` is what it has without them.
 
     Raises PassError if the call stands for several modules that don't all have the same format.
     """
     paths = node.meta[WHERE]
     found = [formats.override_of(path) for path in paths]
-    wanted = [formats.default if o is None else o.format for o in found]
+    wanted = [own if o is None else o.format for o in found]
     if len(set(wanted)) > 1:
         shown = ", ".join(f"{path}: {one}" for path, one in zip(paths, wanted, strict=True))
         raise PassError(
@@ -167,21 +241,46 @@ def _decides(node: Node) -> Node | None:
     return None
 
 
-def _check_weight(program: Program, node: Node, chosen: WeightFormat) -> None:
+def why_dense(node: Node, heads: set[Node]) -> str | None:
+    """Why the weight of a call is never sparse, whatever is asked for."""
+    if node.target is ew.embedding.default:
+        return "a row of a table is looked up, not multiplied"
+    if node.target is ew.grouped_linear.default:
+        return "there is no kernel for sparse experts"
+    return "its product gives the logits, which rounding hurts most" if node in heads else None
+
+
+def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> None:
+    """Raises PassError for a format that this weight can't have."""
+    if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
+        raise PassError(
+            f"{describe_node(node)}: an override gives it the sparsity {chosen.sparsity}, but {reason}",
+            hint='Give it sparsity = "dense", or leave the module out of the overrides of the recipe.',
+        )
     if chosen != WeightFormat() and (reason := _why_only_float(program, node)) is not None:
         raise PassError(
             f"{describe_node(node)}: an override gives it the storage {chosen.storage}, but {reason}",
             hint="Leave the module out of the overrides of the recipe.",
         )
-
-
-def _check_sums(program: Program, node: Node, chosen: WeightFormat) -> None:
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
-    if chosen.storage != "int8" or chosen.group_size or chosen.activation_group_size or weight is None:
+    if weight is None:
         return
-    if weight.shape[-1] > LONGEST_SUM:
+    size, group = weight.shape[-1], chosen.group_size
+    if chosen.storage == "int4" and size % group:
+        others = [f"groups of {g}" for g in GROUP_SIZES_OF_4_BITS if size % g == 0]
         raise PassError(
-            f"{describe_node(node)}: a sum of {weight.shape[-1]:,} products of 8-bit integers may not fit into 32 bits",
+            f"{describe_node(node)}: its input dimension of {size} is no multiple of int4's groups of {group}",
+            hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
+        )
+    if chosen.sparsity != "dense" and size % QUAD:
+        raise PassError(
+            f"{describe_node(node)}: its input dimension of {size} is no multiple of {QUAD}, of which 2:4 keeps two",
+            hint='Give it sparsity = "dense", by an override in the recipe.',
+        )
+    one_sum = node.target in LINEARS and chosen.storage == "int8" and not (group or chosen.activation_group_size)
+    if one_sum and size > LONGEST_SUM:
+        raise PassError(
+            f"{describe_node(node)}: a sum of {size:,} products of 8-bit integers may not fit into 32 bits",
             hint="Set group_size = 32 for it, by an override in the recipe.",
         )
 

@@ -1,4 +1,4 @@
-"""Embeddings of tables that are kept as 8-bit integers, shared with the head where that has the same weight."""
+"""Embeddings of tables that are kept as integers, shared with the head where that has the same weight."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch.fx.node import Node
 
 from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.prequantized import BITS
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from .choose_formats import FORMAT, HAS_FORMATS
@@ -15,27 +16,29 @@ ew = torch.ops.ew
 
 
 def _left(program: Program) -> list[str]:
-    return [describe_node(n) for n in program.nodes_of(ew.embedding.default) if n.meta[FORMAT].storage == "int8"]
+    return [describe_node(n) for n in program.nodes_of(ew.embedding.default) if n.meta[FORMAT].storage in BITS]
 
 
 class QuantizeEmbeddings(Pass):
-    """``ew.embedding`` of an int8 table -> ``ew.quantized_embedding``. Its weight is a tied head's very own."""
+    """``ew.embedding`` of a table of integers -> ``ew.quantized_embedding``. Its weight is a tied head's very own."""
 
     name = "quantize_embeddings"
+    exact = False
     requires = (HAS_FORMATS,)
-    ensures = (Condition("no embedding has an int8 table in float", _left),)
+    ensures = (Condition("no embedding has a table of integers in float", _left),)
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         for node in program.nodes_of(ew.embedding.default):
-            if node.meta[FORMAT].storage != "int8":
+            wanted = node.meta[FORMAT]
+            if wanted.storage not in BITS:
                 continue
             ids, table = node.args
             assert isinstance(table, Node)
-            group = node.meta[FORMAT].group_size
             with program.inserting_before(node):
-                pair = quantized_weight(program, table, group)
-                new = program.call(ew.quantized_embedding.default, ids, *pair, group, where=node.meta[WHERE])
+                integers = quantized_weight(program, table, wanted)
+                kind = (BITS[wanted.storage], wanted.group_size)
+                new = program.call(ew.quantized_embedding.default, ids, *integers, *kind, where=node.meta[WHERE])
             program.replace(node, new)
             result.matched += 1
         return result

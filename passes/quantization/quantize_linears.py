@@ -1,4 +1,4 @@
-"""Products with weights of 8-bit integers: the input is quantized once for all that read it, then multiplied."""
+"""Products with weights of integers: the input is quantized once for all that read it, then multiplied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.plugins.contracts import WeightFormat
+
 from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.prequantized import BITS, CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.quantized import quantized
@@ -24,24 +27,25 @@ _QUANTIZED: dict[Target, Callable[..., Any]] = {
 
 
 def _left(program: Program) -> list[str]:
-    return [describe_node(n) for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage == "int8"]
+    return [describe_node(n) for n in program.nodes_of(*LINEARS) if n.meta[FORMAT].storage in BITS]
 
 
 class QuantizeLinears(Pass):
-    """``ew.linear`` and ``ew.grouped_linear`` of int8 weights -> ``ew.quantize_activation`` and their quantized forms.
+    """``ew.linear`` and ``ew.grouped_linear`` of integers -> ``ew.quantize_activation`` and their quantized forms.
 
     Products of one input in groups of one size share its quantization.
     """
 
     name = "quantize_linears"
+    exact = False
     requires = (HAS_FORMATS,)
-    ensures = (Condition("no linear has an int8 weight in float", _left),)
+    ensures = (Condition("no linear has integers as its weight in float", _left),)
 
     def call(self, program: Program, context: PassContext) -> PassResult:
         result = PassResult()
         inputs: dict[tuple[Node, int], list[Node]] = {}
         for node in program.nodes_of(*LINEARS):
-            if node.meta[FORMAT].storage == "int8":
+            if node.meta[FORMAT].storage in BITS:
                 with program.inserting_before(node):
                     new = _quantize(program, node, inputs)
                 program.replace(node, new)
@@ -49,15 +53,17 @@ class QuantizeLinears(Pass):
         return result
 
 
-def quantized_weight(program: Program, node: Node, group_size: int) -> tuple[Node, Node]:
-    """Values and scales of the weight that ``node`` names; the same two for every use of it."""
-    expr = program.weight_of(node)
+def quantized_weight(program: Program, node: Node, wanted: WeightFormat) -> tuple[Node, Node, Node | None]:
+    """Values, scales and offsets, if any, of the weight that ``node`` names; the same ones for every use of it."""
+    expr, code_format = program.weight_of(node), CodeFormat.of(wanted)
     assert expr is not None
-    values, scales = quantized(expr, group_size)
+    assert code_format is not None
+    values, scales, offsets = quantized(expr, code_format)
     where = node.meta[WHERE]
     return (
-        program.weight(f"{node.target}.int8", values, where=where),
+        program.weight(f"{node.target}.{wanted.storage}", values, where=where),
         program.weight(f"{node.target}.scales", scales, where=where),
+        None if offsets is None else program.weight(f"{node.target}.offsets", offsets, where=where),
     )
 
 
@@ -70,6 +76,6 @@ def _quantize(program: Program, node: Node, inputs: dict[tuple[Node, int], list[
     if key not in inputs:
         activation = program.call(ew.quantize_activation.default, *key, where=where)
         inputs[key] = [program.call(operator.getitem, activation, i, where=where) for i in range(3)]
-    pair = quantized_weight(program, weight, wanted.group_size)
-    groups = (wanted.group_size, wanted.activation_group_size)
-    return program.call(_QUANTIZED[node.target], *inputs[key], *between, *pair, bias, *groups, where=where)
+    integers = quantized_weight(program, weight, wanted)
+    kinds = (BITS[wanted.storage], wanted.group_size, wanted.activation_group_size)
+    return program.call(_QUANTIZED[node.target], *inputs[key], *between, *integers, bias, *kinds, where=where)

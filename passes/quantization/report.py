@@ -20,15 +20,17 @@ class AffectedWeight:
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """All 8-bit weights of a program together, and those that rounding did more to than round.
+    """All weights of a program that became integers together, and those that rounding did more to than round.
 
-    ``values`` counts weights; ``saturated`` those that were clamped; ``vanished`` groups that became zero.
+    ``values`` counts weights; ``saturated`` those of 8 bits that were clamped; ``vanished`` groups that became zero, or
+    one number; ``kept`` weights that are the integers of the source, bit for bit.
     """
 
     values: int
     saturated: int
     vanished: int
     affected: tuple[AffectedWeight, ...]
+    kept: int = 0
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:
@@ -44,4 +46,5 @@ def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> Quantizati
         saturated=sum(c.saturated for _, c in counts),
         vanished=sum(c.vanished for _, c in counts),
         affected=tuple(AffectedWeight(n, c.saturated, c.vanished) for n, c in counts if c.saturated or c.vanished),
+        kept=sum(c.kept for _, c in counts),
     )

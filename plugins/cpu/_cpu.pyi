@@ -3,7 +3,7 @@
 Faults of an argument raise ValueError, logits that can't be sampled RuntimeError, want of memory MemoryError.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -61,10 +61,23 @@ class Program:
     def find_cache(self, group: str, layer: int) -> int:
         """-1 if there is none."""
 
-class Executor:
-    """The arena, KV caches and threads to run a program with. ``blocks`` has P for each cache group in order."""
+class Resources:
+    """KV caches as ``program`` has them, an arena and threads. ``blocks`` has P for each cache group in order."""
 
     def __init__(self, program: Program, blocks: Sequence[int], threads: int, isa: str) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def arena_bytes(self) -> int: ...
+
+class Executor:
+    """Runs a program on resources that others of the same model may share; their steps take turns."""
+
+    def __init__(self, program: Program, resources: Resources) -> None: ...
     def run(
         self,
         ids: _Int32,
@@ -77,22 +90,17 @@ class Executor:
         logprobs: int = 0,
         return_logits: bool = False,
         profile: bool = False,
-        dump_step: int = -1,
+        watch: Callable[[int, bool, list[npt.NDArray[Any] | None]], object] | None = None,
     ) -> dict[str, Any]:
         """Runs one step with the GIL released. ``groups``: (slots [T], block table [B, M]) of each cache group.
 
-        The result has the keys of _Samples if sampling is given, ``logits`` [R, V] if asked for, ``seconds`` by step
-        with ``profile``, and ``dumped``, the outputs of step ``dump_step`` as they were when it had just run; bf16 and
-        f16 as their bits, in uint16.
+        The result has the keys of _Samples if sampling is given, ``logits`` [R, V] if asked for, and ``seconds`` by
+        step with ``profile``.
+
+        ``watch(index, before, arrays)`` is called before each step with views of its inputs, and after it with views of
+        its outputs, None for what is no buffer; bf16 and f16 as their bits, in uint16. They are valid until it returns;
+        what it writes to them is what the program goes on with.
         """
-    @property
-    def isa(self) -> str: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def cache_bytes(self) -> int: ...
-    @property
-    def arena_bytes(self) -> int: ...
 
 def isas() -> list[str]:
     """What this processor can run, best first."""

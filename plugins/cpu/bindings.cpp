@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
+#include <type_traits>
 
 #include "bandwidth.h"
 #include "executor.h"
@@ -26,6 +28,7 @@ using ew::Executor;
 using ew::new_array;
 using ew::Operand;
 using ew::Program;
+using ew::Resources;
 
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -50,7 +53,7 @@ Affine affine(nb::handle value) {
 ew::Dtype dtype(const std::string& name) {
   ew::Dtype result = ew::Dtype::f32;
   if (ew::parse_dtype(name.c_str(), &result)) return result;
-  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8");
+  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8, i4, u4");
 }
 
 Operand operand(nb::handle value) {
@@ -91,7 +94,7 @@ int add_weight(Program& program, const std::string& name, const std::string& typ
   ew::Weight weight{name, dtype(type), std::move(shape), ew::WeightLayout::rows, nullptr};
   if (!ew::parse_layout(layout.c_str(), &weight.layout)) {
     throw std::invalid_argument("weight " + name + ": layout " + layout +
-                                " is not one of rows, panel32, panel32x2, panel32x4");
+                                " is not one of rows, panel32, panel32x2, panel32x4, panel32x8");
   }
   const int64_t size = static_cast<int64_t>(memory.size());
   if (offset < 0 || bytes < 0 || offset > size || bytes > size - offset) {
@@ -147,28 +150,38 @@ struct SamplingArrays {
   }
 };
 
-nb::list dumped_arrays(const std::vector<ew::DumpedArray>& dumped) {
+// Arrays over the arena, valid while the step is watched; None for what is no buffer.
+nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
+  const ew::Step& step = executor.program().steps()[index];
+  const std::vector<ew::Place> places = executor.places(index, inputs);
   nb::list arrays;
-  for (const ew::DumpedArray& array : dumped) {
-    const std::vector<size_t> shape(array.shape.begin(), array.shape.end());
-    const auto copy = [&]<class T>(T* data) {
-      nb::object result = new_array<T>(shape, &data);
-      std::copy_n(array.bytes.data(), array.bytes.size(), reinterpret_cast<char*>(data));
-      arrays.append(result);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const ew::Place& place = places[i];
+    if (!place.data) {
+      arrays.append(nb::none());
+      continue;
+    }
+    const std::vector<size_t> shape(place.shape.begin(), place.shape.end());
+    const auto view = [&]<class T>(std::type_identity<T>) {
+      const nb::ndarray<nb::numpy, T> array(reinterpret_cast<T*>(place.data), shape.size(), shape.data(),
+                                            nb::handle(), place.strides.data());
+      arrays.append(nb::cast(array, nb::rv_policy::reference));
     };
-    switch (array.dtype) {
+    switch ((inputs ? step.inputs : step.outputs)[i].dtype) {
       case ew::Dtype::f32:
-        copy(static_cast<float*>(nullptr));
+        view(std::type_identity<float>());
         break;
       case ew::Dtype::i32:
-        copy(static_cast<int32_t*>(nullptr));
+        view(std::type_identity<int32_t>());
         break;
       case ew::Dtype::i8:
-        copy(static_cast<int8_t*>(nullptr));
+      case ew::Dtype::i4:  // weights alone, which are no buffers
+      case ew::Dtype::u4:
+        view(std::type_identity<int8_t>());
         break;
       case ew::Dtype::bf16:
       case ew::Dtype::f16:
-        copy(static_cast<uint16_t*>(nullptr));
+        view(std::type_identity<uint16_t>());
         break;
     }
   }
@@ -178,7 +191,7 @@ nb::list dumped_arrays(const std::vector<ew::DumpedArray>& dumped) {
 nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
              const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
              const std::vector<std::pair<Vector<int32_t>, Matrix<int32_t>>>& groups, nb::object sampling,
-             int logprobs, bool return_logits, bool profile, int dump_step) {
+             int logprobs, bool return_logits, bool profile, nb::object watch) {
   ew::StepArrays inputs{span(ids), span(positions), span(q_start), span(kv_len), span(rows), {}};
   for (const auto& [slots, table] : groups) {
     if (table.shape(0) != kv_len.size())
@@ -197,11 +210,17 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   float* logits = nullptr;
   if (return_logits) output["logits"] = new_array<float>({count, vocab}, &logits);
   std::vector<double> seconds;
-  std::vector<ew::DumpedArray> dumped;
+  ew::RunOptions options{profile ? &seconds : nullptr, {}};
+  if (!watch.is_none()) {
+    options.watch = [&](size_t step, bool before) {
+      const nb::gil_scoped_acquire acquire;
+      watch(step, before, watched_arrays(executor, step, before));
+    };
+  }
   {
     nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(executor.mutex());
-    executor.run(inputs, {dump_step, &dumped, profile ? &seconds : nullptr});
+    const std::lock_guard<std::mutex> lock(executor.resources()->mutex());
+    executor.run(inputs, options);
     if (samples && count > 0) executor.sample(samples->rows.data(), samples->result);
     for (size_t r = 0; logits && r < count; ++r) {
       std::copy_n(executor.logits() + static_cast<int64_t>(r) * executor.logits_stride(), vocab,
@@ -210,17 +229,18 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   }
   if (samples) samples->put(output);
   if (profile) output["seconds"] = nb::cast(seconds);
-  if (dump_step >= 0) output["dumped"] = dumped_arrays(dumped);
   return output;
 }
 
 // The memory of a layer's cache: k [P, Nkv, D, 32] and v [P, Nkv, 32, Dv], for tests and tools.
 nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
-  Executor& executor = nb::cast<Executor&>(self);
+  const Executor& executor = nb::cast<const Executor&>(self);
   const int index = executor.program().find_cache(group, layer);
   if (index < 0) throw std::invalid_argument("there is no cache " + group + "/" + std::to_string(layer));
-  const ew::KvCache& cache = executor.cache(index);
-  const size_t blocks = static_cast<size_t>(executor.blocks(executor.program().caches()[index].group));
+  const ew::Resources& resources = *executor.resources();
+  const ew::KvCache& cache = resources.caches()[static_cast<size_t>(index)];
+  const int of_group = executor.program().caches()[static_cast<size_t>(index)].group;
+  const size_t blocks = static_cast<size_t>(resources.blocks(static_cast<size_t>(of_group)));
   const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
   const size_t k_shape[] = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
   const size_t v_shape[] = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
@@ -294,15 +314,21 @@ NB_MODULE(_cpu, m) {
       .def("finish", &Program::finish)
       .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
 
-  nb::class_<Executor>(m, "Executor")
+  nb::class_<Resources>(m, "Resources")
       .def(nb::init<const Program&, std::vector<int64_t>, int, const std::string&>(), "program"_a, "blocks"_a,
-           "threads"_a, "isa"_a, nb::keep_alive<1, 2>())
+           "threads"_a, "isa"_a)
+      .def_prop_ro("isa", [](Resources& r) { return r.kernels().isa; })
+      .def_prop_ro("threads", [](Resources& r) { return r.pool().size(); })
+      .def_prop_ro("cache_bytes", &Resources::cache_bytes)
+      .def_prop_ro("arena_bytes", &Resources::arena_bytes);
+
+  // Made without the interpreter lock: it waits for a step that runs, which may wait for the lock to be
+  // watched.
+  nb::class_<Executor>(m, "Executor")
+      .def(nb::init<const Program&, std::shared_ptr<Resources>>(), "program"_a, "resources"_a,
+           nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
       .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
-           "logprobs"_a = 0, "return_logits"_a = false, "profile"_a = false, "dump_step"_a = -1)
-      .def_prop_ro("isa", &Executor::isa)
-      .def_prop_ro("threads", &Executor::threads)
-      .def_prop_ro("cache_bytes", &Executor::cache_bytes)
-      .def_prop_ro("arena_bytes", &Executor::arena_bytes);
+           "logprobs"_a = 0, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
 }

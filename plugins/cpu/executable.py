@@ -6,7 +6,7 @@ built, and the rest on every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -29,6 +29,14 @@ _BITS = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}  # w
 _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
+Watcher = Callable[[int, bool, list[npt.NDArray[Any] | None]], None]
+"""Called with a step's index, whether it is about to run or has just run, and views of its inputs or of its outputs.
+
+The views are valid until it returns, and None for what is no buffer (weights, step inputs, caches). What is written to
+them is what the program goes on with. A step with nothing to do is left out.
+"""
+
+
 class CpuProgram:
     """A program with its weights, KV caches and threads.
 
@@ -38,15 +46,19 @@ class CpuProgram:
             layout that the program asks for; dtype and shape of the array don't matter, its bytes do. Kept alive; may
             be a read-only map of a file.
         blocks: number of KV blocks P of each cache group, by name. Cache memory is address space until it is written.
+            Left out with ``share`` alone.
         threads: 0 means the cores this process may use, by affinity and cgroup quota.
         isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
+        share: another program of the same model: this one runs on its caches, arena and threads, which live as long as
+            either; ``blocks``, ``threads`` and ``isa`` are its.
 
     Raises:
-        BundleError: the program or a weight doesn't hold together; names step, operand and module path.
+        BundleError: the program or a weight doesn't hold together, or has other caches than that of ``share``; names
+            step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
         EnginewrightError: ``blocks``, ``threads`` or ``isa`` is out of range.
 
-    ``run`` may be called from several threads; the calls take turns.
+    ``run`` may be called from several threads; the calls take turns, also those of programs that share.
     """
 
     def __init__(
@@ -54,47 +66,52 @@ class CpuProgram:
         lowered: LoweredProgram,
         weights: Mapping[str, npt.NDArray[np.generic]],
         *,
-        blocks: Mapping[str, int],
+        blocks: Mapping[str, int] | None = None,
         threads: int = 0,
         isa: str | None = None,
+        share: CpuProgram | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
-        if set(blocks) != set(self._groups):
-            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks)}")
+        if share is not None and (blocks is not None or threads or isa is not None):
+            raise EnginewrightError("blocks, threads and isa are those of the program that is shared with")
+        if share is None and set(blocks or {}) != set(self._groups):
+            raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks or {})}")
         if not 0 <= threads <= _MOST_THREADS:
             raise EnginewrightError(f"threads = {threads} is not in [0, {_MOST_THREADS}]")
-        threads = threads or min(available_threads(), _MOST_THREADS)
         try:
             program = _build(lowered, weights)
         except ValueError as e:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
+        if share is None:
+            wanted = [(blocks or {})[name] for name in self._groups]
+            self._resources = _resources(program, wanted, threads or min(available_threads(), _MOST_THREADS), isa)
+        else:
+            self._resources = share._resources
         try:
-            self._executor = _cpu.Executor(program, [blocks[name] for name in self._groups], threads, isa or isas()[0])
+            self._executor = _cpu.Executor(program, self._resources)
         except ValueError as e:
-            raise EnginewrightError(str(e)) from e
+            raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         except MemoryError as e:
-            raise CapacityError("no memory for the KV caches", hint="Use fewer blocks.") from e
-        except RuntimeError as e:
-            raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
+            raise CapacityError("no memory for intermediate values", hint="Use smaller buckets.") from e
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of all KV caches."""
-        return self._executor.cache_bytes
+        return self._resources.cache_bytes
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of intermediate values; grows with the largest step so far."""
-        return self._executor.arena_bytes
+        """Bytes of intermediate values, of all programs that share; grows with the largest step so far."""
+        return self._resources.arena_bytes
 
     @property
     def threads(self) -> int:
-        return self._executor.threads
+        return self._resources.threads
 
     @property
     def isa(self) -> str:
-        return self._executor.isa
+        return self._resources.isa
 
     def run(self, step: StepInput) -> StepOutput:
         """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
@@ -109,16 +126,43 @@ class CpuProgram:
         return output, np.asarray(extra["seconds"])
 
     def trace(self, step: StepInput, index: int) -> list[npt.NDArray[np.generic]]:
-        """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs."""
-        dumped = self._run(step, dump_step=index)[1]["dumped"]
-        outputs = self.lowered.steps[index].outputs  # a step with nothing to do is left out, and so are its arrays
-        return [array.view(_BITS.get(o.dtype, array.dtype)) for o, array in zip(outputs, dumped, strict=False)]
+        """As ``run``; returns copies of what step ``index`` of the program wrote, one for each of its outputs.
+
+        A step with nothing to do wrote nothing. Raises RequestError if there is no such step.
+        """
+        if not 0 <= index < len(self.lowered.steps):
+            raise RequestError(f"step {index} is not in [0, {len(self.lowered.steps)})")
+        written: list[npt.NDArray[np.generic]] = []
+
+        def keep(at: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
+            if at == index and not before:
+                written.extend(np.array(a, order="C") for a in arrays if a is not None)
+
+        self.watch(step, keep)
+        return written
+
+    def watch(self, step: StepInput, watcher: Watcher) -> StepOutput:
+        """As ``run``, with ``watcher`` called before and after each step of the program; see ``Watcher``."""
+
+        def named(index: int, before: bool, arrays: list[npt.NDArray[Any] | None]) -> None:
+            one = self.lowered.steps[index]
+            operands = one.inputs if before else one.outputs
+            watcher(
+                index,
+                before,
+                [
+                    a if a is None else a.view(_BITS.get(o.dtype, a.dtype))
+                    for a, o in zip(arrays, operands, strict=True)
+                ],
+            )
+
+        return self._run(step, watch=named)[0]
 
     def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
         """Views of a layer's cache memory: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools."""
         return _cpu.cache_arrays(self._executor, group, layer)
 
-    def _run(self, step: StepInput, *, profile: bool = False, dump_step: int = -1) -> tuple[StepOutput, dict[str, Any]]:
+    def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
         for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
             if set(mapping) != set(self._groups):
                 raise RequestError(f"{name} must name the cache groups {list(self._groups)}, not {list(mapping)}")
@@ -140,7 +184,7 @@ class CpuProgram:
                 sampling.logprobs if sampling is not None else 0,
                 step.return_logits,
                 profile,
-                dump_step,
+                watch,
             )
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
@@ -164,6 +208,17 @@ def isas() -> list[str]:
     Of avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
     """
     return _cpu.isas()
+
+
+def _resources(program: _cpu.Program, blocks: list[int], threads: int, isa: str | None) -> _cpu.Resources:
+    try:
+        return _cpu.Resources(program, blocks, threads, isa or isas()[0])
+    except ValueError as e:
+        raise EnginewrightError(str(e)) from e
+    except MemoryError as e:
+        raise CapacityError("no memory for the KV caches", hint="Use fewer blocks.") from e
+    except RuntimeError as e:
+        raise CapacityError(f"{threads} threads could not be started: {e}", hint="Use fewer threads.") from e
 
 
 def _int32(name: str, value: npt.NDArray[np.generic], rank: int) -> Int32Array:

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <new>
+#include <mutex>
 #include <stdexcept>
 
 namespace ew {
@@ -36,35 +35,19 @@ void check_length(const std::string& name, size_t length, int64_t wanted, const 
 
 }  // namespace
 
-Executor::Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)
-    : program_(program), kernels_(kernels_for(isa.c_str())), blocks_(std::move(blocks)), pool_(threads) {
+Executor::Executor(const Program& program, std::shared_ptr<Resources> resources)
+    : program_(program), resources_(std::move(resources)) {
   if (!program.finished()) fail("the program is not finished");
-  if (!kernels_) fail("isa " + isa + " is not available on this processor");
-  if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
-  if (blocks_.size() != program.groups().size()) fail("blocks must have one entry a cache group");
-  for (size_t g = 0; g < blocks_.size(); ++g) {
-    if (blocks_[g] < 1 || blocks_[g] > INT32_MAX / kBlock) {
-      fail("blocks of cache group " + program.groups()[g].name + " = " + std::to_string(blocks_[g]) +
-           " is not in [1, " + std::to_string(INT32_MAX / kBlock) + "]");
-    }
-  }
-  for (const CacheLayer& layer : program.caches()) {
-    const CacheGroup& group = program.groups()[layer.group];
-    KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size};
-    for (const auto& [data, size] :
-         {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
-      int64_t bytes = group.kv_heads * size * kBlock * element_bytes(Dtype::f32);  // of a block: at most 2^47
-      if (__builtin_mul_overflow(bytes, blocks_[layer.group], &bytes)) throw std::bad_alloc();
-      cache_memory_.emplace_back(bytes, Pages::normal);
-      *data = static_cast<float*>(cache_memory_.back().data());
-      cache_bytes_ += cache_memory_.back().bytes();
-    }
-    memory_.caches.push_back(cache);
-  }
+  resources_->check(program);
   inputs_.resize(static_cast<size_t>(program.input_count()));
   memory_.inputs.resize(inputs_.size(), nullptr);
   memory_.table_strides.resize(program.groups().size(), 0);
-  memory_.workspace = &workspace_;
+  memory_.caches = resources_->caches();
+  memory_.workspace = &resources_->workspace();
+  const Affine& arena = program.arena_bytes();
+  if (!arena.is(arena.constant)) return;
+  const std::lock_guard<std::mutex> lock(resources_->mutex());
+  resources_->reserve_arena(arena.constant);
 }
 
 void Executor::check(const StepArrays& inputs) const {
@@ -110,7 +93,7 @@ void Executor::check_group(const StepArrays& inputs, size_t g) const {
   const std::string slots = program_.input_name(slots_input(static_cast<int>(g)));
   const std::string table = program_.input_name(table_input(static_cast<int>(g)));
   const int64_t requests = static_cast<int64_t>(inputs.kv_len.size());
-  const int64_t blocks = blocks_[g];
+  const int64_t blocks = resources_->blocks(g);
   const int64_t window = program_.groups()[g].attention_window;
   check_length(slots, group.slots.size(), static_cast<int64_t>(inputs.ids.size()), "T");
   check_length(table, group.table.size(), requests * group.width, "B * width");
@@ -179,18 +162,19 @@ void Executor::copy_inputs(const StepArrays& inputs) {
   }
 }
 
-// The resolved steps for sizes_, with an arena large enough for them.
+// The resolved steps for sizes_, with an arena large enough for them. Another executor may have moved the
+// arena: what was resolved holds as long as it lies where it did.
 const std::vector<ResolvedStep>& Executor::prepare() {
-  const int64_t needed = program_.arena_bytes().at(sizes_);
-  if (needed > arena_.bytes()) {
-    shapes_.clear();
+  const int64_t needed = std::max<int64_t>(program_.arena_bytes().at(sizes_), 0);
+  if (needed > resources_->arena().bytes()) {
     logits_ = nullptr;
-    arena_ = {};
-    arena_ = ZeroedMemory(needed + needed / 4, Pages::huge);
-    memory_.arena = static_cast<char*>(arena_.data());
+    resources_->reserve_arena(needed + needed / 4);
   }
-  memory_.arena_bytes = std::max<int64_t>(needed, 0);
-  if (arena_.bytes() > 0) arena_.limit(memory_.arena_bytes);
+  const ZeroedMemory& arena = resources_->arena();
+  if (memory_.arena != arena.data()) shapes_.clear();
+  memory_.arena = static_cast<char*>(arena.data());
+  memory_.arena_bytes = needed;
+  if (arena.bytes() > 0) arena.limit(needed);
   ++clock_;
   auto shape =
       std::find_if(shapes_.begin(), shapes_.end(), [this](const Shape& s) { return s.sizes == sizes_; });
@@ -212,48 +196,25 @@ const std::vector<ResolvedStep>& Executor::prepare() {
   return shape->steps;
 }
 
-void Executor::dump(size_t index, std::vector<DumpedArray>& dumped) const {
+std::vector<Place> Executor::places(size_t index, bool inputs) const {
   const Step& step = program_.steps()[index];
-  for (const Operand& operand : step.outputs) {
-    const Place place = locate(program_, memory_, sizes_, operand, step_title(index, step));
-    const size_t element = static_cast<size_t>(element_bytes(operand.dtype));
-    DumpedArray array{place.shape, operand.dtype, {}};
-    std::vector<int64_t> shape(place.shape), strides(place.strides);
-    shape.insert(shape.begin(), kMaxRank - shape.size(), 1);
-    strides.insert(strides.begin(), kMaxRank - strides.size(), 0);
-    array.bytes.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3]) * element);
-    char* to = array.bytes.data();
-    if (array.bytes.empty()) {
-      dumped.push_back(std::move(array));
-      continue;
-    }
-    for (int64_t i = 0; i < shape[0]; ++i) {
-      for (int64_t j = 0; j < shape[1]; ++j) {
-        for (int64_t k = 0; k < shape[2]; ++k) {
-          for (int64_t l = 0; l < shape[3]; ++l, to += element) {
-            const int64_t at = i * strides[0] + j * strides[1] + k * strides[2] + l * strides[3];
-            std::memcpy(to, place.data + at * static_cast<int64_t>(element), element);
-          }
-        }
-      }
-    }
-    dumped.push_back(std::move(array));
+  std::vector<Place> result;
+  for (const Operand& operand : inputs ? step.inputs : step.outputs) {
+    const bool buffer = operand.kind == OperandKind::buffer;
+    result.push_back(buffer ? locate(program_, memory_, sizes_, operand, step_title(index, step)) : Place());
   }
+  return result;
 }
 
 void Executor::run(const StepArrays& inputs, const RunOptions& options) {
-  const int64_t count = static_cast<int64_t>(program_.steps().size());
-  if (options.dump_step < -1 || options.dump_step >= count) {
-    fail("dump_step = " + std::to_string(options.dump_step) + " is not in [0, " + std::to_string(count) +
-         ")");
-  }
   check(inputs);
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
             static_cast<int64_t>(inputs.rows.size())};
   copy_inputs(inputs);
   const std::vector<ResolvedStep>& steps = prepare();
-  if (options.seconds) options.seconds->assign(static_cast<size_t>(count), 0.0);
+  if (options.seconds) options.seconds->assign(program_.steps().size(), 0.0);
   for (const ResolvedStep& step : steps) {
+    if (options.watch) options.watch(static_cast<size_t>(step.index), true);
     if (options.seconds) {
       const auto start = std::chrono::steady_clock::now();
       execute(step);
@@ -262,13 +223,13 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
     } else {
       execute(step);
     }
-    if (step.index == options.dump_step && options.dumped)
-      dump(static_cast<size_t>(step.index), *options.dumped);
+    if (options.watch) options.watch(static_cast<size_t>(step.index), false);
   }
 }
 
 void Executor::sample(const RowSampling* parameters, const SampleResult& result) {
-  sampler_.sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters, result, pool_);
+  resources_->sampler().sample(logits_, sizes_.rows, program_.vocab_size(), logits_stride_, parameters,
+                               result, resources_->pool());
 }
 
 }  // namespace ew

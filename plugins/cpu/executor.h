@@ -1,16 +1,14 @@
-// Runs a program: holds its arena and KV caches, checks the inputs of each step, and calls the kernels.
+// Runs a program: checks the inputs of each step, and calls the kernels.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "memory.h"
 #include "resolver.h"
-#include "sampler.h"
-#include "thread_pool.h"
+#include "resources.h"
 
 namespace ew {
 
@@ -25,43 +23,40 @@ struct StepArrays {
   std::vector<Group> groups;  // as Program::groups
 };
 
-// A copy of what a step wrote, for bisecting.
-struct DumpedArray {
-  std::vector<int64_t> shape;
-  Dtype dtype = Dtype::f32;
-  std::vector<char> bytes;
-};
+// Called before a step runs, and after; see Executor::places. What it throws ends the run.
+using Watch = std::function<void(size_t step, bool before)>;
 
 struct RunOptions {
-  int dump_step = -1;  // index of a step whose outputs are copied
-  std::vector<DumpedArray>* dumped = nullptr;
   std::vector<double>* seconds = nullptr;  // [steps], set if not null
+  Watch watch = {};
 };
 
 class Executor {
  public:
-  // blocks: P of each cache group. isa: one of available_isas(). Throws std::invalid_argument,
-  // std::bad_alloc.
-  Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa);
+  // On what it may share with executors of other programs of the same model: they read what it writes to the
+  // caches, and take turns. A program that was planned for one size has its arena reserved here, to the byte;
+  // one of any size takes more when a step needs it. Throws std::invalid_argument, std::bad_alloc.
+  Executor(const Program& program, std::shared_ptr<Resources> resources);
+  // On its own.
+  Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)
+      : Executor(program, std::make_shared<Resources>(program, std::move(blocks), threads, isa)) {}
 
-  // Runs all steps; the logits stay readable until the next call. Throws std::invalid_argument that names the
-  // input, or the step and operand, that is wrong; nothing has run then, except where a step computes indices
-  // that a later one follows. Not thread-safe: hold `mutex()`.
+  // Runs all steps; the logits stay readable until any executor of the same resources runs. Throws
+  // std::invalid_argument that names the input, or the step and operand, that is wrong; nothing has run then,
+  // except where a step computes indices that a later one follows. Hold the resources' mutex.
   void run(const StepArrays& inputs, const RunOptions& options = {});
 
   void sample(const RowSampling* parameters, const SampleResult& result);  // of the last run's logits
+
+  // Where the inputs, or the outputs, of a step lie, while `RunOptions::watch` is called; what is written
+  // there is what the program goes on with. Of operands that are no buffers, data is null.
+  std::vector<Place> places(size_t step, bool inputs) const;
 
   const float* logits() const { return logits_; }  // row r at r * logits_stride()
   int64_t logits_stride() const { return logits_stride_; }
   int64_t rows() const { return sizes_.rows; }  // R of the last run
   const Program& program() const { return program_; }
-  const char* isa() const { return kernels_->isa; }
-  int threads() const { return pool_.size(); }
-  int64_t cache_bytes() const { return cache_bytes_; }  // address space; blocks never written cost no memory
-  int64_t arena_bytes() const { return arena_.bytes(); }
-  const KvCache& cache(int index) const { return memory_.caches[index]; }  // as Program::caches
-  int64_t blocks(int group) const { return blocks_[group]; }
-  std::mutex& mutex() { return mutex_; }
+  const std::shared_ptr<Resources>& resources() const { return resources_; }
 
  private:
   struct Shape {  // what was resolved for some sizes
@@ -77,26 +72,17 @@ class Executor {
   void copy_inputs(const StepArrays& inputs);
   const std::vector<ResolvedStep>& prepare();
   void execute(const ResolvedStep& step);  // executor_steps.cpp
-  void dump(size_t step, std::vector<DumpedArray>& dumped) const;
 
   const Program& program_;
-  const KernelTable* kernels_;
-  std::vector<int64_t> blocks_;
-  std::vector<ZeroedMemory> cache_memory_;
-  int64_t cache_bytes_ = 0;
+  std::shared_ptr<Resources> resources_;
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
-  ZeroedMemory arena_;
-  Workspace workspace_;
-  std::vector<int32_t> places_;  // of the rows that combine_experts takes
+  std::vector<int32_t> places_;               // of the rows that combine_experts takes
   Memory memory_;
   Sizes sizes_;
   std::vector<Shape> shapes_;
   uint64_t clock_ = 0;
   const float* logits_ = nullptr;
   int64_t logits_stride_ = 0;
-  ThreadPool pool_;
-  Sampler sampler_;
-  std::mutex mutex_;
 };
 
 }  // namespace ew

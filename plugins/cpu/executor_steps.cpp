@@ -4,13 +4,14 @@
 namespace ew {
 
 void Executor::execute(const ResolvedStep& step) {
-  const KernelTable& k = *kernels_;
+  const KernelTable& k = resources_->kernels();
+  ThreadPool& pool = resources_->pool();
   if (step.check.rule != IndexRule::none) {
     const size_t index = static_cast<size_t>(step.index);
     check_indices(step.check, step_title(index, program_.steps()[index]), places_);
   }
   const auto run = [&]<class Args>(void (*kernel)(const Args&, ThreadPool&)) {
-    kernel(std::get<Args>(step.arguments), pool_);
+    kernel(std::get<Args>(step.arguments), pool);
   };
   switch (step.op) {
     case Op::embedding:
@@ -48,20 +49,22 @@ void Executor::execute(const ResolvedStep& step) {
     case Op::quantize_activation:
       return run(k.quantize_activation);
     case Op::quantized_linear:
-      return run(k.linear_int8);
+      return std::holds_alternative<LinearInt4Args>(step.arguments) ? run(k.linear_int4) : run(k.linear_int8);
     case Op::quantized_embedding:
-      return run(k.embedding_int8);
+      return std::holds_alternative<EmbeddingInt4Args>(step.arguments) ? run(k.embedding_int4)
+                                                                       : run(k.embedding_int8);
     case Op::route_experts:
       return run(k.route_experts);
     case Op::grouped_linear:
       return std::holds_alternative<Grouped<LinearArgs>>(step.arguments) ? run(k.grouped_linear)
                                                                          : run(k.grouped_linear_bf16);
     case Op::quantized_grouped_linear:
-      return run(k.grouped_linear_int8);
+      return std::holds_alternative<Grouped<LinearInt4Args>>(step.arguments) ? run(k.grouped_linear_int4)
+                                                                             : run(k.grouped_linear_int8);
     case Op::combine_experts: {
       CombineExpertsArgs args = std::get<CombineExpertsArgs>(step.arguments);
       args.places = places_.data();
-      return k.combine_experts(args, pool_);
+      return k.combine_experts(args, pool);
     }
     case Op::top_k:
       return run(k.top_k);
@@ -69,6 +72,18 @@ void Executor::execute(const ResolvedStep& step) {
       return run(k.gather);
     case Op::scatter:
       return run(k.scatter);
+    case Op::rms_norm_quantize:
+      return run(k.rms_norm_quantize);
+    case Op::layer_norm_quantize:
+      return run(k.layer_norm_quantize);
+    case Op::add_rms_norm_quantize:
+      return run(k.add_rms_norm_quantize);
+    case Op::add_layer_norm_quantize:
+      return run(k.add_layer_norm_quantize);
+    case Op::gated_activation_quantize:
+      return run(k.gated_activation_quantize);
+    case Op::rope_kv_write:
+      return run(k.rope_kv_write);
   }
 }
 

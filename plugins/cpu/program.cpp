@@ -26,12 +26,13 @@ struct Name {
   const char* name;
   E value;
 };
-constexpr Name<Dtype> kDtypes[] = {
-    {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}, {"i32", Dtype::i32}, {"i8", Dtype::i8}};
-constexpr Name<WeightLayout> kLayouts[] = {{"rows", WeightLayout::rows},
-                                           {"panel32", WeightLayout::panel32},
-                                           {"panel32x2", WeightLayout::panel32x2},
-                                           {"panel32x4", WeightLayout::panel32x4}};
+constexpr Name<Dtype> kDtypes[] = {{"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16},
+                                   {"i32", Dtype::i32}, {"i8", Dtype::i8},     {"i4", Dtype::i4},
+                                   {"u4", Dtype::u4}};
+constexpr Name<WeightLayout> kLayouts[] = {
+    {"rows", WeightLayout::rows},           {"panel32", WeightLayout::panel32},
+    {"panel32x2", WeightLayout::panel32x2}, {"panel32x4", WeightLayout::panel32x4},
+    {"panel32x8", WeightLayout::panel32x8}, {"sparse32", WeightLayout::sparse32}};
 
 template <class E, size_t N>
 const char* find_name(const Name<E> (&names)[N], E value) {
@@ -51,18 +52,33 @@ bool parse(const Name<E> (&names)[N], const char* name, E* out) {
 bool fits(WeightLayout layout, Dtype dtype) {
   switch (layout) {
     case WeightLayout::rows:
-      return true;
+      return !four_bits(dtype);
     case WeightLayout::panel32:
       return dtype == Dtype::f32 || dtype == Dtype::f16;
     case WeightLayout::panel32x2:
       return dtype == Dtype::bf16;
     case WeightLayout::panel32x4:
       return dtype == Dtype::i8;
+    case WeightLayout::panel32x8:
+      return four_bits(dtype);
+    case WeightLayout::sparse32:  // what isn't kept is zero, which a u4 has no word for
+      return dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::i8 || dtype == Dtype::i4;
   }
   return false;
 }
 int64_t depth_step(WeightLayout layout) {
-  return layout == WeightLayout::panel32x4 ? 4 : layout == WeightLayout::panel32x2 ? 2 : 1;
+  switch (layout) {
+    case WeightLayout::panel32x2:
+      return 2;
+    case WeightLayout::panel32x4:
+      return 4;
+    case WeightLayout::panel32x8:
+      return 8;
+    case WeightLayout::sparse32:
+      return 32;
+    default:
+      return 1;
+  }
 }
 
 }  // namespace
@@ -137,15 +153,17 @@ int Program::add_weight(Weight weight, int64_t bytes) {
   for (const int64_t size : weight.shape) {
     if (size < 1) fail(subject, "a size below 1");
   }
-  if (weight.layout != WeightLayout::rows) {
-    const std::string layout = std::string("layout ") + name_of(weight.layout);
-    if (weight.shape.size() != 2 && weight.shape.size() != 3) fail(subject, layout + " takes rank 2 or 3");
-    if (!fits(weight.layout, weight.dtype)) fail(subject, layout + " takes no " + name_of(weight.dtype));
-  }
+  const std::string layout = std::string("layout ") + name_of(weight.layout);
+  const bool matrix = weight.shape.size() == 2 || weight.shape.size() == 3;
+  if (weight.layout != WeightLayout::rows && !matrix) fail(subject, layout + " takes rank 2 or 3");
+  if (weight.layout == WeightLayout::sparse32 && (weight.shape.size() != 2 || weight.shape[1] % 4 != 0))
+    fail(subject, layout + " takes rank 2 and a multiple of 4 columns");
+  if (!fits(weight.layout, weight.dtype)) fail(subject, layout + " takes no " + name_of(weight.dtype));
   if (weight.bytes() != bytes) {
-    fail(subject, "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
-                      std::to_string(weight.elements()) + " elements of " +
-                      std::to_string(element_bytes(weight.dtype)));
+    fail(subject,
+         "it has " + std::to_string(bytes) + " bytes, where its shape and layout take " +
+             std::to_string(weight.elements()) + " elements of " +
+             (four_bits(weight.dtype) ? "half of one" : std::to_string(element_bytes(weight.dtype))));
   }
   if (weight.data == nullptr || reinterpret_cast<uintptr_t>(weight.data) % 64 != 0) {
     fail(subject, "its memory is not aligned to 64 bytes");
@@ -174,6 +192,8 @@ void Program::verify_operand(const Operand& operand, const std::string& subject)
     if (!in_list(caches_.size())) fail(name, "there is no such cache");
     return;
   }
+  if (four_bits(operand.dtype) && operand.kind != OperandKind::weight)
+    fail(name, std::string("only a weight can be ") + name_of(operand.dtype));
   if (operand.rank() < 1 || operand.rank() > kMaxRank) fail(name, "its rank is not in 1 .. 4");
   if (operand.strides.size() != operand.shape.size()) fail(name, "strides and shape differ in rank");
   for (const auto& list : {operand.shape, operand.strides, {operand.offset}}) {

@@ -31,9 +31,11 @@ struct Affine {
 inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
 
 enum class OperandKind : uint8_t { buffer, weight, input, cache };
-enum class Dtype : uint8_t { f32, bf16, f16, i32, i8 };
-constexpr int64_t element_bytes(Dtype dtype) {
-  return dtype == Dtype::i8 ? 1 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2 : 4;
+enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4 };
+// Two values in a byte; only weights in panels have these.
+constexpr bool four_bits(Dtype dtype) { return dtype == Dtype::i4 || dtype == Dtype::u4; }
+constexpr int64_t element_bytes(Dtype dtype) {  // and 1 for what takes half of one
+  return dtype == Dtype::i8 || four_bits(dtype) ? 1 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2 : 4;
 }
 const char* name_of(Dtype dtype);
 const char* name_of(WeightLayout layout);
@@ -86,6 +88,12 @@ enum class Op : uint8_t {
   top_k,
   gather,
   scatter,
+  rms_norm_quantize,
+  layer_norm_quantize,
+  add_rms_norm_quantize,
+  add_layer_norm_quantize,
+  gated_activation_quantize,
+  rope_kv_write,
 };
 
 using AttributeValue = std::variant<bool, int64_t, double, std::string>;
@@ -97,9 +105,11 @@ struct Attributes {
   double scalar = 0;
   int64_t window = 0, group_size = 0, weight_group = 0, activation_group = 0, experts = 0, k = 0;
   bool has_weight = false, has_bias = false, has_sinks = false, has_slopes = false;
-  bool has_scalar = false, scalar_first = false;
+  bool has_offsets = false, has_residual = false, has_scalar = false, scalar_first = false;
   bool interleaved = false;
+  bool sparse = false;  // of a linear: its weight is in sparse32
   Activation activation = Activation::silu;
+  LinearActivation linear_activation = LinearActivation::none;
   ReduceKind reduce = ReduceKind::sum;
   ElementwiseFn fn = ElementwiseFn::add;
 };
@@ -118,10 +128,15 @@ struct Weight {
   WeightLayout layout = WeightLayout::rows;
   const void* data = nullptr;  // 64-byte aligned; owned by the caller, who keeps it alive
 
-  // As stored: panels round N, and panel32x2 and panel32x4 K too. Throws std::invalid_argument if it
-  // overflows.
+  // Panels round N, and those of several neighbours K too. Throws std::invalid_argument if it overflows.
   int64_t elements() const;
-  int64_t bytes() const { return elements() * element_bytes(dtype); }
+  // As stored: of sparse ones half the elements, and 4 bits for every four.
+  int64_t bytes() const {
+    const int64_t count = elements();
+    const bool sparse = layout == WeightLayout::sparse32;
+    return (sparse ? count / 2 : count) * element_bytes(dtype) / (four_bits(dtype) ? 2 : 1) +
+           (sparse ? count / 8 : 0);
+  }
 };
 
 struct Buffer {

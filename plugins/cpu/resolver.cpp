@@ -128,7 +128,7 @@ IndexCheck StepResolver::index_check() const {
 // Two buffers of the arena may share memory only while one of them is dead. A step that writes one and reads
 // or writes the other sees both alive, unless both are the same view and the kernel allows that. (Views of
 // one buffer are slices of it, interleaved at times; whether they overlap is not looked at, but where a
-// kernel follows what it reads: indices must not change while it runs.)
+// kernel follows what it reads, since indices must not change while it runs, and for a linear's residual.)
 void StepResolver::check_overlap() const {
   const auto buffer = [](const Operand& operand) { return operand.kind == OperandKind::buffer; };
   const auto clash = [](const Place& a, const Place& b) {
@@ -139,10 +139,12 @@ void StepResolver::check_overlap() const {
     for (size_t i = 0; i < in_.size(); ++i) {
       const Operand& input = step_.inputs[i];
       const bool index = static_cast<int>(i) == index_operand();
-      if (!buffer(input) || (input.index == output.index && !index) || !clash(in_[i], out_[o])) continue;
+      const bool residual = step_.attributes.has_residual && i + 1 == in_.size();
+      const bool slices = input.index == output.index && !index && !residual;
+      if (!buffer(input) || slices || !clash(in_[i], out_[o])) continue;
       const bool same =
           in_[i].data == out_[o].data && in_[i].shape == out_[o].shape && in_[i].strides == out_[o].strides;
-      if (index || !same || !may_alias(step_.op))
+      if (index || !same || !(residual || may_alias(step_.op)))
         fail_operand(title_, output, "overlaps operand " + input.name + " in the arena");
     }
     for (size_t p = 0; p < o; ++p) {
@@ -189,13 +191,14 @@ Arguments StepResolver::arguments() const {
     case Op::quantize_activation:
       return quantize_activation();
     case Op::quantized_linear:
-      return linear_int8(3);
+      return four_bits(step_.inputs[3].dtype) ? Arguments(linear_int4(3)) : Arguments(linear_int8(3));
     case Op::quantized_embedding:
       return quantized_embedding();
     case Op::grouped_linear:
       if (step_.inputs[0].dtype == Dtype::bf16) return grouped(linear_bf16(2), 1);
       return grouped(linear(2), 1);
     case Op::quantized_grouped_linear:
+      if (four_bits(step_.inputs[4].dtype)) return grouped(linear_int4(4), 3);
       return grouped(linear_int8(4), 3);
     case Op::route_experts:
       return route_experts();
@@ -207,6 +210,16 @@ Arguments StepResolver::arguments() const {
       return gather();
     case Op::scatter:
       return scatter();
+    case Op::rms_norm_quantize:
+    case Op::layer_norm_quantize:
+      return norm_quantize(false);
+    case Op::add_rms_norm_quantize:
+    case Op::add_layer_norm_quantize:
+      return norm_quantize(true);
+    case Op::gated_activation_quantize:
+      return gated_activation_quantize();
+    case Op::rope_kv_write:
+      return rope_kv_write();
   }
   return {};
 }

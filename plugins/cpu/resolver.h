@@ -22,10 +22,11 @@ struct Memory {
 using Arguments =
     std::variant<std::monostate, EmbeddingArgs, LinearArgs, NormArgs, RopeTableArgs, RopeArgs,
                  GatedActivationArgs, KvWriteArgs, PagedAttentionArgs, TakeRowsArgs, ElementwiseArgs,
-                 CopyArgs, ReduceArgs, EmbeddingBf16Args, EmbeddingInt8Args, CastBf16Args, LinearBf16Args,
-                 QuantizeActivationArgs, LinearInt8Args, RouteExpertsArgs, CombineExpertsArgs,
-                 Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>, TopKArgs, GatherArgs,
-                 ScatterArgs>;
+                 CopyArgs, ReduceArgs, EmbeddingBf16Args, EmbeddingInt8Args, EmbeddingInt4Args, CastBf16Args,
+                 LinearBf16Args, QuantizeActivationArgs, LinearInt8Args, LinearInt4Args, RouteExpertsArgs,
+                 CombineExpertsArgs, Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>,
+                 Grouped<LinearInt4Args>, TopKArgs, GatherArgs, ScatterArgs, ThenQuantize<NormArgs>,
+                 ThenQuantize<GatedActivationArgs>, RopeKvWriteArgs>;
 
 struct ResolvedStep {
   Op op = Op::copy;

@@ -16,7 +16,7 @@ View StepResolver::view(const Place& place, const Place& to) {
   return result;
 }
 
-NormArgs StepResolver::norm(bool add) const {
+NormArgs StepResolver::norm_of(bool add) const {
   NormArgs args{.outer = outer(in_[0]),
                 .inner = inner(in_[0]),
                 .size = in_[0].shape.back(),
@@ -25,15 +25,19 @@ NormArgs StepResolver::norm(bool add) const {
                 .weight = nullptr,
                 .bias = nullptr,
                 .eps = step_.attributes.eps,
-                .normed = rows<float>(out_[0]),
+                .normed = {},
                 .sum = {}};
   size_t next = 1;
-  if (add) {
-    args.residual = rows<const float>(in_[next++]);
-    args.sum = rows<float>(out_[1]);
-  }
+  if (add) args.residual = rows<const float>(in_[next++]);
   if (step_.attributes.has_weight) args.weight = pointer<float>(in_[next++]);
   if (step_.attributes.has_bias) args.bias = pointer<float>(in_[next]);
+  return args;
+}
+
+NormArgs StepResolver::norm(bool add) const {
+  NormArgs args = norm_of(add);
+  args.normed = rows<float>(out_[0]);
+  if (add) args.sum = rows<float>(out_[1]);
   return args;
 }
 

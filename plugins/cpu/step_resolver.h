@@ -41,12 +41,15 @@ class StepResolver {
     std::copy(place.shape.begin(), place.shape.end(), shape + kMaxRank - place.shape.size());
   }
   WeightLayout layout(size_t input) const { return program_.weights()[step_.inputs[input].index].layout; }
-  int64_t expert_elements(size_t input) const;  // of one expert of a weight [E, N, K]
+  int64_t expert_stride(
+      size_t input) const;  // from one expert of a weight [E, N, K] to the next; int4: bytes
   const float* bias(size_t input) const {
     return step_.attributes.has_bias ? pointer<float>(in_[input]) : nullptr;
   }
+  Epilogue epilogue() const;  // of a linear; a residual is its last input
 
   // step_arguments.cpp
+  NormArgs norm_of(bool add) const;  // without results
   NormArgs norm(bool add) const;
   RopeTableArgs rope_table() const;
   RopeArgs rope() const;
@@ -60,14 +63,21 @@ class StepResolver {
 
   // step_arguments_linear.cpp
   Arguments embedding() const;
-  EmbeddingInt8Args quantized_embedding() const;
+  Arguments quantized_embedding() const;
   CastBf16Args cast_bf16() const;
   QuantizeActivationArgs quantize_activation() const;
   LinearArgs linear(size_t weight) const;
   LinearBf16Args linear_bf16(size_t weight) const;
   LinearInt8Args linear_int8(size_t weight) const;
+  LinearInt4Args linear_int4(size_t weight) const;
   template <class Linear>
   Grouped<Linear> grouped(const Linear& all, size_t starts) const;
+
+  // step_arguments_fused.cpp
+  ThenQuantize<NormArgs> norm_quantize(bool add) const;
+  ThenQuantize<GatedActivationArgs> gated_activation_quantize() const;
+  RopeKvWriteArgs rope_kv_write() const;
+  QuantizeActivationArgs quantized_rows() const;  // the first three outputs
 
   // step_arguments_experts.cpp
   RouteExpertsArgs route_experts() const;

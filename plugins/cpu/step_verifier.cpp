@@ -35,6 +35,12 @@ const std::map<std::string, Op>& ops() {
       {"top_k", Op::top_k},
       {"gather", Op::gather},
       {"scatter", Op::scatter},
+      {"rms_norm_quantize", Op::rms_norm_quantize},
+      {"layer_norm_quantize", Op::layer_norm_quantize},
+      {"add_rms_norm_quantize", Op::add_rms_norm_quantize},
+      {"add_layer_norm_quantize", Op::add_layer_norm_quantize},
+      {"gated_activation_quantize", Op::gated_activation_quantize},
+      {"rope_kv_write", Op::rope_kv_write},
   };
   return names;
 }
@@ -102,8 +108,15 @@ void StepVerifier::padded(const Operand& operand, int64_t multiple) const {
 void StepVerifier::panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) const {
   require(operand.kind == OperandKind::weight && operand.dtype == dtype &&
               program_.weights()[operand.index].layout == layout && operand.rank() == (grouped ? 3 : 2),
-          "operand " + operand.name + " must be " + (dtype == Dtype::bf16 ? "a " : "an ") + name_of(dtype) +
+          "operand " + operand.name + " must be " +
+              (dtype == Dtype::bf16 || dtype == Dtype::u4 ? "a " : "an ") + name_of(dtype) +
               " weight of layout " + name_of(layout) + (grouped ? " and rank 3" : ""));
+}
+
+void StepVerifier::product_panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) {
+  step_.attributes.sparse = !grouped && operand.kind == OperandKind::weight &&
+                            program_.weights()[operand.index].layout == WeightLayout::sparse32;
+  panels(operand, dtype, step_.attributes.sparse ? WeightLayout::sparse32 : layout, grouped);
 }
 
 int64_t StepVerifier::size(const Operand& operand, int dimension) const {
@@ -127,14 +140,21 @@ void StepVerifier::leading(const Operand& a, const Operand& b) const {
           "operands " + shape_text(a) + " and " + shape_text(b) + " differ in their rows");
 }
 
-void StepVerifier::bias(size_t first, const Operand& weight, bool grouped) {
-  bool& has_bias = step_.attributes.has_bias;
-  has_bias = step_.inputs.size() > first;
-  if (has_bias && grouped) matrix(in(first), Dtype::f32, weight.shape[0], weight.shape[1]);
-  if (has_bias && !grouped) vector(in(first), weight.shape[0]);
+void StepVerifier::epilogue(size_t first, const Operand& weight, bool grouped) {
+  Attributes& a = step_.attributes;
+  a.has_residual = flag("has_residual", false);
+  require(!a.has_residual || !grouped, "attribute has_residual: linears of experts have none");
+  counts(first + a.has_residual, first + a.has_residual + 1, 1);
+  a.has_bias = step_.inputs.size() > first + a.has_residual;
+  if (a.has_bias && grouped) matrix(in(first), Dtype::f32, weight.shape[0], weight.shape[1]);
+  if (a.has_bias && !grouped) vector(in(first), weight.shape[0]);
   if (attributes_->count("has_bias")) {
-    require(flag("has_bias") == has_bias, "attribute has_bias contradicts the inputs");
+    require(flag("has_bias") == a.has_bias, "attribute has_bias contradicts the inputs");
   }
+  if (a.has_residual) matrix(step_.inputs.back(), Dtype::f32, out().shape[0], out().shape[1]);
+  const std::string kind = string("activation", "");
+  require(kind.empty() || parse_linear_activation(kind.c_str(), &a.linear_activation),
+          "attribute activation: no activation " + kind);
 }
 
 void StepVerifier::input(const Operand& operand, int index) const {
@@ -216,6 +236,10 @@ std::string StepVerifier::string(const char* name) {
   const auto* value = std::get_if<std::string>(find(name, true));
   require(value != nullptr, std::string("attribute ") + name + " is not a string");
   return *value;
+}
+
+std::string StepVerifier::string(const char* name, const char* otherwise) {
+  return attributes_->count(name) > 0 ? string(name) : otherwise;
 }
 
 void StepVerifier::verify(const AttributeMap& attributes) {
@@ -301,6 +325,24 @@ void StepVerifier::verify(const AttributeMap& attributes) {
       break;
     case Op::scatter:
       scatter();
+      break;
+    case Op::rms_norm_quantize:
+      norm_quantize(false, false);
+      break;
+    case Op::layer_norm_quantize:
+      norm_quantize(false, true);
+      break;
+    case Op::add_rms_norm_quantize:
+      norm_quantize(true, false);
+      break;
+    case Op::add_layer_norm_quantize:
+      norm_quantize(true, true);
+      break;
+    case Op::gated_activation_quantize:
+      gated_activation_quantize();
+      break;
+    case Op::rope_kv_write:
+      rope_kv_write();
       break;
   }
   for (const auto& [name, value] : attributes) require(read_.count(name) > 0, "it has no attribute " + name);

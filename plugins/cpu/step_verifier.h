@@ -41,6 +41,11 @@ class StepVerifier {
   void quantized_linear(bool grouped);
   void quantized_embedding();
 
+  // step_verifier_fused.cpp
+  void norm_quantize(bool add, bool layer);
+  void gated_activation_quantize();
+  void rope_kv_write();
+
   // step_verifier_experts.cpp
   void route_experts();
   void combine_experts();
@@ -66,11 +71,24 @@ class StepVerifier {
   void padded(const Operand& operand, int64_t multiple) const;
   // A whole weight [N, K] of that layout, or [E, N, K] with `grouped`.
   void panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped = false) const;
-  int64_t size(const Operand& operand, int dimension) const;     // a constant from 1 to 2^31 - 1
-  void look_up(const Operand& ids, const Affine& rows);          // i32 [T], of a table with that many rows
-  void leading(const Operand& a, const Operand& b) const;        // the same shape but for the last dimension
-  void bias(size_t first, const Operand& weight, bool grouped);  // input `first`, if it is there
-  void input(const Operand& operand, int index) const;           // that step input
+  // The same for the weight of a product, which may be sparse if it isn't grouped; sets attribute `sparse`.
+  void product_panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped);
+  // The weight at input `first` of that many columns, i8 or of 4 bits, its scales and, with attribute
+  // has_offsets, offsets; the index of the input behind them.
+  size_t integers(size_t first, int64_t columns, int64_t group_size, bool grouped = false);
+  int64_t size(const Operand& operand, int dimension) const;  // a constant from 1 to 2^31 - 1
+  void look_up(const Operand& ids, const Affine& rows);       // i32 [T], of a table with that many rows
+  void leading(const Operand& a, const Operand& b) const;     // the same shape but for the last dimension
+  // What parts of several ops ask: of a norm's inputs, a gated activation's kind, a rotation, rows for a
+  // cache, and the first three outputs, which are quantized rows.
+  void norm_inputs(bool add, bool layer, int most_rank, size_t outputs);
+  void gate_kind();
+  void rotates(const Operand& table, const Operand& x) const;
+  void cached_rows(const Operand& x, const CacheGroup& cached, int64_t size) const;
+  void quantized_rows(const Affine& rows, int64_t columns);
+  // A linear's bias, input `first` if it is there, residual and activation.
+  void epilogue(size_t first, const Operand& weight, bool grouped);
+  void input(const Operand& operand, int index) const;  // that step input
   void same_shape(const Operand& a, const Operand& b) const;
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;
@@ -81,6 +99,7 @@ class StepVerifier {
   int64_t integer(const char* name, int64_t low, int64_t high);
   int64_t group(const char* name);  // 0, or a multiple of 4
   std::string string(const char* name);
+  std::string string(const char* name, const char* otherwise);
   const AttributeValue* find(const char* name, bool required);
 
   Program& program_;

@@ -23,6 +23,8 @@ void StepVerifier::embedding() {
               table.rank() == 2,
           "operand " + table.name + " must be an f32 or bf16 weight of rank 2");
   const Weight& weight = program_.weights()[table.index];
+  require(weight.layout != WeightLayout::sparse32,
+          "operand " + table.name + " is sparse, which a table can't be");
   const bool whole = table.offset.is(0) && table.shape[0].is(weight.shape[0]) && weight.shape.size() == 2 &&
                      table.shape[1].is(weight.shape[1]) &&
                      (weight.layout != WeightLayout::rows || table.strides[0].is(weight.shape[1]));
@@ -31,25 +33,26 @@ void StepVerifier::embedding() {
   matrix(out(), Dtype::f32, in(0).shape[0], table.shape[1]);
 }
 
-// x [M, K], starts [E + 1] if grouped, weight [N, K] or [E, N, K], bias? [N] or [E, N] -> [M, N]
+// x [M, K], starts [E + 1] if grouped, weight [N, K] or [E, N, K], bias? [N] or [E, N], residual? [M, N] if
+// not grouped -> [M, N]
 void StepVerifier::linear(bool grouped) {
   const size_t w = grouped ? 2 : 1;
-  counts(w + 1, w + 2, 1);
+  counts(w + 1, w + 3, 1);
   const Operand& weight = in(w);
   const bool narrow = in(0).dtype == Dtype::bf16;
   data(in(0), narrow ? Dtype::bf16 : Dtype::f32, 2, 2);
   data(out(), Dtype::f32, 2, 2);
-  panels(weight, in(0).dtype, narrow ? WeightLayout::panel32x2 : WeightLayout::panel32, grouped);
+  product_panels(weight, in(0).dtype, narrow ? WeightLayout::panel32x2 : WeightLayout::panel32, grouped);
   if (narrow) padded(in(0), 2);
   if (grouped) vector(in(1), {weight.shape[0].constant + 1}, Dtype::i32);
   require(in(0).shape[1] == weight.shape[w] && out().shape[0] == in(0).shape[0] &&
               out().shape[1] == weight.shape[w - 1],
           "operands " + shape_text(in(0)) + ", " + shape_text(weight) + " don't give " + shape_text(out()));
-  bias(w + 1, weight, grouped);
+  epilogue(w + 1, weight, grouped);
 }
 
-// x, residual if add, weight?, bias? -> normed, sum if add
-void StepVerifier::norm(bool add, bool layer) {
+// x, residual if add, weight?, bias?, and nothing else
+void StepVerifier::norm_inputs(bool add, bool layer, int most_rank, size_t outputs) {
   Attributes& a = step_.attributes;
   a.eps = static_cast<float>(number("eps"));
   require(a.eps >= 0 && std::isfinite(a.eps), "attribute eps is negative or not finite");
@@ -57,15 +60,20 @@ void StepVerifier::norm(bool add, bool layer) {
   a.has_bias = layer && flag("has_bias");
   size_t next = add ? 2 : 1;
   const size_t inputs = next + a.has_weight + a.has_bias;
-  counts(inputs, inputs, add ? 2 : 1);
-  for (size_t i = 0; i < next; ++i) data(in(i), Dtype::f32, 1, 3);
+  counts(inputs, inputs, outputs);
+  for (size_t i = 0; i < next; ++i) data(in(i), Dtype::f32, most_rank == 2 ? 2 : 1, most_rank);
+  if (add) same_shape(in(0), in(1));
+  if (a.has_weight) vector(in(next++), in(0).shape.back());
+  if (a.has_bias) vector(in(next), in(0).shape.back());
+}
+
+// -> normed, sum if add
+void StepVerifier::norm(bool add, bool layer) {
+  norm_inputs(add, layer, 3, add ? 2 : 1);
   for (const Operand& output : step_.outputs) {
     data(output, Dtype::f32, 1, 3);
     same_shape(in(0), output);
   }
-  if (add) same_shape(in(0), in(1));
-  if (a.has_weight) vector(in(next++), in(0).shape.back());
-  if (a.has_bias) vector(in(next), in(0).shape.back());
 }
 
 // positions [T], inv_freq [F] -> [T, 2F]
@@ -80,19 +88,29 @@ void StepVerifier::rope_table() {
   step_.attributes.scale = static_cast<float>(number("scale"));
 }
 
+void StepVerifier::rotates(const Operand& table, const Operand& x) const {
+  data(x, Dtype::f32, 3, 3);
+  data(table, Dtype::f32, 2, 2);
+  const Affine& width = table.shape[1];
+  const Affine& size = x.shape[2];
+  require(table.shape[0] == x.shape[0] && width == Affine{width.constant} && size == Affine{size.constant} &&
+              width.constant % 2 == 0 && width.constant <= size.constant,
+          "operand " + shape_text(table) + " doesn't rotate " + shape_text(x));
+}
+
 // x [T, N, D], table [T, 2F] -> [T, N, D]
 void StepVerifier::rope() {
   counts(2, 2, 1);
-  data(in(0), Dtype::f32, 3, 3);
-  data(in(1), Dtype::f32, 2, 2);
+  rotates(in(1), in(0));
   data(out(), Dtype::f32, 3, 3);
   same_shape(in(0), out());
-  const Affine& width = in(1).shape[1];
-  const Affine& size = in(0).shape[2];
-  require(in(1).shape[0] == in(0).shape[0] && width == Affine{width.constant} &&
-              size == Affine{size.constant} && width.constant % 2 == 0 && width.constant <= size.constant,
-          "operand " + shape_text(in(1)) + " doesn't rotate " + shape_text(in(0)));
   step_.attributes.interleaved = flag("interleaved");
+}
+
+void StepVerifier::gate_kind() {
+  const std::string kind = string("kind");
+  require(parse_activation(kind.c_str(), &step_.attributes.activation),
+          "attribute kind: no activation " + kind);
 }
 
 // [.., 2I] -> [.., I]
@@ -104,9 +122,13 @@ void StepVerifier::gated_activation() {
   doubled.back() = {2 * doubled.back().constant};
   require(out().shape.back() == Affine{out().shape.back().constant} && in(0).shape == doubled,
           "operand " + shape_text(in(0)) + " doesn't give " + shape_text(out()));
-  const std::string kind = string("kind");
-  require(parse_activation(kind.c_str(), &step_.attributes.activation),
-          "attribute kind: no activation " + kind);
+  gate_kind();
+}
+
+void StepVerifier::cached_rows(const Operand& x, const CacheGroup& cached, int64_t size) const {
+  data(x, Dtype::f32, 3, 3);
+  require(x.shape[0] == kTokens && x.shape[1].is(cached.kv_heads) && x.shape[2].is(size),
+          "operand " + shape_text(x) + " doesn't fit cache group " + cached.name);
 }
 
 // k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
@@ -114,12 +136,8 @@ void StepVerifier::kv_write() {
   counts(4, 4, 0);
   int group = 0;
   const CacheGroup& cached = cache(in(3), &group);
-  for (size_t i = 0; i < 2; ++i) {
-    data(in(i), Dtype::f32, 3, 3);
-    const int64_t size = i == 0 ? cached.key_size : cached.value_size;
-    require(in(i).shape[0] == kTokens && in(i).shape[1].is(cached.kv_heads) && in(i).shape[2].is(size),
-            "operand " + shape_text(in(i)) + " doesn't fit cache group " + cached.name);
-  }
+  cached_rows(in(0), cached, cached.key_size);
+  cached_rows(in(1), cached, cached.value_size);
   input(in(2), slots_input(group));
 }
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from .activation import ACTIVATIONS
+from .epilogue import check_epilogue, finish_linear
 from .library import accumulate_dtype, register
 from .routing import combine_experts, route_experts
 from .rows import take_rows
@@ -101,9 +102,11 @@ def _fake_moe(
 
 
 def grouped_linear(
-    x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = ""
 ) -> torch.Tensor:
     """x [M, K], starts [E + 1], weight [E, N, K], bias [E, N] -> [M, N]: each row times its expert's weight, plus bias.
+
+    Then the activation, one of ``LINEAR_ACTIVATIONS`` or none.
 
     Row m is expert e's if starts[e] <= m < starts[e + 1]; starts[0] is 0 and starts[E] is M.
     """
@@ -112,17 +115,18 @@ def grouped_linear(
         if first < last:
             rows, matrix = x[first:last].to(out.dtype), weight[e].to(out.dtype)
             out[first:last] = torch.nn.functional.linear(rows, matrix, None if bias is None else bias[e].to(out.dtype))
-    return out
+    return finish_linear(out, activation)
 
 
 def _fake_grouped_linear(
-    x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, starts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = ""
 ) -> torch.Tensor:
     torch._check(
         x.dim() == 2 and x.shape[1] == weight.shape[2],
         lambda: f"ew.grouped_linear: x {x.shape} and weight {weight.shape} differ in K",
     )
-    return x.new_empty((x.shape[0], weight.shape[1]), dtype=accumulate_dtype(x))
+    y = x.new_empty((x.shape[0], weight.shape[1]), dtype=accumulate_dtype(x))
+    return check_epilogue("grouped_linear", y, activation)
 
 
 register(
@@ -132,7 +136,7 @@ register(
     fake=_fake_moe,
 )
 register(
-    "grouped_linear(Tensor x, Tensor starts, Tensor weight, Tensor? bias) -> Tensor",
+    'grouped_linear(Tensor x, Tensor starts, Tensor weight, Tensor? bias, str activation="") -> Tensor',
     reference=grouped_linear,
     fake=_fake_grouped_linear,
 )

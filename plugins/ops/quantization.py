@@ -1,8 +1,14 @@
-"""Products of 8-bit integers: how activations are quantized, and what linears and embeddings of quantized weights give.
+"""Products of integers: how activations are quantized, and what linears and embeddings of quantized weights give.
 
-Everything is symmetric: a value is an integer in -127 .. 127 times the scale of its group, which is ``group_size``
-neighbours along the last dimension, the last group being shorter where they don't divide it; 0 makes all of it one
-group. Weights have float16 scales and activations float32 ones. The order of sums is docs/numerics.md's.
+A value is an integer times the scale of its group, which is ``group_size`` neighbours along the last dimension, the
+last group being shorter where they don't divide it; 0 makes all of it one group. Activations are 8-bit integers in
+-127 .. 127 with float32 scales. Weights have float16 scales, and are int8 tensors of either
+
+    8 bits           -128 .. 127
+    4 bits           -8 .. 7, in groups of 32 or 64 that divide K, and activations in the same groups
+    4 with offsets   0 .. 15; a weight is value * scale + offset, with a float16 offset for each group
+
+The order of sums is docs/numerics.md's.
 """
 
 from __future__ import annotations
@@ -11,10 +17,13 @@ from itertools import pairwise
 
 import torch
 
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS
+
+from .epilogue import check_epilogue, finish_linear
 from .library import register
 
 LARGEST = 127
-"""Of a quantized value; -128 is not used, so that a sign never changes a magnitude."""
+"""Of a value that is quantized to 8 bits here; -128 is not made, so that a sign never changes a magnitude."""
 
 _EXACT_IN_FLOAT = 1 << 24
 """Integers up to here have a float32 of their own."""
@@ -52,16 +61,23 @@ def quantized_linear(
     sums: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
+    weight_offsets: torch.Tensor | None,
     bias: torch.Tensor | None,
+    weight_bits: int,
     weight_group: int,
     activation_group: int,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The product of what ``quantize_activation`` gives with a quantized weight, in float32.
 
     Args:
         values, scales, sums: int8 [.., K], float32 [.., Ga], int32 [.., Ga]; in groups of ``activation_group``.
         weight, weight_scales: int8 [N, K] and float16 [N, Gw]; in groups of ``weight_group``.
+        weight_offsets: float16 [N, Gw] or None; only for 4 bits.
         bias: float32 [N] or None.
+        weight_bits: 4 or 8; which integers ``weight`` holds.
+        activation, residual: as ``ew.linear`` has them.
 
     Returns:
         [.., N]. Where both are grouped the groups are the same.
@@ -70,6 +86,7 @@ def quantized_linear(
     width = weight_group or activation_group or size
     x, w = values.flatten(0, -2), weight  # [M, K], [N, K]
     xs, ws = scales.flatten(0, -2), weight_scales.float()  # [M, Ga], [N, Gw]
+    wo = None if weight_offsets is None else weight_offsets.float()  # [N, Gw]
     total = torch.zeros((len(x), len(w)), dtype=torch.float32)
     for group, start in enumerate(range(0, size, width)):
         part = _integer_product(x[:, start : start + width], w[:, start : start + width])  # [M, N], exact
@@ -78,29 +95,49 @@ def quantized_linear(
             factor = factor * ws[None, :, group]
         if activation_group or not weight_group:
             factor = factor * xs[:, group, None]
-        # In float64 the product is exact, so that this rounds once, as fma does.
-        total = (part.double() * factor.double() + total.double()).float()
+        total = _fma(part, factor, total)
+        if wo is not None:
+            total = _fma(sums.flatten(0, -2)[:, group, None].float(), wo[None, :, group] * xs[:, group, None], total)
     if weight_group and not activation_group:
         total = total * xs
     if activation_group and not weight_group:
         total = total * ws.t()
     if bias is not None:
         total = total + bias
-    return total.reshape(*lead, len(w)).contiguous()
+    return finish_linear(total.reshape(*lead, len(w)), activation, residual).contiguous()
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c of float32 rounded once: in float64 the product is exact."""
+    return (a.double() * b.double() + c.double()).float()
 
 
 def _integer_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """int8 [M, K] and [N, K] -> the exact sums [M, N], as float32 (beyond 2^24 rounded to the nearest)."""
-    exact = torch.float32 if x.shape[1] * LARGEST * LARGEST < _EXACT_IN_FLOAT else torch.float64
+    exact = torch.float32 if x.shape[1] * 128 * 128 < _EXACT_IN_FLOAT else torch.float64
     return (x.to(exact) @ w.to(exact).t()).float()
 
 
-def quantized_embedding(ids: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
-    """ids [T], table int8 [V, H], scales float16 [V, groups] -> float32 [T, H]: the rows times their scales."""
-    rows = ids.long()
-    width = group_size or table.shape[1]
-    factors = scales[rows].float().repeat_interleave(width, dim=-1)[..., : table.shape[1]]
-    return (table[rows].float() * factors).contiguous()
+def quantized_embedding(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bits: int,
+    group_size: int,
+) -> torch.Tensor:
+    """ids [T], table int8 [V, H], scales and offsets float16 [V, groups] -> float32 [T, H].
+
+    The rows times their scales, plus their offsets where there are any. The products are exact: a value of at most
+    8 bits times one of 11.
+    """
+    rows, size = ids.long(), table.shape[1]
+
+    def spread(factors: torch.Tensor) -> torch.Tensor:
+        return factors[rows].float().repeat_interleave(group_size or size, dim=-1)[..., :size]
+
+    value = table[rows].float() * spread(scales)
+    return (value if offsets is None else value + spread(offsets)).contiguous()
 
 
 def quantized_grouped_linear(
@@ -110,14 +147,17 @@ def quantized_grouped_linear(
     starts: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
+    weight_offsets: torch.Tensor | None,
     bias: torch.Tensor | None,
+    weight_bits: int,
     weight_group: int,
     activation_group: int,
+    activation: str = "",
 ) -> torch.Tensor:
     """``quantized_linear`` for E experts: row m takes expert e where starts[e] <= m < starts[e + 1].
 
-    values [M, K] and what belongs to them, starts [E + 1], weight int8 [E, N, K], weight_scales float16 [E, N, Gw],
-    bias [E, N] or None -> [M, N].
+    values [M, K] and what belongs to them, starts [E + 1], weight int8 [E, N, K], weight_scales and weight_offsets
+    float16 [E, N, Gw], bias [E, N] or None -> [M, N]. The activation as ``ew.linear`` has it.
     """
     bounds = starts.tolist()
     out = torch.zeros((values.shape[0], weight.shape[1]), dtype=torch.float32)
@@ -130,11 +170,43 @@ def quantized_grouped_linear(
                 sums[rows],
                 weight[e],
                 weight_scales[e],
+                None if weight_offsets is None else weight_offsets[e],
                 None if bias is None else bias[e],
+                weight_bits,
                 weight_group,
                 activation_group,
             )
-    return out
+    return finish_linear(out, activation)
+
+
+def _check_weight(
+    op: str,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bits: int,
+    group_size: int,
+) -> None:
+    size = weight.shape[-1]
+    shape = (*weight.shape[:-1], groups_of(size, group_size))
+    torch._check(
+        weight.dtype == torch.int8 and scales.dtype == torch.float16,
+        lambda: f"ew.{op}: weight {weight.dtype}, weight_scales {scales.dtype}",
+    )
+    torch._check(bits in (4, 8), lambda: f"ew.{op}: weights of {bits} bits")
+    torch._check(
+        tuple(scales.shape) == shape,
+        lambda: f"ew.{op}: weight_scales {scales.shape} for weight {weight.shape} in groups of {group_size}",
+    )
+    torch._check(
+        bits == 8 or (group_size in GROUP_SIZES_OF_4_BITS and size % group_size == 0),
+        lambda: f"ew.{op}: weights of 4 bits, {weight.shape}, in groups of {group_size}",
+    )
+    if offsets is not None:
+        torch._check(
+            bits == 4 and offsets.dtype == torch.float16 and tuple(offsets.shape) == shape,
+            lambda: f"ew.{op}: weight_offsets {offsets.dtype} {offsets.shape} for weight {weight.shape} of {bits} bits",
+        )
 
 
 def _check_groups(
@@ -142,25 +214,19 @@ def _check_groups(
     values: torch.Tensor,
     scales: torch.Tensor,
     weight: torch.Tensor,
-    ws: torch.Tensor,
+    bits: int,
     weight_group: int,
     activation_group: int,
 ) -> None:
     size = values.shape[-1]
-    torch._check(
-        values.dtype == weight.dtype == torch.int8 and ws.dtype == torch.float16,
-        lambda: f"ew.{op}: values {values.dtype}, weight {weight.dtype}, weight_scales {ws.dtype}",
-    )
+    torch._check(values.dtype == torch.int8, lambda: f"ew.{op}: values {values.dtype}")
     torch._check(
         size == weight.shape[-1], lambda: f"ew.{op}: values {values.shape} and weight {weight.shape} differ in K"
     )
+    both = bits == 4 or (weight_group and activation_group)
     torch._check(
-        not (weight_group and activation_group) or weight_group == activation_group,
-        lambda: f"ew.{op}: weights in groups of {weight_group}, activations in groups of {activation_group}",
-    )
-    torch._check(
-        tuple(ws.shape) == (*weight.shape[:-1], groups_of(size, weight_group)),
-        lambda: f"ew.{op}: weight_scales {ws.shape} for weight {weight.shape} in groups of {weight_group}",
+        not both or weight_group == activation_group,
+        lambda: f"ew.{op}: weights of {bits} bits in groups of {weight_group}, activations in {activation_group}",
     )
     torch._check(
         scales.shape[-1] == groups_of(size, activation_group),
@@ -185,19 +251,29 @@ def _fake_linear(
     sums: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
+    weight_offsets: torch.Tensor | None,
     bias: torch.Tensor | None,
+    weight_bits: int,
     weight_group: int,
     activation_group: int,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    _check_groups("quantized_linear", values, scales, weight, weight_scales, weight_group, activation_group)
-    return scales.new_empty((*values.shape[:-1], weight.shape[0]))
+    _check_weight("quantized_linear", weight, weight_scales, weight_offsets, weight_bits, weight_group)
+    _check_groups("quantized_linear", values, scales, weight, weight_bits, weight_group, activation_group)
+    y = scales.new_empty((*values.shape[:-1], weight.shape[0]))
+    return check_epilogue("quantized_linear", y, activation, residual)
 
 
-def _fake_embedding(ids: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
-    torch._check(
-        tuple(scales.shape) == (table.shape[0], groups_of(int(table.shape[1]), group_size)),
-        lambda: f"ew.quantized_embedding: scales {scales.shape} for table {table.shape} in groups of {group_size}",
-    )
+def _fake_embedding(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    bits: int,
+    group_size: int,
+) -> torch.Tensor:
+    _check_weight("quantized_embedding", table, scales, offsets, bits, group_size)
     return table.new_empty((*ids.shape, table.shape[1]), dtype=torch.float32)
 
 
@@ -208,16 +284,21 @@ def _fake_grouped_linear(
     starts: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor,
+    weight_offsets: torch.Tensor | None,
     bias: torch.Tensor | None,
+    weight_bits: int,
     weight_group: int,
     activation_group: int,
+    activation: str = "",
 ) -> torch.Tensor:
-    _check_groups("quantized_grouped_linear", values, scales, weight, weight_scales, weight_group, activation_group)
+    op = "quantized_grouped_linear"
+    _check_weight(op, weight, weight_scales, weight_offsets, weight_bits, weight_group)
+    _check_groups(op, values, scales, weight, weight_bits, weight_group, activation_group)
     torch._check(
         starts.shape[0] == weight.shape[0] + 1,
         lambda: f"ew.quantized_grouped_linear: starts {starts.shape} for {weight.shape[0]} experts",
     )
-    return scales.new_empty((values.shape[0], weight.shape[1]))
+    return check_epilogue(op, scales.new_empty((values.shape[0], weight.shape[1])), activation)
 
 
 register(
@@ -226,19 +307,21 @@ register(
     fake=_fake_quantize,
 )
 register(
-    "quantized_linear(Tensor values, Tensor scales, Tensor sums, Tensor weight, Tensor weight_scales, Tensor? bias, "
-    "int weight_group, int activation_group) -> Tensor",
+    "quantized_linear(Tensor values, Tensor scales, Tensor sums, Tensor weight, Tensor weight_scales, "
+    "Tensor? weight_offsets, Tensor? bias, int weight_bits, int weight_group, int activation_group, "
+    'str activation="", Tensor? residual=None) -> Tensor',
     reference=quantized_linear,
     fake=_fake_linear,
 )
 register(
-    "quantized_embedding(Tensor ids, Tensor table, Tensor scales, int group_size) -> Tensor",
+    "quantized_embedding(Tensor ids, Tensor table, Tensor scales, Tensor? offsets, int bits, int group_size) -> Tensor",
     reference=quantized_embedding,
     fake=_fake_embedding,
 )
 register(
     "quantized_grouped_linear(Tensor values, Tensor scales, Tensor sums, Tensor starts, Tensor weight, "
-    "Tensor weight_scales, Tensor? bias, int weight_group, int activation_group) -> Tensor",
+    "Tensor weight_scales, Tensor? weight_offsets, Tensor? bias, int weight_bits, int weight_group, "
+    'int activation_group, str activation="") -> Tensor',
     reference=quantized_grouped_linear,
     fake=_fake_grouped_linear,
 )

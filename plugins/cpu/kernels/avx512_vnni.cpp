@@ -2,6 +2,7 @@
 #define EW_ISA_AVX512
 #define EW_VNNI
 #include "experts.h"
+#include "linear_int4.h"
 #include "linear_int8.h"
 
 namespace ew {
@@ -10,6 +11,8 @@ void use_avx512_vnni(KernelTable* table);
 void use_avx512_vnni(KernelTable* table) {
   table->linear_int8 = linear_int8;
   table->grouped_linear_int8 = grouped_linear<LinearInt8Args, linear_int8>;
+  table->linear_int4 = linear_int4;
+  table->grouped_linear_int4 = grouped_linear<LinearInt4Args, linear_int4>;
 }
 
 }  // namespace ew

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simd.h"
+#include "sparse_places.h"
 
 namespace ew {
 namespace {
@@ -18,6 +19,10 @@ EW_INLINE __m256i high(I16 a) { return (__m256i)a.hi; }
 EW_INLINE I16 splat_int(int32_t a) { return lanes(_mm256_set1_epi32(a), _mm256_set1_epi32(a)); }
 EW_INLINE I16 minus_128_times(const int32_t* p) {
   const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), 7));
+  return lanes(a, a);
+}
+EW_INLINE I16 minus_8_times(const int32_t* p) {
+  const __m256i a = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_set1_epi32(*p), 3));
   return lanes(a, a);
 }
 EW_INLINE I16 operator+(I16 a, I16 b) {
@@ -52,7 +57,95 @@ EW_INLINE __m256i splat_bits(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
+struct Nibbles {  // of 4 bits in bytes
+  __m256i lo, hi;
+};
+struct Bytes {
+  __m256i v;
+};
+EW_INLINE __m256i low_halves(__m256i packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
+EW_INLINE Nibbles low_nibbles(const uint8_t* p) {
+  return {low_halves(load_bits(p)), low_halves(load_bits(p + 32))};
+}
+EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
+  return {low_halves(_mm256_srli_epi16(load_bits(p), 4)),
+          low_halves(_mm256_srli_epi16(load_bits(p + 32), 4))};
+}
+EW_INLINE Bytes splat_bytes(const int8_t* p) { return {splat_bits(p)}; }
+
+EW_INLINE I16 load_places(const uint8_t* p) { return lanes(load_bits(p), load_bits(p + 32)); }
+template <int Bits>
+EW_INLINE I16 shift(I16 a) {
+  return lanes(_mm256_srli_epi32(low(a), Bits), _mm256_srli_epi32(high(a), Bits));
+}
+// A permutation of 8 lanes takes 3 bits. Of two places, the second behind the first, these are the low ones
+// of their Gray code; of all quads at once.
+EW_INLINE I16 to_index(I16 places) {
+  const I16 next = shift<1>(places);
+  return lanes(_mm256_xor_si256(low(places), low(next)), _mm256_xor_si256(high(places), high(next)));
+}
+EW_INLINE __m256i look_up(const PlaceTable& table, __m256i index) {
+  return _mm256_permutevar8x32_epi32(load_bits(table.of), index);
+}
+
+struct Spread {
+  __m256i lo, hi;
+};
+// 4 bytes of each of 8 columns out of the 3 lowest of its lane: the kept ones and that of zero.
+EW_INLINE __m256i spread_8(__m256i kept, __m256i places) {
+  const __m256i column =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kColumn)));
+  return _mm256_shuffle_epi8(kept, _mm256_or_si256(look_up(kSpreadOfIndex, places), column));
+}
+EW_INLINE __m256i load_kept(const uint8_t* p) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+EW_INLINE __m256i with_zero(__m256i kept, int zero) {
+  return _mm256_or_si256(kept, _mm256_set1_epi32(zero << 16));
+}
+EW_INLINE Spread spread_bytes(const uint8_t* values, I16 places) {
+  return {spread_8(with_zero(load_kept(values), 128), low(places)),
+          spread_8(with_zero(load_kept(values + 16), 128), high(places))};
+}
+EW_INLINE Spread spread_low(const uint8_t* values, I16 places) {
+  return {spread_8(with_zero(low_halves(load_kept(values)), 8), low(places)),
+          spread_8(with_zero(low_halves(load_kept(values + 16)), 8), high(places))};
+}
+EW_INLINE Spread spread_high(const uint8_t* values, I16 places) {
+  const __m256i lo = _mm256_srli_epi32(load_kept(values), 4),
+                hi = _mm256_srli_epi32(load_kept(values + 16), 4);
+  return {spread_8(with_zero(low_halves(lo), 8), low(places)),
+          spread_8(with_zero(low_halves(hi), 8), high(places))};
+}
+EW_INLINE void store_spread(uint8_t* p, Spread a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+EW_INLINE void store_nibbles(uint8_t* p, Spread low, Spread high) {
+  store_spread(p, {_mm256_or_si256(low.lo, _mm256_slli_epi16(high.lo, 4)),
+                   _mm256_or_si256(low.hi, _mm256_slli_epi16(high.hi, 4))});
+}
+EW_INLINE Spread load_spread(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
+EW_INLINE Nibbles nibbles_of(Spread a) { return {a.lo, a.hi}; }
+
+EW_INLINE F16 choose(const float* x, I16 places) {
+  const __m256 four = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x));
+  return {_mm256_permutevar_ps(four, low(places)), _mm256_permutevar_ps(four, high(places))};
+}
+
 #if defined(EW_VNNI)
+
+constexpr int kInt4Rows = 2;                       // of 2 .. 4 the least time
+constexpr int kSparseInt4Rows = 3;                 // of 2 .. 5
+constexpr int64_t kSparseInt4Most = 3;             // beyond, a dense panel is made sooner
+constexpr int64_t kNibbleDots = int64_t{1} << 40;  // sums have 32 bits at once
+
+using ShortSum = I16;
+EW_INLINE ShortSum begin_dots(I16 sum) { return sum; }
+EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
+  return lanes(_mm256_dpbusd_avx_epi32(low(acc), w.lo, x.v), _mm256_dpbusd_avx_epi32(high(acc), w.hi, x.v));
+}
+EW_INLINE I16 end_dots(I16, ShortSum dots) { return dots; }
 
 constexpr int kInt8Rows = 3;  // 3 x 4 integer accumulators, a weight and 3 values of 16 registers
 
@@ -63,12 +156,33 @@ struct Quad {
   __m256i v;
 };
 EW_INLINE Quads load_quads(const uint8_t* p) { return {load_bits(p), load_bits(p + 32)}; }
+EW_INLINE Quads quads_of(Spread a) { return {a.lo, a.hi}; }
 EW_INLINE Quad splat_quad(const int8_t* p) { return {splat_bits(p)}; }
 EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
   return lanes(_mm256_dpbusd_avx_epi32(low(acc), w.lo, x.v), _mm256_dpbusd_avx_epi32(high(acc), w.hi, x.v));
 }
 
 #else
+
+constexpr int kInt4Rows = 3;        // of 1 .. 3 the least time
+constexpr int kSparseInt4Rows = 4;  // of 2 .. 4
+constexpr int64_t kSparseInt4Most = 4;
+constexpr int64_t kNibbleDots = 8;
+
+struct ShortSum {  // 16-bit lanes
+  __v16hi lo, hi;
+};
+EW_INLINE ShortSum begin_dots(I16) { return {__v16hi{}, __v16hi{}}; }
+// maddubs can't saturate here: two products of 15 * 128 at most. kNibbleDots of its results have room too.
+EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
+  return {acc.lo + (__v16hi)_mm256_maddubs_epi16(w.lo, x.v),
+          acc.hi + (__v16hi)_mm256_maddubs_epi16(w.hi, x.v)};
+}
+EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return lanes(_mm256_add_epi32(low(sum), _mm256_madd_epi16((__m256i)dots.lo, ones)),
+               _mm256_add_epi32(high(sum), _mm256_madd_epi16((__m256i)dots.hi, ones)));
+}
 
 constexpr int kInt8Rows = 2;  // 2 x 4 integer accumulators, 2 x 2 values and 2 weights
 
@@ -78,11 +192,12 @@ struct Quads {
 struct Quad {
   __m256i even, odd;
 };
-EW_INLINE Quads load_quads(const uint8_t* p) {
-  const __m256i lo = load_bits(p), hi = load_bits(p + 32), mask = _mm256_set1_epi16(0xff);
-  return {_mm256_and_si256(lo, mask), _mm256_and_si256(hi, mask), _mm256_srli_epi16(lo, 8),
-          _mm256_srli_epi16(hi, 8)};
+EW_INLINE Quads quads_of(Spread a) {
+  const __m256i mask = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask), _mm256_srli_epi16(a.lo, 8),
+          _mm256_srli_epi16(a.hi, 8)};
 }
+EW_INLINE Quads load_quads(const uint8_t* p) { return quads_of(load_spread(p)); }
 EW_INLINE Quad splat_quad(const int8_t* p) {
   const __m256i bits = splat_bits(p);
   return {_mm256_srai_epi16(_mm256_slli_epi16(bits, 8), 8), _mm256_srai_epi16(bits, 8)};
@@ -124,6 +239,21 @@ EW_INLINE F16 dot(F16 acc, Pairs w, Pair x) {
   acc = fma({x.first, x.first}, w.first, acc);
   return fma({x.second, x.second}, w.second, acc);
 }
+
+struct PairPlaces {
+  __m256i lo, hi;
+};
+EW_INLINE PairPlaces pair_places(I16 places) {
+  return {look_up(kChosenOfIndex, low(places)), look_up(kChosenOfIndex, high(places))};
+}
+EW_INLINE Pairs choose_pairs(const uint16_t* x, PairPlaces places) {
+  int64_t bits;
+  __builtin_memcpy(&bits, x, sizeof bits);
+  const __m256i four = _mm256_set1_epi64x(bits);
+  const __m256i lo = _mm256_shuffle_epi8(four, places.lo), hi = _mm256_shuffle_epi8(four, places.hi);
+  return {{first_of(lo), first_of(hi)}, {second_of(lo), second_of(hi)}};
+}
+EW_INLINE F16 dot(F16 acc, Pairs w, Pairs x) { return fma(x.second, w.second, fma(x.first, w.first, acc)); }
 
 }  // namespace
 }  // namespace ew

@@ -2,17 +2,27 @@
 // the three dot_*.h means.
 //
 //   int8   64 bytes: column 0 k .. k+3 | column 1 k .. k+3 | ...    value + 128, in bytes without sign
+//   int4   64 bytes: column 0 k .. k+3 in the bytes' low halves, k+4 .. k+7 in their high ones | column 1 ...
 //   bf16   64 bytes: column 0 k, k+1   | column 1 k, k+1   | ...
 //
 // Activations come as the same 4 bytes (with sign) or the same pair for all columns.
+//
+// Of weights of which two of every four k are kept (linear_sparse.h), a column's places are a lane of 32
+// bits, those of the quad at hand the lowest 4. Integers are spread to the 4 bytes of the above, and meet
+// activations as those do; of floats it is the activations that are chosen, column by column.
 #pragma once
 
 #include "simd.h"
+#include "sparse_places.h"
 
 namespace ew {
 namespace {
 
 constexpr int kInt8Rows = 1;  // most rows of an int8 microkernel
+constexpr int kInt4Rows = 1;  // of one for int4
+// Of one for int4 in sparse32 that is spread in registers, and most rows that it is spread anew for.
+constexpr int kSparseInt4Rows = 1;
+constexpr int64_t kSparseInt4Most = 1;
 constexpr int kBf16Rows = 1;  // and of one for bf16
 // How many of a panel's 2 vectors of columns one for bf16 goes over at a time.
 constexpr int bf16_vectors(int) { return 2; }
@@ -33,6 +43,9 @@ EW_INLINE I16 splat_int(int32_t a) {
 }
 EW_INLINE I16 minus_128_times(const int32_t* p) {  // of *p, in all lanes
   return splat_int(static_cast<int32_t>(0u - 128u * static_cast<uint32_t>(*p)));
+}
+EW_INLINE I16 minus_8_times(const int32_t* p) {
+  return splat_int(static_cast<int32_t>(0u - 8u * static_cast<uint32_t>(*p)));
 }
 EW_INLINE I16 operator+(I16 a, I16 b) {  // wraps around
   I16 r;
@@ -109,6 +122,105 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
   return r;
 }
 
+// Products of 4 bits need no more than 16 for a while: one is at most 15 * 128 in magnitude, a lane takes two
+// of them in each dot, and after kNibbleDots of these it is at most 8 * 2 * 15 * 128 = 30720, below 2^15.
+constexpr int64_t kNibbleDots = 8;
+
+struct Nibbles {  // 4 values of each column: the low or the high halves of 64 bytes, 0 .. 15
+  S8 even[4], odd[4];
+};
+using Bytes = Quad;  // and what they are multiplied with
+struct ShortSum {
+  S8 v[4];
+};
+
+EW_INLINE Nibbles low_nibbles(const uint8_t* p) {
+  Nibbles r;
+  for (int i = 0; i < 4; ++i) {
+    U8 bits;
+    __builtin_memcpy(&bits, p + i * 16, sizeof bits);
+    r.even[i] = (S8)(bits & 0xf);
+    r.odd[i] = (S8)(bits >> 8 & 0xf);
+  }
+  return r;
+}
+EW_INLINE Nibbles high_nibbles(const uint8_t* p) {
+  Nibbles r;
+  for (int i = 0; i < 4; ++i) {
+    U8 bits;
+    __builtin_memcpy(&bits, p + i * 16, sizeof bits);
+    r.even[i] = (S8)(bits >> 4 & 0xf);
+    r.odd[i] = (S8)(bits >> 12);
+  }
+  return r;
+}
+EW_INLINE Bytes splat_bytes(const int8_t* p) { return splat_quad(p); }
+// A sum of at most kNibbleDots dots that goes on from `sum`, and `sum` with what it came to.
+EW_INLINE ShortSum begin_dots(I16) { return {}; }
+EW_INLINE ShortSum dot(ShortSum acc, Nibbles w, Bytes x) {
+  for (int i = 0; i < 4; ++i) acc.v[i] += w.even[i] * x.even + w.odd[i] * x.odd;
+  return acc;
+}
+EW_INLINE I16 end_dots(I16 sum, ShortSum dots) {
+  I16 r;
+  EW_LANES(sum.v[i] + ((((I4)((U4)dots.v[i] << 16)) >> 16) + ((I4)dots.v[i] >> 16)));
+}
+
+EW_INLINE I16 load_places(const uint8_t* p) {
+  I16 r;
+  __builtin_memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+template <int Bits>
+EW_INLINE I16 shift(I16 a) {  // to the right, zeros coming in
+  I16 r;
+  EW_LANES((I4)((U4)a.v[i] >> Bits));
+}
+
+// The lowest 4 bits of each lane as the functions below look them up, which the instruction sets do in ways
+// of their own.
+EW_INLINE I16 to_index(I16 places) { return places; }
+
+struct Spread {  // 4 bytes of each column; what is not kept is the byte that stands for zero
+  alignas(16) uint8_t bytes[64];
+};
+// Of 2 bytes of each column, or of their low or high halves.
+template <int Shift, int Mask>
+EW_INLINE Spread spread(const uint8_t* values, I16 places, uint8_t zero) {
+  Spread r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t from = kSpread.of[places.v[i / 4][i % 4] & 15];
+    const uint8_t kept[3] = {static_cast<uint8_t>(values[2 * i] >> Shift & Mask),
+                             static_cast<uint8_t>(values[2 * i + 1] >> Shift & Mask), zero};
+    for (int k = 0; k < 4; ++k) r.bytes[4 * i + k] = kept[from >> (8 * k) & 3];
+  }
+  return r;
+}
+EW_INLINE Spread spread_bytes(const uint8_t* values, I16 places) {
+  return spread<0, 255>(values, places, 128);
+}
+EW_INLINE Spread spread_low(const uint8_t* values, I16 places) { return spread<0, 15>(values, places, 8); }
+EW_INLINE Spread spread_high(const uint8_t* values, I16 places) { return spread<4, 15>(values, places, 8); }
+EW_INLINE void store_spread(uint8_t* p, const Spread& a) { __builtin_memcpy(p, a.bytes, sizeof a.bytes); }
+// The reverse of low_nibbles and high_nibbles.
+EW_INLINE void store_nibbles(uint8_t* p, const Spread& low, const Spread& high) {
+  for (int i = 0; i < 64; ++i) p[i] = static_cast<uint8_t>(low.bytes[i] | high.bytes[i] << 4);
+}
+EW_INLINE Quads quads_of(const Spread& a) { return load_quads(a.bytes); }
+EW_INLINE Nibbles nibbles_of(const Spread& a) {
+  const Quads quads = load_quads(a.bytes);
+  Nibbles r;
+  for (int i = 0; i < 4; ++i) r.even[i] = quads.even[i], r.odd[i] = quads.odd[i];
+  return r;
+}
+
+// Of 4 values of a row each column's, at the place that the lowest 2 bits of its lane give.
+EW_INLINE F16 choose(const float* x, I16 places) {
+  F16 r;
+  for (int i = 0; i < 16; ++i) r.v[i / 4][i % 4] = x[places.v[i / 4][i % 4] & 3];
+  return r;
+}
+
 struct Pairs {  // bf16 weights, as f32: those of k and those of k+1
   F16 first, second;
 };
@@ -133,6 +245,18 @@ EW_INLINE Pair splat_pair(const uint16_t* p) {
 }
 // acc + the products of k, then + those of k+1 (dot_avx512.h: with VDPBF16 it is that instruction's sum).
 EW_INLINE F16 dot(F16 acc, Pairs w, Pair x) { return fma(x.second, w.second, fma(x.first, w.first, acc)); }
+
+using PairPlaces = I16;
+EW_INLINE PairPlaces pair_places(I16 places) { return places; }
+// Of 4 values of a row each column's two.
+EW_INLINE Pairs choose_pairs(const uint16_t* x, PairPlaces places) {
+  float wide[4];
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t bits = static_cast<uint32_t>(x[k]) << 16;
+    __builtin_memcpy(wide + k, &bits, sizeof bits);
+  }
+  return {choose(wide, places), choose(wide, shift<2>(places))};
+}
 
 #undef EW_LANES
 

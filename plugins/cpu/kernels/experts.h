@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "linear_bf16.h"
+#include "linear_int4.h"
 #include "linear_int8.h"
 #include "linear_tasks.h"
 #include "parallel.h"
@@ -81,6 +82,10 @@ Linear part_of_all(const Grouped<Linear>& g, const Part& p) {
     a.values += p.row * a.values_stride;
     a.scales += p.row * a.scales_stride;
     a.sums += p.row * a.sums_stride;
+    if constexpr (requires { a.weight_offsets; }) {
+      if (a.weight_offsets != nullptr)
+        a.weight_offsets += p.expert * g.scales_stride + p.panel * (g.scales_stride / panels);
+    }
   } else {
     a.x += p.row * a.x_stride;
   }
@@ -96,7 +101,7 @@ constexpr int64_t kPartRows = kRowBlock < kTaskRows ? kRowBlock : kTaskRows;
 template <class Linear, void (*Run)(const Linear&, ThreadPool&)>
 void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
   const int64_t panels = (g.all.n + kPanel - 1) / kPanel;
-  if constexpr (requires { g.all.weight_scales; }) {
+  if constexpr (requires { g.all.activation_group; }) {
     if (g.all.weight_group > 0 && g.all.activation_group == 0) {  // it needs the workspace for itself
       for (int64_t e = 0; e < g.experts; ++e) {
         if (g.starts[e + 1] > g.starts[e])

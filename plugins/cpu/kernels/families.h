@@ -11,11 +11,14 @@
 #include "kernels.h"
 #include "linear.h"
 #include "linear_bf16.h"
+#include "linear_int4.h"
 #include "linear_int8.h"
 #include "norm.h"
 #include "quantize.h"
 #include "rope.h"
+#include "rope_kv_write.h"
 #include "rows.h"
+#include "then_quantize.h"
 #include "top_k.h"
 
 namespace ew {
@@ -31,8 +34,10 @@ constexpr KernelTable make_table(const char* isa) {
   t.cast_bf16 = cast_bf16;
   t.linear_bf16 = linear_bf16;
   t.embedding_int8 = embedding_int8;
+  t.embedding_int4 = embedding_int4;
   t.quantize_activation = quantize_activation;
   t.linear_int8 = linear_int8;
+  t.linear_int4 = linear_int4;
   t.rms_norm = norm<false, false>;
   t.layer_norm = norm<true, false>;
   t.add_rms_norm = norm<false, true>;
@@ -40,7 +45,13 @@ constexpr KernelTable make_table(const char* isa) {
   t.rope_table = rope_table;
   t.rope = rope;
   t.gated_activation = gated_activation;
+  t.rms_norm_quantize = norm_quantize<false, false>;
+  t.layer_norm_quantize = norm_quantize<true, false>;
+  t.add_rms_norm_quantize = norm_quantize<false, true>;
+  t.add_layer_norm_quantize = norm_quantize<true, true>;
+  t.gated_activation_quantize = gated_activation_quantize;
   t.kv_write = kv_write;
+  t.rope_kv_write = rope_kv_write;
   t.paged_attention = paged_attention;
   t.take_rows = take_rows;
   t.elementwise = elementwise;
@@ -51,6 +62,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.grouped_linear = grouped_linear<LinearArgs, linear>;
   t.grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;
   t.grouped_linear_int8 = grouped_linear<LinearInt8Args, linear_int8>;
+  t.grouped_linear_int4 = grouped_linear<LinearInt4Args, linear_int4>;
   t.top_k = top_k;
   t.gather = gather;
   t.scatter = scatter;

@@ -11,31 +11,34 @@ namespace ew {
 namespace {
 
 template <class F>
-EW_INLINE void gate_rows(const GatedActivationArgs& a, int64_t begin, int64_t end, const F& activation) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t i = row / a.inner, j = row % a.inner;
-    const float* x = a.x.data + i * a.x.stride0 + j * a.x.stride1;
-    float* out = a.out.data + i * a.out.stride0 + j * a.out.stride1;
-    for (int64_t c = 0; c < a.size; c += 16) {
-      const int64_t n = a.size - c;
-      store_some(out + c, activation(load_some(x + c, n)) * load_some(x + a.size + c, n), n);
-    }
+EW_INLINE void gate(const float* x, int64_t size, float* out, const F& activation) {
+  for (int64_t c = 0; c < size; c += 16) {
+    const int64_t n = size - c;
+    store_some(out + c, activation(load_some(x + c, n)) * load_some(x + size + c, n), n);
+  }
+}
+
+// Row `row` of all, the result to out.
+inline void gate_row(const GatedActivationArgs& a, int64_t row, float* out) {
+  const float* x = a.x.data + row / a.inner * a.x.stride0 + row % a.inner * a.x.stride1;
+  switch (a.kind) {
+    case Activation::silu:
+      return gate(x, a.size, out, [](F16 v) { return silu(v); });
+    case Activation::gelu:
+      return gate(x, a.size, out, [](F16 v) { return gelu(v); });
+    case Activation::gelu_tanh:
+      return gate(x, a.size, out, [](F16 v) { return gelu_tanh(v); });
+    case Activation::relu:
+      return gate(x, a.size, out, [](F16 v) { return relu(v); });
+    case Activation::sigmoid:
+      return gate(x, a.size, out, [](F16 v) { return sigmoid(v); });
   }
 }
 
 void gated_activation(const GatedActivationArgs& a, ThreadPool& pool) {
   run_rows(pool, a.outer * a.inner, a.size * 4, [&](int64_t begin, int64_t end) {
-    switch (a.kind) {
-      case Activation::silu:
-        return gate_rows(a, begin, end, [](F16 v) { return silu(v); });
-      case Activation::gelu:
-        return gate_rows(a, begin, end, [](F16 v) { return gelu(v); });
-      case Activation::gelu_tanh:
-        return gate_rows(a, begin, end, [](F16 v) { return gelu_tanh(v); });
-      case Activation::relu:
-        return gate_rows(a, begin, end, [](F16 v) { return relu(v); });
-      case Activation::sigmoid:
-        return gate_rows(a, begin, end, [](F16 v) { return sigmoid(v); });
+    for (int64_t row = begin; row < end; ++row) {
+      gate_row(a, row, a.out.data + row / a.inner * a.out.stride0 + row % a.inner * a.out.stride1);
     }
   });
 }

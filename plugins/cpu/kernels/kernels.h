@@ -19,9 +19,9 @@
 //
 // Every result is independent of threads and of the other rows of the call: docs/numerics.md has the order of
 // every sum. An output may be the very same view as an input of the same shape in elementwise, norms, rope
-// and copy (a norm's `sum` may be x or residual, `normed` too, if it isn't `sum`); partial overlaps are never
-// allowed, nor any overlap elsewhere. The kernels trust their arguments: ids, rows, slots and block tables
-// are checked by who calls them.
+// and copy (a norm's `sum` may be x or residual, `normed` too, if it isn't `sum`), and a linear's y its
+// residual; partial overlaps are never allowed, nor any overlap elsewhere. The kernels trust their arguments:
+// ids, rows, slots and block tables are checked by who calls them.
 #pragma once
 
 #include <cstdint>
@@ -46,15 +46,17 @@ struct EmbeddingArgs {
   int64_t out_stride = 0;
 };
 
-// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
+// y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], and what the epilogue makes of it
 struct LinearArgs {
   int64_t m = 0, n = 0, k = 0;
   const float* x = nullptr;  // [M, K]
   int64_t x_stride = 0;
-  const float* weight = nullptr;  // panel32: [ceil(N/32)][K][32], rows past N are zero
+  const float* weight = nullptr;  // panel32: [ceil(N/32)][K][32], rows past N are zero; or sparse32
   const float* bias = nullptr;    // [N] or null
   float* y = nullptr;             // [M, N]
   int64_t y_stride = 0;
+  Epilogue epilogue = {};
+  bool sparse = false;  // the weight is in sparse32, and K a multiple of 4
 };
 
 // rms_norm, layer_norm, add_rms_norm, add_layer_norm over the last dimension. Without add_: residual and sum
@@ -97,12 +99,27 @@ struct GatedActivationArgs {
   Rows<float> out;  // [outer, inner, I]
 };
 
+// A norm or a gated activation whose result is quantized and goes nowhere else: `normed` or `out`, and
+// then.x, are unused. Rows are `outer * inner` = then.m.
+template <class First>
+struct ThenQuantize {
+  First first;
+  QuantizeActivationArgs then;
+  Workspace* workspace = nullptr;  // never null: a row for each thread
+};
+
 // Stores token t's keys and values in the cache at slots[t] = block * 32 + place.
 struct KvWriteArgs {
   int64_t tokens = 0;
   Rows<const float> k, v;          // [T, Nkv, D], [T, Nkv, Dv]
   const int32_t* slots = nullptr;  // [T]
   KvCache cache;
+};
+
+// rope of queries and of keys, and kv_write of the keys as they are then.
+struct RopeKvWriteArgs {
+  RopeArgs query, key;  // with one table; key.out is unused
+  KvWriteArgs write;    // write.k is unused
 };
 
 // Causal attention of each request's tokens over its whole past in the cache (kv_write of this step comes
@@ -165,8 +182,10 @@ struct KernelTable {
   void (*cast_bf16)(const CastBf16Args&, ThreadPool&);
   void (*linear_bf16)(const LinearBf16Args&, ThreadPool&);
   void (*embedding_int8)(const EmbeddingInt8Args&, ThreadPool&);
+  void (*embedding_int4)(const EmbeddingInt4Args&, ThreadPool&);
   void (*quantize_activation)(const QuantizeActivationArgs&, ThreadPool&);
   void (*linear_int8)(const LinearInt8Args&, ThreadPool&);
+  void (*linear_int4)(const LinearInt4Args&, ThreadPool&);
   void (*rms_norm)(const NormArgs&, ThreadPool&);
   void (*layer_norm)(const NormArgs&, ThreadPool&);
   void (*add_rms_norm)(const NormArgs&, ThreadPool&);
@@ -174,7 +193,13 @@ struct KernelTable {
   void (*rope_table)(const RopeTableArgs&, ThreadPool&);
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*gated_activation)(const GatedActivationArgs&, ThreadPool&);
+  void (*rms_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
+  void (*layer_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
+  void (*add_rms_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
+  void (*add_layer_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
+  void (*gated_activation_quantize)(const ThenQuantize<GatedActivationArgs>&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
+  void (*rope_kv_write)(const RopeKvWriteArgs&, ThreadPool&);
   void (*paged_attention)(const PagedAttentionArgs&, ThreadPool&);
   void (*take_rows)(const TakeRowsArgs&, ThreadPool&);
   void (*elementwise)(const ElementwiseArgs&, ThreadPool&);
@@ -185,6 +210,7 @@ struct KernelTable {
   void (*grouped_linear)(const Grouped<LinearArgs>&, ThreadPool&);
   void (*grouped_linear_bf16)(const Grouped<LinearBf16Args>&, ThreadPool&);
   void (*grouped_linear_int8)(const Grouped<LinearInt8Args>&, ThreadPool&);
+  void (*grouped_linear_int4)(const Grouped<LinearInt4Args>&, ThreadPool&);
   void (*top_k)(const TopKArgs&, ThreadPool&);
   void (*gather)(const GatherArgs&, ThreadPool&);
   void (*scatter)(const ScatterArgs&, ThreadPool&);
@@ -198,6 +224,7 @@ const KernelTable* kernels_for(const char* isa);
 
 // By the names of plugins/lowered_program.py. False, and no change, for an unknown name.
 bool parse_activation(const char* name, Activation* out);
+bool parse_linear_activation(const char* name, LinearActivation* out);
 bool parse_reduce(const char* name, ReduceKind* out);
 bool parse_elementwise(const char* name, ElementwiseFn* out);
 

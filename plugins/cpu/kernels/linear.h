@@ -7,10 +7,12 @@
 //
 // so a microkernel reads it as one stream, and a vector's lanes are different n. Rows of x are cut into
 // blocks that stay in the second-level cache, K into pieces whose part of a panel does too. A chain that
-// spans pieces rests in y between them, which changes no bit: K is never summed in parts.
+// spans pieces rests in memory between them, which changes no bit: K is never summed in parts.
 #pragma once
 
 #include "kernels.h"
+#include "linear_sparse.h"
+#include "linear_store.h"
 #include "microkernel.h"
 #include "parallel.h"
 
@@ -21,57 +23,30 @@ constexpr int64_t kRowBlock = 96;      // rows of x in a task
 constexpr int64_t kDepthBlock = 1024;  // k of one pass over a panel
 constexpr int64_t kAhead = 32;         // k that a prefetch is ahead: 4 KB a panel, best of 8 .. 48
 
-// One microkernel call: R rows of P panels, k0 <= k < k1. Loads y unless k0 is 0; adds the bias when k1 is K.
-template <int R, int P>
-void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, int64_t k1) {
+// One microkernel call: R rows of P panels, k0 <= k < k1. With Pieces that may be a part of K, and a chain
+// that is not at its end rests in `rest` [R][P * 32] meanwhile: not in y, which may be the residual.
+template <int R, int P, bool Pieces>
+void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, int64_t k1, float* rest) {
   const int64_t panel_stride = a.k * kPanel;
   const float* x = a.x + row * a.x_stride + k0;
   const float* w = a.weight + panel * panel_stride + k0 * kPanel;
-  float* y = a.y + row * a.y_stride + panel * kPanel;
-  const int64_t columns = a.n - panel * kPanel;  // that exist; may be more than P * 32
-  const bool whole = columns >= P * kPanel;
-  const auto width = [&](int c) {
-    const int64_t left = columns - c * 16;
-    return left > 16 ? int64_t{16} : left < 0 ? int64_t{0} : left;
-  };
-
   F16 acc[R][2 * P];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < 2 * P; ++c) acc[r][c] = splat(0.0f);
-  }
-  if (k0 > 0) {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int c = 0; c < 2 * P; ++c) {
-        const float* at = y + r * a.y_stride + c * 16;
-        acc[r][c] = whole ? load(at) : load_n(at, width(c));
-      }
+    for (int c = 0; c < 2 * P; ++c) {
+      acc[r][c] = Pieces && k0 > 0 ? load(rest + (r * 2 * P + c) * 16) : splat(0.0f);
     }
   }
   chain<R, P, 2, true>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, kAhead * kPanel, acc);
-  if (k1 == a.k && a.bias != nullptr) {
-#pragma GCC unroll 8
-    for (int c = 0; c < 2 * P; ++c) {
-      const float* at = a.bias + panel * kPanel + c * 16;
-      const F16 bias = whole ? load(at) : load_n(at, width(c));
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) acc[r][c] = acc[r][c] + bias;
-    }
+  if (!Pieces || k1 == a.k) {
+    store_block<R, 2 * P>(acc, a, row, panel * kPanel);
+    return;
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < 2 * P; ++c) {
-      float* at = y + r * a.y_stride + c * 16;
-      if (whole) {
-        store(at, acc[r][c]);
-      } else {
-        store_n(at, acc[r][c], width(c));
-      }
-    }
+    for (int c = 0; c < 2 * P; ++c) store(rest + (r * 2 * P + c) * 16, acc[r][c]);
   }
 }
 
@@ -81,13 +56,14 @@ void linear_stream(const LinearArgs& a, int64_t panel, int64_t panel_end) {
   constexpr int kFit = (kRegisters / 2 - 1) / (R + 1);  // R x 2P sums and 2P weights at once, and a broadcast
   constexpr int P = R == 1 || kFit > kStreamPanels ? kStreamPanels : kFit < 1 ? 1 : kFit;
   if constexpr (P > 1) {
-    for (; panel + P <= panel_end; panel += P) linear_block<R, P>(a, 0, panel, 0, a.k);
+    for (; panel + P <= panel_end; panel += P) linear_block<R, P, false>(a, 0, panel, 0, a.k, nullptr);
   }
-  for (; panel < panel_end; ++panel) linear_block<R, 1>(a, 0, panel, 0, a.k);
+  for (; panel < panel_end; ++panel) linear_block<R, 1, false>(a, 0, panel, 0, a.k, nullptr);
 }
 
 inline void linear(const LinearArgs& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
+  if (a.sparse) return linear_sparse(a, pool);
   const int64_t panels = (a.n + kPanel - 1) / kPanel;
   const int64_t work = a.m * panels * kPanel * a.k;
   const int64_t threads = pool_size(pool);
@@ -109,11 +85,14 @@ inline void linear(const LinearArgs& a, ThreadPool& pool) {
     }
     const int64_t begin = a.m * (task % row_blocks) / row_blocks;
     const int64_t end = a.m * (task % row_blocks + 1) / row_blocks;
+    float rest[kRowBlock * kPanel];
     for (int64_t p = panel; p < panel_end; ++p) {
       int64_t k0 = 0;
       do {
         const int64_t k1 = a.k - k0 < kDepthBlock ? a.k : k0 + kDepthBlock;
-        for_row_blocks(end - begin, [&]<int R>(int64_t r) { linear_block<R, 1>(a, begin + r, p, k0, k1); });
+        for_row_blocks(end - begin, [&]<int R>(int64_t r) {
+          linear_block<R, 1, true>(a, begin + r, p, k0, k1, rest + r * kPanel);
+        });
         k0 = k1;
       } while (k0 < a.k);
     }

@@ -10,6 +10,7 @@
 
 #include "dot.h"
 #include "kernels.h"
+#include "linear_sparse.h"
 #include "linear_tasks.h"
 
 namespace ew {
@@ -43,11 +44,12 @@ void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead
       w += kPanel * 2;
     }
   }
-  store_panel<R>(acc, a.bias, a.y + row * a.y_stride, a.y_stride, panel, a.n);
+  store_panel<R>(acc, a, row, panel);
 }
 
 inline void linear_bf16(const LinearBf16Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
+  if (a.sparse) return linear_sparse(a, pool);
   const int64_t panel_size = (a.k + 1) / 2 * kPanel * 2, panel_bytes = panel_size * 2;
   linear_tasks(
       pool, a.m, a.n, a.k, panel_bytes, [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {

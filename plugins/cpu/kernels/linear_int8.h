@@ -9,12 +9,16 @@
 // so that 4 values of a row, broadcast, meet 16 columns in one instruction where there is VNNI, whose first
 // factor has no sign. What the 128 add is taken back with the groups' sums of values. Both are exact, and so
 // every instruction set has the same integers; the order of the float sums is docs/numerics.md's.
+//
+// A weight in sparse32 (sparse_panel.h) is spread to the same bytes: in registers for a few rows, which wait
+// for memory, else a panel at a time for all rows of a task.
 #pragma once
 
 #include "dot.h"
 #include "kernels.h"
 #include "linear_tasks.h"
 #include "parallel.h"
+#include "sparse_panel.h"
 
 namespace ew {
 namespace {
@@ -33,11 +37,29 @@ struct Int8Groups {
   bool weight_last = false, values_last = false;  // scales that are applied at the end
 };
 
-template <int R>
-void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Ahead ahead) {
+// A panel as int8_block reads it: 4 k of 32 columns at a time.
+struct DenseQuads {
+  const uint8_t* w;
+  Ahead ahead;
+  EW_INLINE void next(Quads& left, Quads& right) {
+    prefetch(ahead);
+    left = load_quads(w), right = load_quads(w + 64);
+    w += kPanel * 4;
+  }
+};
+struct SparseQuads {
+  SparsePanel<kSparseInt8> panel;
+  EW_INLINE void next(Quads& left, Quads& right) {
+    panel.next();
+    left = quads_of(spread_bytes(panel.values, panel.places[0]));
+    right = quads_of(spread_bytes(panel.values + 32, panel.places[1]));
+  }
+};
+
+template <int R, class Source>
+void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Source source) {
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
-  const uint8_t* w = a.weight + panel * quads * kPanel * 4;
   const uint16_t* weight_scales = a.weight_scales + panel * g.weight_groups * kPanel;
   const float* scales = g.scales + row * g.scales_stride;
   const int32_t* sums = g.sums + row * g.sums_stride;
@@ -51,15 +73,14 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_128_times(sums + r * g.sums_stride + group);
     const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
     for (; quad < end; ++quad) {
-      prefetch(ahead);
-      const Quads left = load_quads(w), right = load_quads(w + 64);
+      Quads left, right;
+      source.next(left, right);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const Quad x = splat_quad(values + r * a.values_stride + quad * 4);
         sum[r][0] = dot(sum[r][0], left, x);
         sum[r][1] = dot(sum[r][1], right, x);
       }
-      w += kPanel * 4;
     }
     const uint16_t* at = weight_scales + group * kPanel;
     const F16 left = g.weight_last ? splat(1.0f) : load_half(at);
@@ -87,7 +108,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
       acc[r][1] = acc[r][1] * right;
     }
   }
-  store_panel<R>(acc, a.bias, a.y + row * a.y_stride, a.y_stride, panel, a.n);
+  store_panel<R>(acc, a, row, panel);
 }
 
 // The sums of values in the weight's groups, where activations have no groups of their own.
@@ -120,20 +141,38 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
   g.scales = g.values_last ? &kOne : a.scales;
   g.scales_stride = g.values_last ? 0 : a.scales_stride;
   g.scales_step = g.values_last ? 0 : 1;
+  const int64_t sums_bytes = g.values_last ? (a.m * g.count * 4 + 63) / 64 * 64 : 0;
+  const int64_t spread_bytes = quads * kPanel * 4;  // a panel that is not sparse
+  uint8_t* spare = nullptr;
+  if (g.values_last || a.sparse) {
+    const int64_t panels = a.sparse && a.m > kInt8Rows ? pool_size(pool) * spread_bytes : 0;
+    spare = static_cast<uint8_t*>(a.workspace->reserve(sums_bytes + panels));
+  }
   if (g.values_last) {
-    int32_t* sums =
-        static_cast<int32_t*>(a.workspace->reserve(a.m * g.count * static_cast<int64_t>(sizeof(int32_t))));
+    int32_t* sums = reinterpret_cast<int32_t*>(spare);
     sum_groups(a, g.count, sums, pool);
     g.sums = sums;
     g.sums_stride = g.count;
   }
-  const int64_t panel_bytes = quads * kPanel * 4;
+  const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes;
   linear_tasks(
-      pool, a.m, a.n, a.k, panel_bytes, [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
+      pool, a.m, a.n, a.k, panel_bytes,
+      [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
         for (int64_t p = panel; p < panel_end; ++p) {
+          const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
+          if (a.sparse && row_end - row <= kInt8Rows) {
+            for_blocks_of<kInt8Rows>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
+              int8_block<R>(a, g, first, p, SparseQuads{stored});
+            });
+            continue;
+          }
+          if (a.sparse) {
+            uint8_t* own = spare + sums_bytes + worker * spread_bytes;
+            spread_panel(SparsePanel<kSparseInt8>{stored}, quads, own);
+            dense = own;
+          }
           for_blocks_of<kInt8Rows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-            const Ahead ahead = ahead_of(a.weight + p * panel_bytes, panel_bytes, i, blocks);
-            int8_block<R>(a, g, first, p, ahead);
+            int8_block<R>(a, g, first, p, DenseQuads{dense, ahead_of(stored, panel_bytes, i, blocks)});
           });
         }
       });

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels.h"
+#include "linear_store.h"
 #include "microkernel.h"
 #include "parallel.h"
-#include "vector_math.h"
 
 namespace ew {
 namespace {
@@ -14,7 +14,8 @@ constexpr int64_t kTaskRows = 96;                 // most rows of a task: they s
 constexpr int64_t kTaskBytes = int64_t{1} << 17;  // of weights, so that handing a task out is worth it
 constexpr int64_t kAheadBytes = 4096;             // that a prefetch is ahead of the only block of rows
 
-// fn(panel, panel_end, row, row_end) for tasks that cover m rows and all panels of n columns.
+// fn(panel, panel_end, row, row_end), or with the worker behind them, for tasks that cover m rows and all
+// panels of n columns.
 template <class F>
 void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn) {
   const int64_t panels = (n + kPanel - 1) / kPanel;
@@ -24,10 +25,15 @@ void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t pan
   group = group < even ? even : group;
   group = group > 16 ? 16 : group;
   const int64_t groups = (panels + group - 1) / group;
-  run_tasks(pool, groups * row_blocks, m * panels * kPanel * k, [&](int64_t task, int) {
+  run_tasks(pool, groups * row_blocks, m * panels * kPanel * k, [&](int64_t task, int worker) {
     const int64_t panel = task / row_blocks * group, block = task % row_blocks;
-    fn(panel, panel + group < panels ? panel + group : panels, m * block / row_blocks,
-       m * (block + 1) / row_blocks);
+    const int64_t panel_end = panel + group < panels ? panel + group : panels;
+    const int64_t row = m * block / row_blocks, row_end = m * (block + 1) / row_blocks;
+    if constexpr (requires { fn(panel, panel_end, row, row_end, worker); }) {
+      fn(panel, panel_end, row, row_end, worker);
+    } else {
+      fn(panel, panel_end, row, row_end);
+    }
   });
 }
 
@@ -60,19 +66,10 @@ EW_INLINE void prefetch(Ahead& ahead) {
   ahead.at += ahead.step;
 }
 
-// y[row of R][the panel's columns] = acc + bias
-template <int R>
-EW_INLINE void store_panel(const F16 (&acc)[R][2], const float* bias, float* y, int64_t y_stride,
-                           int64_t panel, int64_t n) {
-#pragma GCC unroll 2
-  for (int c = 0; c < 2; ++c) {
-    const int64_t column = panel * kPanel + c * 16, left = n - column < 0 ? 0 : n - column;
-    const F16 add = bias == nullptr ? splat(0.0f) : load_some(bias + column, left);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      store_some(y + r * y_stride + column, bias == nullptr ? acc[r][c] : acc[r][c] + add, left);
-    }
-  }
+// A panel's columns of rows row .. row+R-1.
+template <int R, class Linear>
+EW_INLINE void store_panel(F16 (&acc)[R][2], const Linear& a, int64_t row, int64_t panel) {
+  store_block<R, 2>(acc, a, row, panel * kPanel);
 }
 
 }  // namespace

@@ -52,27 +52,33 @@ EW_INLINE void layer_row(const NormArgs& a, const float* x, float* y) {
   }
 }
 
+// Row `row` of all, the result to y.
+template <bool Layer, bool Add>
+EW_INLINE void norm_row(const NormArgs& a, int64_t row, float* y) {
+  const int64_t i = row / a.inner, j = row % a.inner;
+  const float* x = a.x.data + i * a.x.stride0 + j * a.x.stride1;
+  if constexpr (Add) {
+    const float* residual = a.residual.data + i * a.residual.stride0 + j * a.residual.stride1;
+    float* sum = a.sum.data + i * a.sum.stride0 + j * a.sum.stride1;
+    for (int64_t c = 0; c < a.size; c += 16) {
+      const int64_t n = a.size - c;
+      store_some(sum + c, load_some(x + c, n) + load_some(residual + c, n), n);
+    }
+    x = sum;
+  }
+  if constexpr (Layer) {
+    layer_row(a, x, y);
+  } else {
+    rms_row(a, x, y);
+  }
+}
+
 template <bool Layer, bool Add>
 void norm(const NormArgs& a, ThreadPool& pool) {
   run_rows(pool, a.outer * a.inner, a.size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t i = row / a.inner, j = row % a.inner;
-      const float* x = a.x.data + i * a.x.stride0 + j * a.x.stride1;
-      if constexpr (Add) {
-        const float* residual = a.residual.data + i * a.residual.stride0 + j * a.residual.stride1;
-        float* sum = a.sum.data + i * a.sum.stride0 + j * a.sum.stride1;
-        for (int64_t c = 0; c < a.size; c += 16) {
-          const int64_t n = a.size - c;
-          store_some(sum + c, load_some(x + c, n) + load_some(residual + c, n), n);
-        }
-        x = sum;
-      }
-      float* y = a.normed.data + i * a.normed.stride0 + j * a.normed.stride1;
-      if constexpr (Layer) {
-        layer_row(a, x, y);
-      } else {
-        rms_row(a, x, y);
-      }
+      norm_row<Layer, Add>(a, row, a.normed.data + i * a.normed.stride0 + j * a.normed.stride1);
     }
   });
 }

@@ -9,6 +9,7 @@ constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
 constexpr int64_t kBlock = 32;   // slots of a KV block, keys of an attention tile
 constexpr int64_t kSplit = 512;  // keys of an attention split
 constexpr int64_t kMaxRank = 4;
+constexpr int64_t kLongestHead = 1024;  // key head size that rope_kv_write takes
 
 // A grow-only, 64-byte aligned piece of scratch memory. One owner, one kernel call at a time.
 class Workspace {
@@ -53,9 +54,22 @@ struct KvCache {
 //   panel32    [ceil(N/32)][K][32]
 //   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
 //   panel32x4  [ceil(N/32)][ceil(K/4)][32][4]   int8, stored as value + 128 in a byte without sign
-enum class WeightLayout { rows, panel32, panel32x2, panel32x4 };
+//   panel32x8  [ceil(N/32)][ceil(K/8)][32][4]   bytes of two int4, each stored as value + 8, or of two uint4
+//   sparse32   [ceil(N/32)][ceil(K/32)] blocks: the places of what is kept of every four k, then its values.
+//   See
+//              linear_sparse.h
+enum class WeightLayout { rows, panel32, panel32x2, panel32x4, panel32x8, sparse32 };
 enum class Activation { silu, gelu, gelu_tanh, relu, sigmoid };
+enum class LinearActivation { none, silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh };  // relu2: relu^2
 enum class ReduceKind { sum, mean, max };
+
+// What becomes of a linear's sum, its bias included: y = activation(sum) + residual.
+struct Epilogue {
+  LinearActivation activation = LinearActivation::none;
+  const float* residual = nullptr;  // [M, N] or null; may be y itself. Grouped linears have none
+  int64_t residual_stride = 0;
+};
+
 enum class ElementwiseFn {
   add,
   sub,

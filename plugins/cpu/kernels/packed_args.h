@@ -27,6 +27,17 @@ struct EmbeddingInt8Args {
   int64_t out_stride = 0;
 };
 
+// out[t, :] = weight[ids[t], :] * its scales + its offsets. group_size divides hidden.
+struct EmbeddingInt4Args {
+  int64_t tokens = 0, hidden = 0, group_size = 0;
+  const int32_t* ids = nullptr;       // [T]
+  const uint8_t* weight = nullptr;    // [V, H] in panel32x8
+  const uint16_t* scales = nullptr;   // f16 [V, H/G] in panel32
+  const uint16_t* offsets = nullptr;  // as scales, or null: then 8 is taken off each value first
+  float* out = nullptr;               // [T, H]
+  int64_t out_stride = 0;
+};
+
 // out[m, k] = x[m, k] to the nearest bf16, ties to even; a row's place after an odd K is zero
 struct CastBf16Args {
   int64_t m = 0, k = 0;
@@ -41,10 +52,12 @@ struct LinearBf16Args {
   int64_t m = 0, n = 0, k = 0;
   const uint16_t* x = nullptr;       // [M, K], zero behind an odd K
   int64_t x_stride = 0;              // even
-  const uint16_t* weight = nullptr;  // panel32x2
+  const uint16_t* weight = nullptr;  // panel32x2, or sparse32
   const float* bias = nullptr;       // [N] or null
   float* y = nullptr;                // [M, N]
   int64_t y_stride = 0;
+  Epilogue epilogue = {};
+  bool sparse = false;  // the weight is in sparse32, and K a multiple of 4
 };
 
 // A row's groups of `group_size` values (the last may be shorter; 0: the row is one group) to int8:
@@ -76,12 +89,37 @@ struct LinearInt8Args {
   int64_t scales_stride = 0;
   const int32_t* sums = nullptr;  // as scales: sums of values
   int64_t sums_stride = 0;
-  const uint8_t* weight = nullptr;          // panel32x4
+  const uint8_t* weight = nullptr;          // panel32x4, or sparse32
   const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/weight_group)] in panel32
   const float* bias = nullptr;              // [N] or null
   float* y = nullptr;                       // [M, N]
   int64_t y_stride = 0;
-  Workspace* workspace = nullptr;  // never null where weights alone are in groups: for the groups' sums
+  Epilogue epilogue = {};
+  bool sparse = false;             // the weight is in sparse32, and K a multiple of 4
+  Workspace* workspace = nullptr;  // never null where weights alone are in groups, or sparse
+};
+
+// y[m, n] = sum over groups of (sum_k values[m, k] * weight[n, k]) * scales[m, g] * weight_scales[n, g] +
+// sums[m, g] * scales[m, g] * weight_offsets[n, g], + bias[n]. The size of all groups is a multiple of 8 that
+// divides K.
+struct LinearInt4Args {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t group = 0;
+  const int8_t* values = nullptr;  // [M, K]
+  int64_t values_stride = 0;
+  const float* scales = nullptr;  // [M, K/group]
+  int64_t scales_stride = 0;
+  const int32_t* sums = nullptr;  // as scales: sums of values
+  int64_t sums_stride = 0;
+  const uint8_t* weight = nullptr;           // panel32x8, or sparse32
+  const uint16_t* weight_scales = nullptr;   // f16 [N, K/group] in panel32
+  const uint16_t* weight_offsets = nullptr;  // as weight_scales, or null: then 8 is taken off each weight
+  const float* bias = nullptr;               // [N] or null
+  float* y = nullptr;                        // [M, N]
+  int64_t y_stride = 0;
+  Epilogue epilogue = {};
+  bool sparse = false;             // the weight is in sparse32, and without offsets
+  Workspace* workspace = nullptr;  // never null if it is
 };
 
 }  // namespace ew

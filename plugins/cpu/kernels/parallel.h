@@ -30,7 +30,7 @@ void run_tasks(ThreadPool& pool, int64_t tasks, int64_t work, const F& fn) {
       const_cast<F*>(&fn));
 }
 
-// fn(begin, end) over pieces of 0 .. rows-1; `row_work` units of work a row.
+// fn(begin, end), or fn(begin, end, worker), over pieces of 0 .. rows-1; `row_work` units of work a row.
 template <class F>
 void run_rows(ThreadPool& pool, int64_t rows, int64_t row_work, const F& fn) {
   if (rows <= 0) return;
@@ -39,8 +39,14 @@ void run_rows(ThreadPool& pool, int64_t rows, int64_t row_work, const F& fn) {
   const int64_t most = 4 * static_cast<int64_t>(pool_size(pool));
   tasks = tasks > most ? most : tasks;
   tasks = tasks > rows ? rows : tasks < 1 ? 1 : tasks;
-  run_tasks(pool, tasks, work,
-            [&](int64_t task, int) { fn(rows * task / tasks, rows * (task + 1) / tasks); });
+  run_tasks(pool, tasks, work, [&](int64_t task, int worker) {
+    const int64_t begin = rows * task / tasks, end = rows * (task + 1) / tasks;
+    if constexpr (requires { fn(begin, end, worker); }) {
+      fn(begin, end, worker);
+    } else {
+      fn(begin, end);
+    }
+  });
 }
 
 }  // namespace

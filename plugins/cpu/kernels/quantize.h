@@ -1,4 +1,4 @@
-// Rows of floats to bf16 and to int8 in groups, and embeddings of tables that are kept in those.
+// Rows of floats to bf16 and to int8 in groups, and embeddings of tables that are kept in those or in int4.
 #pragma once
 
 #include "dot.h"
@@ -70,17 +70,20 @@ EW_INLINE void quantize_group(const float* x, int64_t size, int8_t* values, floa
   *sum = sum_lanes(total);
 }
 
-void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
+// x [K] as row m.
+EW_INLINE void quantize_row(const QuantizeActivationArgs& a, int64_t m, const float* x) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.k;
+  int8_t* values = a.values + m * a.values_stride;
+  for (int64_t k = 0, g = 0; k < a.k; k += size, ++g) {
+    quantize_group(x + k, a.k - k < size ? a.k - k : size, values + k, a.scales + m * a.scales_stride + g,
+                   a.sums + m * a.sums_stride + g);
+  }
+  for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
+}
+
+void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
   run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      int8_t* values = a.values + m * a.values_stride;
-      for (int64_t k = 0, g = 0; k < a.k; k += size, ++g) {
-        quantize_group(a.x + m * a.x_stride + k, a.k - k < size ? a.k - k : size, values + k,
-                       a.scales + m * a.scales_stride + g, a.sums + m * a.sums_stride + g);
-      }
-      for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
-    }
+    for (int64_t m = begin; m < end; ++m) quantize_row(a, m, a.x + m * a.x_stride);
   });
 }
 
@@ -112,6 +115,27 @@ void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
         const int64_t past = (g + 1) * size < a.hidden ? (g + 1) * size : a.hidden;
         for (int64_t i = g * size; i < past; ++i) {
           out[i] = static_cast<float>(column[i / 4 * kPanel * 4 + i % 4] - 128) * scale;
+        }
+      }
+    }
+  });
+}
+
+void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
+  const int64_t groups = a.hidden > 0 ? a.hidden / a.group_size : 0, octets = a.hidden / 8;
+  run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t id = a.ids[t], scale_of = id / kPanel * groups * kPanel + id % kPanel;
+      const uint8_t* column = a.weight + (id / kPanel * octets * kPanel + id % kPanel) * 4;
+      float* out = a.out + t * a.out_stride;
+      for (int64_t g = 0; g < groups; ++g) {
+        const float scale = half_to_float(a.scales[scale_of + g * kPanel]);
+        // Without offsets -0, which leaves the sign of a zero as it is.
+        const float offset = a.offsets == nullptr ? -0.0f : half_to_float(a.offsets[scale_of + g * kPanel]);
+        const int least = a.offsets == nullptr ? -8 : 0;
+        for (int64_t i = g * a.group_size; i < (g + 1) * a.group_size; ++i) {
+          const int value = column[i / 8 * kPanel * 4 + i % 4] >> (i % 8 / 4 * 4) & 15;
+          out[i] = static_cast<float>(value + least) * scale + offset;
         }
       }
     }

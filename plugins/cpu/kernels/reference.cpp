@@ -98,6 +98,32 @@ void embedding(const EmbeddingArgs& a) {
   }
 }
 
+float end_of(const Epilogue& epilogue, int64_t m, int64_t n, float sum) {
+  const auto activated = [sum](LinearActivation kind) {
+    switch (kind) {
+      case LinearActivation::none:
+        return static_cast<double>(sum);
+      case LinearActivation::silu:
+        return apply(ElementwiseFn::silu, sum, 0, 0);
+      case LinearActivation::gelu:
+        return apply(ElementwiseFn::gelu, sum, 0, 0);
+      case LinearActivation::gelu_tanh:
+        return apply(ElementwiseFn::gelu_tanh, sum, 0, 0);
+      case LinearActivation::relu:
+        return apply(ElementwiseFn::relu, sum, 0, 0);
+      case LinearActivation::relu2:
+        return std::pow(apply(ElementwiseFn::relu, sum, 0, 0), 2);
+      case LinearActivation::sigmoid:
+        return apply(ElementwiseFn::sigmoid, sum, 0, 0);
+      case LinearActivation::tanh:
+        return apply(ElementwiseFn::tanh, sum, 0, 0);
+    }
+    return 0.0;
+  };
+  const float y = static_cast<float>(activated(epilogue.activation));
+  return epilogue.residual != nullptr ? y + epilogue.residual[m * epilogue.residual_stride + n] : y;
+}
+
 void linear(const LinearArgs& a, bool fused) {
   for (int64_t m = 0; m < a.m; ++m) {
     for (int64_t n = 0; n < a.n; ++n) {
@@ -106,7 +132,7 @@ void linear(const LinearArgs& a, bool fused) {
         const float x = a.x[m * a.x_stride + k], w = a.weight[(n / kPanel * a.k + k) * kPanel + n % kPanel];
         sum = fused ? std::fma(x, w, sum) : x * w + sum;
       }
-      a.y[m * a.y_stride + n] = a.bias != nullptr ? sum + a.bias[n] : sum;
+      a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? sum + a.bias[n] : sum);
     }
   }
 }

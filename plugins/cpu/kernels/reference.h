@@ -11,15 +11,19 @@ void embedding(const EmbeddingArgs& a);  // exact
 // `fused`: one fma a step, which is bit for bit what AVX-512 and AVX2 compute; else a product and a sum, as
 // portable.
 void linear(const LinearArgs& a, bool fused);
+// What row m and column n of a linear store, of a sum with its bias. Exact but for activations, in double.
+float end_of(const Epilogue& epilogue, int64_t m, int64_t n, float sum);
 // The nearest bf16, ties to even; a NaN stays one.
 uint16_t to_bf16(float value);
 void embedding_bf16(const EmbeddingBf16Args& a);            // exact
 void embedding_int8(const EmbeddingInt8Args& a);            // exact
+void embedding_int4(const EmbeddingInt4Args& a);            // exact
 void cast_bf16(const CastBf16Args& a);                      // exact
 void quantize_activation(const QuantizeActivationArgs& a);  // exact
 // `fused` as in linear. With VDPBF16 the order within a pair is the instruction's own.
 void linear_bf16(const LinearBf16Args& a, bool fused);
 void linear_int8(const LinearInt8Args& a, bool fused);  // exact
+void linear_int4(const LinearInt4Args& a, bool fused);  // exact
 // In double. Both norms, and their add_ forms if sum is not null.
 void rms_norm(const NormArgs& a);
 void layer_norm(const NormArgs& a);

@@ -1,4 +1,4 @@
-// References of the packed formats: bf16 and int8.
+// References of the packed formats: bf16, int8 and int4.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -33,6 +33,12 @@ uint16_t bf16_weight(const uint16_t* weight, int64_t size, int64_t n, int64_t k)
 
 int32_t int8_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
   return weight[((n / kPanel * ((size + 3) / 4) + k / 4) * kPanel + n % kPanel) * 4 + k % 4] - 128;
+}
+
+// The value without sign: 0 .. 15.
+int32_t int4_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
+  const uint8_t byte = weight[((n / kPanel * (size / 8) + k / 8) * kPanel + n % kPanel) * 4 + k % 4];
+  return k % 8 < 4 ? byte % 16 : byte / 16;
 }
 
 int64_t groups_of(int64_t size, int64_t group) { return group > 0 ? (size + group - 1) / group : 1; }
@@ -74,6 +80,19 @@ void embedding_int8(const EmbeddingInt8Args& a) {
   }
 }
 
+void embedding_int4(const EmbeddingInt4Args& a) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const int64_t id = a.ids[t], group = i / a.group_size, groups = a.hidden / a.group_size;
+      const float scale = weight_scale(a.scales, groups, id, group);
+      const int32_t value = int4_weight(a.weight, a.hidden, id, i);
+      a.out[t * a.out_stride + i] = a.offsets == nullptr ? static_cast<float>(value - 8) * scale
+                                                         : static_cast<float>(value) * scale +
+                                                               weight_scale(a.offsets, groups, id, group);
+    }
+  }
+}
+
 void cast_bf16(const CastBf16Args& a) {
   for (int64_t m = 0; m < a.m; ++m) {
     for (int64_t k = 0; k < a.k; ++k) a.out[m * a.out_stride + k] = to_bf16(a.x[m * a.x_stride + k]);
@@ -89,7 +108,7 @@ void linear_bf16(const LinearBf16Args& a, bool fused) {
         const float x = from_bf16(a.x[m * a.x_stride + k]), w = from_bf16(bf16_weight(a.weight, a.k, n, k));
         sum = fused ? std::fma(x, w, sum) : x * w + sum;
       }
-      a.y[m * a.y_stride + n] = a.bias != nullptr ? sum + a.bias[n] : sum;
+      a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? sum + a.bias[n] : sum);
     }
   }
 }
@@ -148,7 +167,31 @@ void linear_int8(const LinearInt8Args& a, bool fused) {
       }
       if (a.weight_group > 0 && a.activation_group == 0) acc *= scales[0];
       if (a.weight_group == 0 && a.activation_group > 0) acc *= weight_scale_of(0);
-      a.y[m * a.y_stride + n] = a.bias != nullptr ? acc + a.bias[n] : acc;
+      a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? acc + a.bias[n] : acc);
+    }
+  }
+}
+
+void linear_int4(const LinearInt4Args& a, bool fused) {
+  const int64_t groups = a.k / a.group;
+  const auto add = [fused](float x, float y, float z) { return fused ? std::fma(x, y, z) : x * y + z; };
+  for (int64_t m = 0; m < a.m; ++m) {
+    for (int64_t n = 0; n < a.n; ++n) {
+      float acc = 0;
+      for (int64_t g = 0; g < groups; ++g) {
+        const float scale = a.scales[m * a.scales_stride + g];
+        int32_t sum = 0;
+        for (int64_t k = g * a.group; k < (g + 1) * a.group; ++k) {
+          const int32_t weight = int4_weight(a.weight, a.k, n, k) - (a.weight_offsets == nullptr ? 8 : 0);
+          sum += a.values[m * a.values_stride + k] * weight;
+        }
+        acc = add(static_cast<float>(sum), weight_scale(a.weight_scales, groups, n, g) * scale, acc);
+        if (a.weight_offsets != nullptr) {
+          const float of_row = static_cast<float>(a.sums[m * a.sums_stride + g]);
+          acc = add(of_row, weight_scale(a.weight_offsets, groups, n, g) * scale, acc);
+        }
+      }
+      a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? acc + a.bias[n] : acc);
     }
   }
 }

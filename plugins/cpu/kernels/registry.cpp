@@ -10,11 +10,14 @@
 namespace ew {
 
 #if defined(__x86_64__)
-extern const KernelTable avx512_kernels;
 extern const KernelTable avx2_kernels;
+// A build for the thread sanitizer does without AVX-512: kernels divide work alike in all sets.
+#if defined(EW_AVX512)
+extern const KernelTable avx512_kernels;
 void use_avx512_vnni(KernelTable* table);
 void use_avx512_bf16(KernelTable* table);
 void use_avx2_vnni(KernelTable* table);
+#endif
 #endif
 extern const KernelTable portable_kernels;
 
@@ -39,6 +42,7 @@ namespace {
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#if defined(EW_AVX512)
 bool has_avx2_vnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -56,6 +60,7 @@ KernelTable extended(const KernelTable& base, const char* isa,
   for (const auto use : extensions) use(&table);
   return table;
 }
+#endif
 
 }  // namespace
 #endif
@@ -63,6 +68,7 @@ KernelTable extended(const KernelTable& base, const char* isa,
 const KernelTable* kernels_for(const char* isa) {
   const std::string_view name = isa;
 #if defined(__x86_64__)
+#if defined(EW_AVX512)
   if (name == "avx512_bf16" && has_avx512_bf16()) {
     static const KernelTable table =
         extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
@@ -77,6 +83,7 @@ const KernelTable* kernels_for(const char* isa) {
     return &table;
   }
   if (name == "avx512") return has_avx512() ? &avx512_kernels : nullptr;
+#endif
   if (name == "avx2") return has_avx2() ? &avx2_kernels : nullptr;
 #endif
   return name == "portable" ? &portable_kernels : nullptr;
@@ -113,6 +120,13 @@ constexpr Name<Activation> kActivations[] = {
     {"relu", Activation::relu}, {"sigmoid", Activation::sigmoid},
 };
 
+constexpr Name<LinearActivation> kLinearActivations[] = {{"silu", LinearActivation::silu},
+                                                         {"gelu", LinearActivation::gelu},
+                                                         {"gelu_tanh", LinearActivation::gelu_tanh},
+                                                         {"relu", LinearActivation::relu},
+                                                         {"relu2", LinearActivation::relu2},
+                                                         {"sigmoid", LinearActivation::sigmoid},
+                                                         {"tanh", LinearActivation::tanh}};
 constexpr Name<ReduceKind> kReduceKinds[] = {
     {"sum", ReduceKind::sum}, {"mean", ReduceKind::mean}, {"max", ReduceKind::max}};
 
@@ -158,6 +172,9 @@ constexpr Name<Fn> kFunctions[] = {
 }  // namespace
 
 bool parse_activation(const char* name, Activation* out) { return parse(kActivations, name, out); }
+bool parse_linear_activation(const char* name, LinearActivation* out) {
+  return parse(kLinearActivations, name, out);
+}
 bool parse_reduce(const char* name, ReduceKind* out) { return parse(kReduceKinds, name, out); }
 bool parse_elementwise(const char* name, ElementwiseFn* out) { return parse(kFunctions, name, out); }
 

@@ -47,22 +47,28 @@ EW_INLINE void rotate_pairs(const float* x, const float* table, int64_t freqs, f
   }
 }
 
+// x [D] of one head, rotated by a token's row of the table.
+EW_INLINE void rotate(const RopeArgs& a, const float* table, const float* x, float* out) {
+  if (a.interleaved) {
+    rotate_pairs(x, table, a.freqs, out);
+  } else {
+    rotate_halves(x, table, a.freqs, out);
+  }
+  if (x == out) return;
+  for (int64_t i = 2 * a.freqs; i < a.size; ++i) out[i] = x[i];
+}
+
+// All heads of token t.
+EW_INLINE void rope_token(const RopeArgs& a, int64_t t) {
+  for (int64_t h = 0; h < a.heads; ++h) {
+    rotate(a, a.table + t * a.table_stride, a.x.data + t * a.x.stride0 + h * a.x.stride1,
+           a.out.data + t * a.out.stride0 + h * a.out.stride1);
+  }
+}
+
 void rope(const RopeArgs& a, ThreadPool& pool) {
   run_rows(pool, a.tokens, a.heads * a.size, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* table = a.table + t * a.table_stride;
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const float* x = a.x.data + t * a.x.stride0 + h * a.x.stride1;
-        float* out = a.out.data + t * a.out.stride0 + h * a.out.stride1;
-        if (a.interleaved) {
-          rotate_pairs(x, table, a.freqs, out);
-        } else {
-          rotate_halves(x, table, a.freqs, out);
-        }
-        if (x == out) continue;
-        for (int64_t i = 2 * a.freqs; i < a.size; ++i) out[i] = x[i];
-      }
-    }
+    for (int64_t t = begin; t < end; ++t) rope_token(a, t);
   });
 }
 

@@ -28,8 +28,9 @@ struct CombineExpertsArgs {
   int64_t out_stride = 0;
 };
 
-// A linear whose rows starts[e] .. starts[e + 1] - 1 meet the weight, scales and bias of expert e: those of
-// `all` are expert 0's, and the strides lead from one expert to the next. Bits are those of the linear alone.
+// A linear whose rows starts[e] .. starts[e + 1] - 1 meet the weight, scales, offsets and bias of expert e:
+// those of `all` are expert 0's, and the strides lead from one expert to the next (scales_stride also for
+// offsets). Bits are those of the linear alone.
 template <class Linear>
 struct Grouped {
   Linear all;

@@ -65,18 +65,24 @@ inline void scatter(const ScatterArgs& a, ThreadPool& pool) {
   });
 }
 
-// The cache's layout is drawn in attention.h. Two tokens never have the same slot.
+// A key and a value of one head to their place in the cache, whose layout is drawn in attention.h.
+EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* k) {
+  float* to = c.k + (block * c.kv_heads + head) * c.key_size * kBlock + slot;
+  for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = k[d];
+}
+EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* v) {
+  copy_row(c.v + ((block * c.kv_heads + head) * kBlock + slot) * c.value_size, v, c.value_size);
+}
+
+// Two tokens never have the same slot.
 void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
   const KvCache& c = a.cache;
   run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
       for (int64_t h = 0; h < c.kv_heads; ++h) {
-        const float* k = a.k.data + t * a.k.stride0 + h * a.k.stride1;
-        float* to = c.k + (block * c.kv_heads + h) * c.key_size * kBlock + slot;
-        for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = k[d];
-        copy_row(c.v + ((block * c.kv_heads + h) * kBlock + slot) * c.value_size,
-                 a.v.data + t * a.v.stride0 + h * a.v.stride1, c.value_size);
+        write_key(c, block, slot, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
+        write_value(c, block, slot, h, a.v.data + t * a.v.stride0 + h * a.v.stride1);
       }
     }
   });

@@ -59,10 +59,11 @@ struct Plan {
     program->finish();
   }
 
-  // Of random values around 0; the bytes of int8 are random, and f16 is from 2^-7 to 2^-5, as scales are.
+  // Of random values around 0; the bytes of int8 and int4 are random, and f16 is from 2^-7 to 2^-5, as scales
+  // are.
   Operand weight(Dtype dtype, const std::vector<int64_t>& shape, WeightLayout layout) {
     Weight weight{numbered("w", weights.size()), dtype, shape, layout, nullptr};
-    const int64_t count = weight.elements();
+    const int64_t count = four_bits(dtype) ? weight.bytes() : weight.elements();
     void* data = std::aligned_alloc(64, static_cast<size_t>((weight.bytes() + 63) / 64 * 64));
     memory.emplace_back(data, FreeMemory());
     weight.data = data;
@@ -76,7 +77,7 @@ struct Plan {
         std::memcpy(static_cast<uint16_t*>(data) + i, reinterpret_cast<const char*>(&value) + 2, 2);
       } else if (dtype == Dtype::f16) {
         static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>((8 << 10) + generator() % (2 << 10));
-      } else if (dtype == Dtype::i8) {
+      } else if (element_bytes(dtype) == 1) {
         static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(generator());
       } else {
         static_cast<int32_t*>(data)[i] = static_cast<int32_t>(generator() % 4);

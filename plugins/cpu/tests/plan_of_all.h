@@ -1,5 +1,5 @@
-// A program with every op and dtype that the interpreter has: attention, then experts in bf16 and int8 behind
-// a router, with a head in int8.
+// A program with every op and dtype that the interpreter has: attention, then experts in bf16, int8 and int4
+// behind a router, with heads in bf16, int8 and int4.
 #pragma once
 
 #include "plan.h"
@@ -9,18 +9,27 @@ namespace ew::testing {
 class PlanOfAll : public Plan {
  public:
   static constexpr int64_t kVocab = 37, kHidden = 18, kHeads = 3, kSize = 6, kExperts = 5, kChoices = 2,
-                           kWide = 13;
+                           kWide = 13, kPart = 16;  // as many of kHidden as make two groups of 8
 
   // Activations of the int8 head are in groups of 8 (`grouped`) or not.
   explicit PlanOfAll(bool grouped) {
-    groups.push_back({"full", {0}, kHeads, kSize, kSize, -1});
+    groups.push_back({"full", {0, 1}, kHeads, kSize, kSize, -1});
     const Operand x = embed();
-    const Operand attended = attend(x);
+    const Operand attended = attend_fused(attend(x));
     const Operand mixed = mix(attended);
     head(mixed, grouped);
   }
 
  private:
+  struct Quantized {
+    Operand values, scales, sums;
+  };
+  Quantized quantized(const Affine& rows, int64_t width, int64_t group) {
+    const int64_t count = group > 0 ? (width + group - 1) / group : 1;
+    return {buffer({rows, constant(width)}, Dtype::i8), buffer({rows, constant(count)}),
+            buffer({rows, constant(count)}, Dtype::i32)};
+  }
+
   static Affine places() { return times(kTokens, kChoices); }
 
   Operand embed() {
@@ -36,6 +45,13 @@ class PlanOfAll : public Plan {
           weight(Dtype::f16, {kVocab, 3}, WeightLayout::panel32)},
          {y}, {{"group_size", int64_t{8}}});
     step("elementwise", {x, y}, {sum}, {{"fn", std::string("add")}});
+    const Operand z = buffer({kTokens, constant(kPart)});
+    step("quantized_embedding",
+         {shifted, weight(Dtype::u4, {kVocab, kPart}, WeightLayout::panel32x8),
+          weight(Dtype::f16, {kVocab, 2}, WeightLayout::panel32),
+          weight(Dtype::f16, {kVocab, 2}, WeightLayout::panel32)},
+         {z}, {{"group_size", int64_t{8}}, {"has_offsets", true}});
+    step("elementwise", {part(sum), z}, {part(sum)}, {{"fn", std::string("add")}});
     return sum;
   }
 
@@ -61,6 +77,47 @@ class PlanOfAll : public Plan {
     step("add_layer_norm", {view(out, {kTokens, constant(kHidden)}), x}, {normed, sum},
          {{"eps", 1e-5}, {"has_weight", false}, {"has_bias", false}});
     return normed;
+  }
+
+  // The same with fused steps, and what lies around it in a layer of 8 bits.
+  Operand attend_fused(const Operand& x) {
+    const std::vector<Affine> heads = {kTokens, constant(kHeads), constant(kSize)};
+    const Operand out = buffer(heads), rotated = buffer(heads), table = buffer({kTokens, constant(4)});
+    step("rope_table", {input(kPositions, {kTokens}), weight(Dtype::f32, {2}, WeightLayout::rows)}, {table},
+         {{"scale", 0.9}});
+    step("rope_kv_write",
+         {view(x, heads), view(x, heads), view(x, heads), table, input(slots_input(0), {kTokens}), cache(1)},
+         {rotated}, {{"interleaved", true}});
+    step("paged_attention",
+         {rotated, cache(1), input(table_input(0), {kRequests, constant(1)}), input(kQStart, {{1, 0, 1, 0}}),
+          input(kKvLen, {kRequests})},
+         {out}, {{"scale", 0.4}, {"softcap", 0.0}, {"window", int64_t{0}}, {"has_sinks", false}});
+    const Operand sum = buffer({kTokens, constant(kHidden)}), y = buffer({kTokens, constant(kHidden)});
+    const Quantized normed = quantized(kTokens, kHidden, 8);
+    step("add_rms_norm_quantize",
+         {view(out, {kTokens, constant(kHidden)}), x, weight(Dtype::f32, {kHidden}, WeightLayout::rows)},
+         {normed.values, normed.scales, normed.sums, sum},
+         {{"eps", 1e-5}, {"has_weight", true}, {"group_size", int64_t{8}}});
+    multiply(normed, kHidden, y, {});
+    const Quantized gated = quantized(kTokens, kHidden / 2, 8);
+    step("gated_activation_quantize", {y}, {gated.values, gated.scales, gated.sums},
+         {{"kind", std::string("gelu")}, {"group_size", int64_t{8}}});
+    multiply(gated, kHidden / 2, sum, {{"has_residual", true}});
+    const Quantized last = quantized(kTokens, kHidden, 8);
+    step("layer_norm_quantize", {sum}, {last.values, last.scales, last.sums},
+         {{"eps", 1e-5}, {"has_weight", false}, {"has_bias", false}, {"group_size", int64_t{8}}});
+    multiply(last, kHidden, y, {});
+    return y;
+  }
+
+  // Rows of 8-bit values times a weight, over y if that is a residual too.
+  void multiply(const Quantized& x, int64_t width, const Operand& y, AttributeMap attributes) {
+    std::vector<Operand> inputs = {x.values, x.scales, x.sums,
+                                   weight(Dtype::i8, {kHidden, width}, WeightLayout::panel32x4),
+                                   weight(Dtype::f16, {kHidden, (width + 7) / 8}, WeightLayout::panel32)};
+    if (!attributes.empty()) inputs.push_back(y);
+    attributes.insert({{"weight_group", int64_t{8}}, {"activation_group", int64_t{8}}});
+    step("quantized_linear", inputs, {y}, attributes);
   }
 
   // The router's choice, in all the ways that routers have, and the experts that it chose.
@@ -107,17 +164,26 @@ class PlanOfAll : public Plan {
     step("grouped_linear",
          {taken, starts, weight(Dtype::f32, {kExperts, kHidden, kHidden}, WeightLayout::panel32)}, {more});
     step("elementwise", {down, more}, {all}, {{"fn", std::string("add")}});
+    const auto [some, some_scales, some_sums] = quantize(part(taken), places(), kPart, 8);
+    step("quantized_grouped_linear",
+         {some, some_scales, some_sums, starts,
+          weight(Dtype::i4, {kExperts, kHidden, kPart}, WeightLayout::panel32x8),
+          weight(Dtype::f16, {kExperts, kHidden, 2}, WeightLayout::panel32),
+          weight(Dtype::f32, {kExperts, kHidden}, WeightLayout::rows)},
+         {down}, {{"weight_group", int64_t{8}}, {"activation_group", int64_t{8}}});
+    step("elementwise", {down, all}, {all}, {{"fn", std::string("add")}});
     step("combine_experts", {all, order, factors}, {out});
     return out;
   }
 
-  struct Quantized {
-    Operand values, scales, sums;
-  };
+  // The first columns of x.
+  static Operand part(Operand x) {
+    x.shape[1] = constant(kPart);
+    return x;
+  }
+
   Quantized quantize(const Operand& x, const Affine& rows, int64_t width, int64_t group) {
-    const int64_t count = group > 0 ? (width + group - 1) / group : 1;
-    const Quantized q{buffer({rows, constant(width)}, Dtype::i8), buffer({rows, constant(count)}),
-                      buffer({rows, constant(count)}, Dtype::i32)};
+    const Quantized q = quantized(rows, width, group);
     step("quantize_activation", {x}, {q.values, q.scales, q.sums}, {{"group_size", group}});
     return q;
   }
@@ -126,25 +192,41 @@ class PlanOfAll : public Plan {
     const Operand last = buffer({kRows, constant(kHidden)}),
                   narrow = buffer({kRows, constant(kHidden)}, Dtype::bf16);
     const Operand mean = buffer({kRows, constant(1)}), first = buffer({kRows, constant(kVocab)});
-    const Operand second = buffer({kRows, constant(kVocab)}), sum = buffer({kRows, constant(kVocab)});
+    const Operand second = buffer({kRows, constant(kVocab)});
     step("take_rows", {x, input(kRowsInput, {kRows})}, {last});
     step("reduce", {last}, {mean}, {{"kind", std::string("mean")}});
     step("cast_bf16", {last}, {narrow});
-    step("linear", {narrow, weight(Dtype::bf16, {kVocab, kHidden}, WeightLayout::panel32x2)}, {first});
+    step("linear", {narrow, weight(Dtype::bf16, {kVocab, kHidden}, WeightLayout::panel32x2)}, {first},
+         {{"activation", std::string("tanh")}});
     const int64_t group = grouped ? 8 : 0;
     const auto [values, scales, sums] = quantize(last, kRows, kHidden, group);
     step("quantized_linear",
          {values, scales, sums, weight(Dtype::i8, {kVocab, kHidden}, WeightLayout::panel32x4),
           weight(Dtype::f16, {kVocab, 3}, WeightLayout::panel32),
-          weight(Dtype::f32, {kVocab}, WeightLayout::rows)},
-         {second}, {{"weight_group", int64_t{8}}, {"activation_group", group}, {"has_bias", true}});
-    step("elementwise", {first, second}, {sum}, {{"fn", std::string("add")}});
+          weight(Dtype::f32, {kVocab}, WeightLayout::rows), first},
+         {first},  // over its residual
+         {{"weight_group", int64_t{8}},
+          {"activation_group", group},
+          {"has_bias", true},
+          {"has_residual", true},
+          {"activation", std::string("gelu")}});
+    const auto [some, some_scales, some_sums] = quantize(part(last), kRows, kPart, 8);
+    step("quantized_linear",
+         {some, some_scales, some_sums, weight(Dtype::u4, {kVocab, kPart}, WeightLayout::panel32x8),
+          weight(Dtype::f16, {kVocab, 2}, WeightLayout::panel32),
+          weight(Dtype::f16, {kVocab, 2}, WeightLayout::panel32),
+          weight(Dtype::f32, {kVocab}, WeightLayout::rows), first},
+         {first},
+         {{"weight_group", int64_t{8}},
+          {"activation_group", int64_t{8}},
+          {"has_offsets", true},
+          {"has_residual", true}});
     Operand repeated = mean;
     repeated.shape[1] = constant(kVocab);
     repeated.strides[1] = constant(0);
-    step("copy", {repeated}, {first});
+    step("copy", {repeated}, {second});
     logits = buffer({kRows, constant(kVocab)});
-    step("elementwise", {first, sum}, {logits}, {{"fn", std::string("sub")}});
+    step("elementwise", {second, first}, {logits}, {{"fn", std::string("sub")}});
   }
 };
 

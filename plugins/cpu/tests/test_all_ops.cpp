@@ -104,7 +104,8 @@ class Mutation {
     if (auto* value = std::get_if<int64_t>(&it->second)) {
       *value = number();
     } else if (auto* text = std::get_if<std::string>(&it->second)) {
-      constexpr const char* kNames[] = {"add", "lt", "round", "where", "cast", "max", "relu", "none"};
+      constexpr const char* kNames[] = {"add", "lt",   "round", "where", "cast",
+                                        "max", "relu", "relu2", "none"};
       *text = kNames[pick(std::size(kNames))];
     } else if (auto* flag = std::get_if<bool>(&it->second)) {
       *flag = !*flag;
@@ -124,7 +125,7 @@ class Mutation {
       case 2:
         return change(&o->offset);
       case 3:
-        o->dtype = static_cast<Dtype>(pick(5));
+        o->dtype = static_cast<Dtype>(pick(7));
         return;
       case 4:
         o->kind = static_cast<OperandKind>(pick(4));

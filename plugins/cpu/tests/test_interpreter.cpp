@@ -9,56 +9,15 @@
 
 #include "check.h"
 #include "executor.h"
-#include "plan.h"
+#include "small_model.h"
 
 namespace {
 
 using namespace ew;
 using namespace ew::testing;
 
-constexpr int64_t kHidden = 16, kHeads = 2, kSize = 8, kVocab = 37;
-
-// ids -> embedding -> kv_write, paged_attention -> linear -> add_rms_norm -> take_rows -> logits
-class Model : public Plan {
- public:
-  Program program;
-
-  Model() {
-    groups.push_back({"full", {3}, kHeads, kSize, kSize, -1});
-    const Operand table = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::rows);
-    const Operand project = weight(Dtype::f32, {kHidden, kHidden}, WeightLayout::panel32);
-    const Operand head = weight(Dtype::f32, {kVocab, kHidden}, WeightLayout::panel32);
-    const Operand x = tokens(), mixed = tokens(), projected = tokens(), normed = tokens(), sum = tokens();
-    const Operand last = buffer({kRows, constant(kHidden)});
-    logits = buffer({kRows, constant(kVocab)});
-    step("embedding", {input(kIds, {kTokens}), table}, {x});
-    step("kv_write", {heads(x), heads(x), input(slots_input(0), {kTokens}), cache(0)}, {});
-    step("paged_attention",
-         {heads(x), cache(0), input(table_input(0), {kRequests, constant(1)}), input(kQStart, {{1, 0, 1, 0}}),
-          input(kKvLen, {kRequests})},
-         {heads(mixed)}, {{"scale", 0.35}, {"softcap", 0.0}, {"window", int64_t{0}}, {"has_sinks", false}});
-    step("linear", {mixed, project}, {projected});
-    step("add_rms_norm", {projected, x}, {normed, sum}, {{"eps", 1e-5}, {"has_weight", false}});
-    step("take_rows", {normed, input(kRowsInput, {kRows})}, {last});
-    step("linear", {last, head}, {logits});
-    build(&program);
-  }
-
-  Operand tokens() { return buffer({kTokens, constant(kHidden)}); }
-
-  static Operand heads(const Operand& operand) {  // [T, H] as [T, heads, size]
-    return view(operand, {kTokens, constant(kHeads), constant(kSize)});
-  }
-
-  Operand late() {  // a buffer that is added to the built program
-    const Operand operand = tokens();
-    program.add_buffer(buffers.back());
-    return operand;
-  }
-};
-
 std::vector<int32_t> sequence(int length, int seed) {
-  return ew::testing::sequence(length, seed, static_cast<int>(kVocab));
+  return ew::testing::sequence(length, seed, static_cast<int>(Model::kVocab));
 }
 
 void results_do_not_depend_on_company_or_threads() {
@@ -106,18 +65,22 @@ void sizes_change_all_the_time() {
   }
 }
 
-void options_copy_and_time() {
+void options_watch_and_time() {
   const Model model;
   Executor executor(model.program, {16}, 2, "portable");
   StepData step;
   step.add(0, 0, {1, 2, 3});
   std::vector<double> seconds;
-  std::vector<DumpedArray> dumped;
-  executor.run(step.arrays(), {4, &dumped, &seconds});
+  std::vector<size_t> seen;
+  std::vector<Place> written;
+  executor.run(step.arrays(), {&seconds, [&](size_t index, bool before) {
+                                 seen.push_back(2 * index + !before);
+                                 if (index == 4 && !before) written = executor.places(index, false);
+                               }});
   CHECK(seconds.size() == model.program.steps().size() && seconds[0] > 0);
-  CHECK(dumped.size() == 2 && dumped[1].shape == (std::vector<int64_t>{3, kHidden}));
-  CHECK(dumped[0].bytes.size() == 3 * kHidden * sizeof(float));
-  CHECK_THROWS(executor.run(step.arrays(), {7, &dumped, nullptr}), std::invalid_argument);
+  CHECK(seen.size() == 2 * seconds.size() && std::is_sorted(seen.begin(), seen.end()));
+  CHECK(written.size() == 2 && written[1].shape == (std::vector<int64_t>{3, Model::kHidden}));
+  CHECK(written[0].bytes == 3 * Model::kHidden * static_cast<int64_t>(sizeof(float)));
   int32_t token = -1;
   const RowSampling greedy;
   executor.sample(&greedy, {.tokens = &token});
@@ -162,7 +125,7 @@ void refused(Executor& executor, const char* what, const Change& change) {
 void bad_steps_are_refused() {
   const Model model;
   Executor executor(model.program, {16}, 1, "portable");
-  refused(executor, "ids[1]", [](StepData& s) { s.ids[1] = kVocab; });
+  refused(executor, "ids[1]", [](StepData& s) { s.ids[1] = Model::kVocab; });
   refused(executor, "ids[0]", [](StepData& s) { s.ids[0] = -1; });
   refused(executor, "positions[0]", [](StepData& s) { s.positions[0] = -1; });
   refused(executor, "rows[1]", [](StepData& s) { s.rows[1] = 4; });
@@ -183,7 +146,7 @@ void bad_steps_are_refused() {
   refused(executor, "ids has 0", [](StepData& s) { s = StepData(); });
   StepData step;
   step.add(0, 0, {1});
-  CHECK(run(executor, step).size() == kVocab);
+  CHECK(run(executor, step).size() == Model::kVocab);
 }
 
 void bad_programs_are_refused() {
@@ -238,6 +201,8 @@ void bad_programs_are_refused() {
   for (const std::vector<int64_t>& shape : shapes) {
     const Weight large{"large", Dtype::i8, shape, WeightLayout::panel32x4, nullptr};
     CHECK_THROWS(Program().add_weight(large, 0), std::invalid_argument);
+    const Weight larger{"larger", Dtype::i4, shape, WeightLayout::panel32x8, nullptr};
+    CHECK_THROWS(Program().add_weight(larger, 0), std::invalid_argument);
   }
   CHECK_THROWS(Executor(Program(), {}, 1, "portable"), std::invalid_argument);
   CHECK_THROWS(Model().program.add_cache_group({"late", {0}, 1, 1, 1, -1}, kBlock), std::invalid_argument);
@@ -291,7 +256,7 @@ void operands_stay_inside_their_buffers() {
 int main() {
   RUN(results_do_not_depend_on_company_or_threads);
   RUN(sizes_change_all_the_time);
-  RUN(options_copy_and_time);
+  RUN(options_watch_and_time);
   RUN(executors_run_at_the_same_time);
   RUN(bad_steps_are_refused);
   RUN(bad_programs_are_refused);

@@ -82,9 +82,22 @@ inline std::vector<uint8_t> to_panels_int8(const std::vector<int8_t>& rows, int6
   return to_packed_panels<uint8_t>(bytes, n, k, 4, 128);
 }
 
+// 0 .. 15 [N, K], K a multiple of 8, to panel32x8: of 8 neighbours the first four in the low halves of bytes.
+inline std::vector<uint8_t> to_panels_int4(const std::vector<int32_t>& rows, int64_t n, int64_t k) {
+  std::vector<uint8_t> panels(static_cast<size_t>((n + 31) / 32 * (k / 8) * 32 * 4), 0x88);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      uint8_t& byte = panels[static_cast<size_t>(((i / 32 * (k / 8) + j / 8) * 32 + i % 32) * 4 + j % 4)];
+      const int value = rows[static_cast<size_t>(i * k + j)];
+      byte = static_cast<uint8_t>(j % 8 < 4 ? (byte & 0xf0) | value : (byte & 0x0f) | value << 4);
+    }
+  }
+  return panels;
+}
+
 // f16 numbers of 2^-10 to 1 for [N, G] in panel32; zeros past N.
-inline std::vector<uint16_t> random_half_panels(int64_t n, int64_t groups) {
-  const auto bits = random_ints((n + 31) / 32 * 32 * groups, 10 << 10, 4);
+inline std::vector<uint16_t> random_half_panels(int64_t n, int64_t groups, unsigned seed = 4) {
+  const auto bits = random_ints((n + 31) / 32 * 32 * groups, 10 << 10, seed);
   std::vector<uint16_t> panels(bits.size());
   for (size_t i = 0; i < panels.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / (32 * groups) * 32 + static_cast<int64_t>(i % 32);

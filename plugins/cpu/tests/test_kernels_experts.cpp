@@ -196,12 +196,12 @@ void append(std::vector<T>& to, const std::vector<T>& more) {
 
 void grouped_linears() {
   const int64_t rows = kStarts.back(), experts = static_cast<int64_t>(kStarts.size()) - 1;
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 3}, {33, 70}, {96, 64}, {700, 260}}) {
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{5, 3}, {33, 70}, {96, 64}, {700, 288}}) {
     const int64_t panels = (n + 31) / 32, quads = (k + 3) / 4, pairs = (k + 1) / 2, groups = (k + 31) / 32;
     const auto x = random_floats(rows * k, 1), bias = random_floats(experts * n, 2);
     std::vector<float> weight;
     std::vector<uint16_t> narrow, half;
-    std::vector<uint8_t> bytes;
+    std::vector<uint8_t> bytes, nibbles;
     for (int64_t e = 0; e < experts; ++e) {
       const auto matrix = random_floats(n * k, static_cast<unsigned>(10 + e));
       std::vector<uint16_t> bits;
@@ -209,7 +209,9 @@ void grouped_linears() {
       append(weight, to_panels(matrix, n, k));
       append(narrow, to_packed_panels<uint16_t>(bits, n, k, 2, 0));
       append(bytes, to_panels_int8(random_bytes(n * k, static_cast<unsigned>(20 + e)), n, k));
-      append(half, random_half_panels(n, groups));
+      if (k % 32 == 0)
+        append(nibbles, to_panels_int4(random_ints(n * k, 16, static_cast<unsigned>(30 + e)), n, k));
+      append(half, random_half_panels(n, groups, static_cast<unsigned>(40 + e)));
     }
     Grouped<LinearArgs> f;
     f.all.m = rows, f.all.n = n, f.all.k = k, f.all.x = x.data(), f.all.x_stride = k;
@@ -242,6 +244,16 @@ void grouped_linears() {
     i.experts = experts, i.starts = kStarts.data(), i.weight_stride = panels * quads * 128;
     i.scales_stride = panels * groups * 32, i.bias_stride = n;
 
+    const std::vector<uint16_t> shifts(half.rbegin(), half.rend());
+    Grouped<LinearInt4Args> j;
+    j.all.m = rows, j.all.n = n, j.all.k = k, j.all.group = 32;
+    j.all.values = values.data(), j.all.values_stride = quads * 4;
+    j.all.scales = scales.data(), j.all.scales_stride = groups;
+    j.all.sums = sums.data(), j.all.sums_stride = groups;
+    j.all.weight = nibbles.data(), j.all.weight_scales = half.data(), j.all.bias = bias.data();
+    j.experts = experts, j.starts = kStarts.data(), j.weight_stride = panels * (k / 8) * 128;
+    j.scales_stride = panels * groups * 32, j.bias_stride = n;
+
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       check_grouped(
           f, [&](const auto& args) { kernels.grouped_linear(args, pool); },
@@ -267,6 +279,21 @@ void grouped_linears() {
             kernels.linear_int8(one, pool);
           },
           what + " int8 n " + std::to_string(n));
+      for (const bool offsets : {false, true}) {
+        if (k % 32 != 0) continue;
+        j.all.weight_offsets = offsets ? shifts.data() : nullptr;
+        check_grouped(
+            j, [&](const auto& args) { kernels.grouped_linear_int4(args, pool); },
+            [&](LinearInt4Args one, int64_t row, int64_t e) {
+              one.values += row * quads * 4;
+              one.scales += row * groups;
+              one.sums += row * groups;
+              one.weight_scales += e * panels * groups * 32;
+              if (offsets) one.weight_offsets += e * panels * groups * 32;
+              kernels.linear_int4(one, pool);
+            },
+            what + " int4 n " + std::to_string(n));
+      }
     });
   }
 }

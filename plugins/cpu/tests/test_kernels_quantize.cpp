@@ -139,6 +139,26 @@ void embeddings_are_exact() {
         kernels.embedding_bf16(a, pool);
         CHECK(same_bits(out, expected)) << what << " bf16 hidden=" << hidden;
       }
+      for (const int64_t group : {32, 64}) {
+        if (hidden % group != 0) continue;
+        const auto nibbles = to_panels_int4(random_ints(vocabulary * hidden, 16, 2), vocabulary, hidden);
+        auto offsets = random_half_panels(vocabulary, hidden / group);
+        auto scales = offsets;  // of both signs: GGUF has negative ones
+        for (size_t i = 0; i < scales.size(); i += 3) scales[i] ^= 0x8000;
+        std::reverse(offsets.begin(), offsets.end());
+        for (const bool shifted : {false, true}) {
+          std::vector<float> out = filled(tokens * (hidden + 3), -7);
+          EmbeddingInt4Args a;
+          a.tokens = tokens, a.hidden = hidden, a.group_size = group, a.ids = ids.data();
+          a.weight = nibbles.data(), a.scales = scales.data();
+          a.offsets = shifted ? offsets.data() : nullptr;
+          a.out = expected.data(), a.out_stride = hidden + 3;
+          reference::embedding_int4(a);
+          a.out = out.data();
+          kernels.embedding_int4(a, pool);
+          CHECK(same_bits(out, expected)) << what << " int4 hidden=" << hidden << " group " << group;
+        }
+      }
       for (const int64_t group : {0, 4, 32, 64}) {
         const auto scales = random_half_panels(vocabulary, group > 0 ? (hidden + group - 1) / group : 1);
         std::vector<float> out = filled(tokens * (hidden + 3), -7);
@@ -163,6 +183,7 @@ void empty_sizes() {
     kernels.cast_bf16({}, pool);
     kernels.embedding_bf16({}, pool);
     kernels.embedding_int8({}, pool);
+    kernels.embedding_int4({}, pool);
   });
 }
 

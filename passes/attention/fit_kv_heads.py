@@ -1,0 +1,230 @@
+"""How several key/value heads become one: by their mean, or by a least-squares fit to what attention computes.
+
+Keys that are rotated (rope) are complex numbers, one for each pair of dimensions, and so are queries: q . k is the real
+part of conj(q) k, and a rotation multiplies both by one number. So a group's keys may be weighted by complex numbers
+before they are rotated: k' = sum_h conj(u_h) k_h, with u the principal direction of the heads' keys, each weighted by
+the size of the queries that meet it. Then k_h is nearly u_h k', and the queries are multiplied by conj(u_h). Dimensions
+that aren't rotated mix freely, and so do values: the best few directions of all of a group's dimensions. What each
+query head needs is made of these by the query projection, or by the output projection, whose columns are fitted by
+least squares to what attention gave before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+TINY = 1e-30
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Of the mean diagonal of a Gram matrix: what is tried against fitting noise."""
+
+HELD_OUT = 4
+"""Every so many-th part of the tokens says which of them is best, or whether none is."""
+
+
+@dataclass(frozen=True)
+class RopeLayout:
+    """Which dimensions of a head are rotated together.
+
+    Attributes:
+        first, second: [F], dimensions of the pairs.
+        rest: those that are not rotated.
+    """
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    rest: tuple[int, ...]
+
+    @staticmethod
+    def of(size: int, pairs: int, interleaved: bool) -> RopeLayout:
+        """``pairs`` of ``ew.rope`` in heads of ``size`` dimensions; 0 for a head that isn't rotated."""
+        first = range(0, 2 * pairs, 2) if interleaved else range(pairs)
+        second = range(1, 2 * pairs, 2) if interleaved else range(pairs, 2 * pairs)
+        return RopeLayout(tuple(first), tuple(second), tuple(range(2 * pairs, size)))
+
+
+@dataclass(frozen=True)
+class KeyFit:
+    """``keys`` [D, G*D] makes one head's keys of a group's, ``queries`` [G, D, D] what meets them of each one's."""
+
+    keys: torch.Tensor
+    queries: torch.Tensor
+
+
+def mean_of_heads(heads: int, size: int) -> torch.Tensor:
+    """[D, G*D]: the mean of G heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245)."""
+    return torch.eye(size, dtype=torch.float64).repeat(1, heads) / heads
+
+
+def one_of_heads(head: int, heads: int, size: int) -> torch.Tensor:
+    """[D, G*D]: one of G heads as it is."""
+    picked = torch.zeros(size, heads, size, dtype=torch.float64)
+    picked[:, head] = torch.eye(size, dtype=torch.float64)
+    return picked.flatten(1)
+
+
+def fit_keys(q: torch.Tensor, k: torch.Tensor, layout: RopeLayout) -> KeyFit:
+    """The keys of a group, before or after their rotation, and the queries that meet them.
+
+    Args:
+        q: [T, G, g, D], the queries of each head of keys.
+        k: [T, G, D].
+    """
+    q, k = q.double(), k.double()
+    heads, size = k.shape[1:]
+    keys = torch.zeros(size, heads, size, dtype=torch.float64)
+    queries = torch.zeros(heads, size, size, dtype=torch.float64)
+    if layout.first:
+        a, b = torch.tensor(layout.first), torch.tensor(layout.second)
+        encode, decode = _principal_pairs(torch.complex(q[..., a], q[..., b]), torch.complex(k[..., a], k[..., b]))
+        for h in range(heads):
+            _put_complex(keys[:, h], encode[h], a, b)
+            _put_complex(queries[h], decode[h].conj(), a, b)
+    if layout.rest:
+        rest = torch.tensor(layout.rest)
+        own, theirs = q[..., rest], k[..., rest].flatten(1)  # [T, G, g, m], [T, G*m]
+        met = torch.einsum("tgni,tgnj->gij", own, own) / len(q)
+        mixed, made = low_rank(theirs.T @ theirs / len(k), met, len(rest))  # [m, G*m], [G*m, m]
+        keys[rest[:, None, None], torch.arange(heads)[None, :, None], rest[None, None, :]] = mixed.unflatten(
+            1, (heads, -1)
+        )
+        for h, part in enumerate(made.unflatten(0, (heads, -1))):
+            queries[h][rest[:, None], rest[None, :]] = part.T
+    return KeyFit(keys.flatten(1), queries)
+
+
+def _principal_pairs(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, G, g, F], k [T, G, F] complex -> what makes k' of k, and k of k': [G, F] each."""
+    power = q.abs().square().sum(2).mean(0)  # [G, F]
+    weight = (power + 1e-9 * power.mean(0) + TINY).sqrt()
+    weighted = k * weight
+    covariance = torch.einsum("tgf,thf->fgh", weighted, weighted.conj()) / len(k)
+    direction = torch.linalg.eigh(covariance)[1][..., -1].T  # [G, F]
+    # A direction's phase is free: the head that counts most keeps its own.
+    largest = direction.gather(0, direction.abs().argmax(0, keepdim=True))
+    direction = direction * (largest.conj() / largest.abs().clamp(min=TINY))
+    encode, decode = direction.conj() * weight, direction / weight
+    # So is its size: k' is as large as keys are, for whatever rounds it.
+    made = (encode * k).sum(1).abs().square().mean(0).sqrt()  # [F]
+    size = k.abs().square().mean((0, 1)).sqrt()
+    scale = torch.where((made > TINY) & (size > TINY), size / made.clamp(min=TINY), torch.ones_like(size))
+    return encode * scale, decode / scale
+
+
+def _put_complex(matrix: torch.Tensor, numbers: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Multiplication of the pairs (a, b) by complex numbers [F], as entries of a real matrix."""
+    matrix[a, a], matrix[a, b] = numbers.real, -numbers.imag
+    matrix[b, a], matrix[b, b] = numbers.imag, numbers.real
+
+
+def low_rank(covariance: torch.Tensor, weights: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best ``rank`` directions of x [G*D], each head's part of which is weighted by a matrix of its own.
+
+    Minimises the mean of (x - d e x)^T W (x - d e x), W block by block ``weights``.
+
+    Args:
+        covariance: [G*D, G*D], the mean of x x^T.
+        weights: [G, D, D], symmetric, not negative.
+
+    Returns:
+        e [rank, G*D] and d [G*D, rank]. What is left free, a rotation of the directions, makes e x as like the mean of
+        the heads as it can be, so that no direction is larger than the heads' own are.
+    """
+    heads, size = weights.shape[:2]
+    values, vectors = torch.linalg.eigh(weights)
+    values = values.clamp(min=0)
+    values = values + 1e-9 * values.mean(1, keepdim=True) + TINY
+    root = torch.block_diag(*(vectors * values.sqrt()[:, None]) @ vectors.mT)
+    inverse = torch.block_diag(*(vectors / values.sqrt()[:, None]) @ vectors.mT)
+    directions = torch.linalg.eigh(root @ covariance @ root)[1][:, -rank:]  # [G*D, rank]
+    encode, decode = directions.T @ root, inverse @ directions
+    if rank == size:
+        mean = mean_of_heads(heads, size)
+        u, _, v = torch.linalg.svd(mean @ covariance @ encode.T)
+        turn = u @ v
+        encode, decode = turn @ encode, decode @ turn.T
+        made, wanted = (torch.einsum("ij,jk,ik->", m, covariance, m) for m in (encode, mean))
+        if made > TINY and wanted > TINY:
+            scale = (wanted / made).sqrt()
+            encode, decode = encode * scale, decode / scale
+    return encode, decode
+
+
+def fit_output(before: torch.Tensor, now: torch.Tensor, first: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """M [K, K], by which what attention gave is made of what it gives now: before = now M^T, as a projection sees it.
+
+    Beginning from ``first``, by least squares; how far it may go from there, tokens that are held out say.
+
+    Args:
+        before, now: [T, K], query heads of a group side by side.
+        first: [K, K].
+        output: [H, K], columns of the projection.
+    """
+    left = before - now @ first.T
+    held = _held_out(len(now))
+    best: tuple[float, float | None] = (_squares(left[held] @ output.T), None)
+    gram, cross = now[~held].T @ now[~held], left[~held].T @ now[~held]
+    for ridge in RIDGES:
+        step = _solved(gram, cross, ridge)
+        error = _squares((left[held] - now[held] @ step.T) @ output.T)
+        best = min(best, (error, ridge), key=lambda one: one[0])
+    if best[1] is None:
+        return first
+    return first + _solved(now.T @ now, left.T @ now, best[1])
+
+
+def _held_out(tokens: int) -> torch.Tensor:
+    """[T] bool: stretches of neighbours, as those of a text are alike."""
+    stretch = max(1, tokens // (HELD_OUT * 8))
+    return (torch.arange(tokens) // stretch) % HELD_OUT == HELD_OUT - 1
+
+
+def _solved(gram: torch.Tensor, cross: torch.Tensor, ridge: float) -> torch.Tensor:
+    """cross (gram + ridge)^-1."""
+    size = gram.diagonal().mean() * ridge + TINY
+    solved: torch.Tensor = torch.linalg.solve(gram + size * torch.eye(len(gram), dtype=gram.dtype), cross.T)
+    return solved.T
+
+
+def _squares(x: torch.Tensor) -> float:
+    return float(x.square().sum())
+
+
+def relative_error(now: torch.Tensor, before: torch.Tensor) -> float:
+    """|now - before|^2 / |before|^2."""
+    return _squares(now - before) / max(_squares(before), TINY)
+
+
+def balanced_groups(similarity: torch.Tensor, count: int) -> tuple[tuple[int, ...], ...]:
+    """``count`` groups of equal size of N things, alike within as much as exchanging two at a time can make them.
+
+    Args:
+        similarity: [N, N], symmetric.
+    """
+    total = len(similarity)
+    size = total // count
+    groups = [list(range(i * size, (i + 1) * size)) for i in range(count)]
+    while True:
+        best: tuple[float, int, int, int, int] | None = None
+        for i in range(count):
+            for j in range(i + 1, count):
+                for a, x in enumerate(groups[i]):
+                    for b, y in enumerate(groups[j]):
+                        gain = _gain(similarity, groups[i], groups[j], x, y)
+                        if gain > 1e-9 and (best is None or gain > best[0]):
+                            best = gain, i, a, j, b
+        if best is None:
+            return tuple(sorted(tuple(sorted(group)) for group in groups))
+        _, i, a, j, b = best
+        groups[i][a], groups[j][b] = groups[j][b], groups[i][a]
+
+
+def _gain(similarity: torch.Tensor, one: Sequence[int], other: Sequence[int], x: int, y: int) -> float:
+    """What exchanging x of one group for y of another adds to the similarity within."""
+    stay, theirs = [i for i in one if i != x], [i for i in other if i != y]
+    now = similarity[x, stay].sum() + similarity[y, theirs].sum()
+    then = similarity[y, stay].sum() + similarity[x, theirs].sum()
+    return float(then - now)

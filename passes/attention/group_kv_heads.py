@@ -1,0 +1,258 @@
+"""Attentions get fewer heads of keys and values: several become one, and so does their place in the cache.
+
+By the mean of heads (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245), or by a fit to what attention computes on
+calibration tokens (fit_kv_heads.py). The numbers are the recipe's, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import PassError
+
+from ..base import Figure, Pass, PassContext, PassResult, Rejection, contains, free_of
+from ..fast_evaluation import FastEvaluation, WeightCache
+from ..ir.mixed_rows import Mix, MixedRows
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.weights import Slice, WeightExpr
+from ..match import bound_arguments
+from ..step_inputs import packed_inputs
+from .kv_options import KvOptions
+from .kv_sites import Branch, Site, attention_paths, find_site
+from .observe_heads import HeadObserver
+from .regroup_heads import HeadMixes, mean_mixes, neighbours, regroup
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+MOST_TOKENS = 4096
+"""Of the calibration that heads are fitted to: several for each unknown of a row that is solved for."""
+
+
+class GroupKvHeads(Pass):
+    """``PassContext.kv_heads``: each attention's k and v projections make fewer heads, of mixes of their rows.
+
+    Fitted layer by layer to what the layers before have become, with the memory of one layer. An attention whose heads
+    can't be told apart in the weights around it keeps them, with the reason.
+    """
+
+    name = "group_kv_heads"
+    exact = False
+    reshapes = True
+    requires = (
+        contains(ew.attention.default, name="the program has attention in the captured form"),
+        free_of(aten.scaled_dot_product_attention.default, name="attention is the one ew op"),
+    )
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.kv_heads is not None
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        options = context.kv_heads
+        if options is None:
+            return PassResult()
+        options.check(attention_paths(program))
+        result, sites = PassResult(), dict[Site, int]()
+        for site, count in sites_to_group(program, options, result.rejected):
+            sites[site] = count
+        if not sites:
+            reasons = "; ".join(f"{r.where}: {r.reason}" for r in result.rejected[:3])
+            raise PassError(
+                f"recipe {options.recipe}: attention: no key/value heads of this model can be grouped: {reasons}",
+                hint="Leave [attention] out.",
+            )
+        if options.calibrated and not context.calibration:
+            raise PassError(
+                "the pass group_kv_heads has no calibration tokens",
+                hint='Calibrate the export, or take method = "mean" and grouping = "neighbours" in [attention].',
+            )
+        if options.calibrated:
+            sweep = _Sweep(program, sites, options, context)
+            sweep.run()
+            found = sweep.found
+            result.figures += sweep.figures
+        else:
+            found = {site: plain_mixes(program, site, count) for site, count in sites.items()}
+        for number, (site, mixes) in enumerate(found.items()):
+            if mixes.note:
+                result.rejected.append(Rejection(site.k.linear.name, site.path, mixes.note))
+            result.figures += [
+                Figure(site.path, "key/value heads before", sum(map(len, mixes.groups))),
+                Figure(site.path, "key/value heads", len(mixes.groups)),
+                Figure(site.path, "numbers of a key and a value", mixes.keys.shape[1] + mixes.values.shape[1]),
+            ]
+            regroup_site(program, site, mixes, _file(context, number))
+            result.matched += 1
+        return result
+
+
+def _file(context: PassContext, number: int) -> Path | None:
+    return None if context.scratch is None else context.scratch / f"heads-{number}"
+
+
+def sites_to_group(program: Program, options: KvOptions, rejected: list[Rejection]) -> list[tuple[Site, int]]:
+    """The attentions that are to have fewer heads, and how many; those that can't are added to ``rejected``."""
+    found: list[tuple[Site, int]] = []
+    for attention in program.nodes_of(ew.attention.default):
+        path = join_where(attention.meta[WHERE])
+        heads = int(program.value(bound_arguments(attention)["k"]).shape[1])
+        count = options.heads_of(path, heads)
+        if count == heads:
+            continue
+        site = find_site(program, attention)
+        if isinstance(site, str):
+            rejected.append(Rejection(attention.name, path, site))
+        elif reason := _why_not_reordered(program, site):
+            rejected.append(Rejection(attention.name, path, reason))
+        else:
+            found.append((site, count))
+    return found
+
+
+def _why_not_reordered(program: Program, site: Site) -> str | None:
+    given = bound_arguments(site.attention)
+    for name in ("sinks", "slopes"):
+        if given[name] is not None and program.weight_of(given[name]) is None:
+            return f"its {name}, one for each query head, are computed"
+    return None
+
+
+def plain_mixes(program: Program, site: Site, count: int) -> HeadMixes:
+    """The mean of neighbours, which needs no tokens."""
+    queries, size = (int(n) for n in program.value(site.q.pre).shape[1:])
+    heads, value_size = (int(n) for n in program.value(site.v.pre).shape[1:])
+    return mean_mixes(neighbours(heads, count), queries, size, value_size)
+
+
+@dataclass
+class _Sweep:
+    """One evaluation of the program: an attention is fitted when it is called, and gives what it will give."""
+
+    program: Program
+    sites: Mapping[Site, int]
+    options: KvOptions
+    context: PassContext
+    found: dict[Site, HeadMixes] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+
+    def run(self) -> None:
+        self._fast = FastEvaluation(self.program, WeightCache(0))
+        self._observer = HeadObserver(self.program, list(self.sites), self._fast)
+        self._attentions = {site.attention: site for site in self.sites}
+        self._outputs: dict[Node, torch.Tensor | None] = {site.output: None for site in self.sites}
+        inputs = packed_inputs(self.program, some_tokens(self.context.calibration))
+        inputs["rows"] = inputs["rows"][:1]  # the end of the program is not looked at
+        self.program.evaluate(inputs, compute=self._compute, read=self._fast.read)
+
+    def _compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._observer.before(node, args)
+        if node in self._attentions:
+            site = self._attentions[node]
+            self.context.progress(len(self.found), len(self.sites), site.path)
+            one = regroup(self._observer.seen(site, args, kwargs), self.sites[site], self.options)
+            self.found[site], self._outputs[site.output] = one.mixes, one.output
+            self.figures.append(Figure(site.path, "relative error of what attention adds", one.error))
+            return one.context
+        weight = self._outputs.pop(node, None)
+        value = self._fast.compute(node, args if weight is None else [args[0], weight, *args[2:]], kwargs)
+        self._observer.after(node, value)
+        return value
+
+
+def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> list[torch.Tensor]:
+    """Evenly spread sequences of no more than ``most`` tokens together, or the beginning of one."""
+    total = sum(len(s) for s in sequences)
+    count = min(len(sequences), max(1, len(sequences) * most // max(total, 1)))
+    return [sequences[i * len(sequences) // count][:most] for i in range(count)]
+
+
+# ---- rewriting
+
+
+def regroup_site(program: Program, site: Site, mixes: HeadMixes, file: Path | None = None) -> None:
+    """New projections, views and attention in place of a site's. ``file``: where the largest matrices are kept."""
+    attention, given = site.attention, bound_arguments(site.attention)
+    value_size = int(program.value(site.v.pre).shape[2])
+    with program.inserting_before(attention):
+        q = given["q"]
+        if mixes.queries is not None or mixes.reordered:
+            rows = site.q.rows[list(mixes.order)]
+            own = mixes.queries
+            matrices = torch.eye(rows.shape[1]).expand(len(rows), -1, -1) if own is None else own
+            q = _projected(program, site.q, "q", Mix.of(rows.tolist(), matrices), len(rows))
+        k = _projected(program, site.k, "k", _mix(site.k, mixes, mixes.keys), len(mixes.groups))
+        v = _projected(program, site.v, "v", _mix(site.v, mixes, mixes.values), len(mixes.groups))
+        per_head = {name: _reordered(program, given[name], mixes) for name in ("sinks", "slopes")}
+        changed: dict[str, Any] = {**given, "q": q, "k": k, "v": v, **per_head}
+        new = program.call(attention.target, *changed.values(), where=attention.meta[WHERE])  # type: ignore[arg-type]
+    program.replace(attention, new)
+    columns = (torch.tensor(mixes.order)[:, None] * value_size + torch.arange(value_size)).flatten()
+    if mixes.output is not None:
+        blocks = columns.view(len(mixes.groups), -1)
+        _mix_columns(program, site.output, Mix.of(blocks.tolist(), mixes.output.mT, file))
+    elif mixes.reordered:
+        eye = torch.eye(value_size).expand(len(mixes.order), -1, -1)
+        _mix_columns(program, site.output, Mix.of(columns.view(len(mixes.order), -1).tolist(), eye))
+
+
+def _mix(branch: Branch, mixes: HeadMixes, matrices: torch.Tensor) -> Mix:
+    rows = [branch.rows[list(group)].flatten().tolist() for group in mixes.groups]
+    return Mix.of(rows, matrices)
+
+
+def _projected(program: Program, branch: Branch, letter: str, mix: Mix, heads: int) -> Node:
+    """A projection of its own for these heads [T, N, D], with a branch's norms and rotations behind it."""
+    given, where = bound_arguments(branch.linear), branch.linear.meta[WHERE]
+    weight = _named(program, branch, given["weight"], letter, mix)
+    bias = None if given["bias"] is None else _named(program, branch, given["bias"], letter, mix)
+    linear = program.call(ew.linear.default, given["x"], weight, bias, where=where)
+    value = program.call(aten.view.default, linear, [-1, heads, branch.rows.shape[1]], where=branch.pre.meta[WHERE])
+    for node in branch.post:
+        value = program.call(node.target, value, *node.args[1:], where=node.meta[WHERE], **node.kwargs)  # type: ignore[arg-type]
+    return value
+
+
+def _named(program: Program, branch: Branch, node: Node, letter: str, mix: Mix) -> Node:
+    """The weight or bias, mixed; under a name of its own where something else is cut out of the projection too."""
+    base = program.weight_of(node)
+    assert base is not None
+    if branch.alone:
+        program.change_weight(node, mixed(base, mix))
+        return node
+    owner, _, role = str(node.target).rpartition(".")
+    return program.weight(f"{owner}.{letter}.{role}", mixed(base, mix), where=node.meta[WHERE])
+
+
+def mixed(base: WeightExpr, mix: Mix, axis: int = 0) -> WeightExpr:
+    """Mixed rows; a plain slice where nothing is mixed and rows lie side by side."""
+    rows = [i for block in mix.indices for i in block]
+    matrices = mix.read()
+    plain = (
+        torch.equal(matrices, torch.eye(mix.size).expand_as(matrices)) if matrices.shape[1:] == (mix.size,) * 2 else 0
+    )
+    if plain and rows == list(range(rows[0], rows[0] + len(rows))) and base.dtype == torch.float32:
+        return base if len(rows) == base.shape[axis] else Slice(base, axis, rows[0], rows[0] + len(rows))
+    return MixedRows(base, mix, axis)
+
+
+def _reordered(program: Program, node: Node | None, mixes: HeadMixes) -> Node | None:
+    """Numbers of query heads, [Nq], in their new order."""
+    if node is None or not mixes.reordered:
+        return node
+    base = program.weight_of(node)
+    assert base is not None
+    mix = Mix.of([[i] for i in mixes.order], torch.ones(len(mixes.order), 1, 1))
+    return program.weight(f"{node.target}.grouped", MixedRows(base, mix), where=node.meta[WHERE])
+
+
+def _mix_columns(program: Program, linear: Node, mix: Mix) -> None:
+    weight = bound_arguments(linear)["weight"]
+    base = program.weight_of(weight)
+    assert base is not None
+    program.change_weight(weight, MixedRows(base, mix, axis=1))

@@ -1,0 +1,189 @@
+"""Where the heads of an attention come from and go to: the linears behind q, k and v, and the one that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..match import bound_arguments
+from ..views import RESHAPES
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_MOVES: frozenset[Target] = frozenset(
+    {*RESHAPES, aten.slice.Tensor, aten.select.int, aten.permute.default, aten.transpose.int, aten.clone.default}
+    | {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims}
+)
+"""Ops that only say where a value's elements lie."""
+
+_NORMS: frozenset[Target] = frozenset({ew.rms_norm.default, ew.layer_norm.default})
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of q, k and v.
+
+    Attributes:
+        linear: its projection.
+        rows: [N, D], which row of the projection's weight each element of ``pre`` comes from.
+        pre: the value [T, N, D] before ``post``.
+        post: norms and rotations between ``pre`` and attention, in order; each works head by head.
+        alone: whether nothing else reads the projection.
+    """
+
+    linear: Node
+    rows: torch.Tensor
+    pre: Node
+    post: tuple[Node, ...]
+    alone: bool
+
+    @property
+    def normed(self) -> bool:
+        """Whether a norm stands between the projection and attention, which no mix of heads commutes with."""
+        return any(node.target in _NORMS for node in self.post)
+
+    @property
+    def rope(self) -> Node | None:
+        """The rotation, if there is one."""
+        return next((node for node in self.post if node.target is ew.rope.default), None)
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention whose heads can be grouped. ``output``: the linear that reads what it gives, head by head."""
+
+    attention: Node
+    q: Branch
+    k: Branch
+    v: Branch
+    output: Node
+
+    @property
+    def path(self) -> str:
+        return join_where(self.attention.meta[WHERE])
+
+
+def attention_paths(program: Program) -> dict[str, int]:
+    """The key/value heads of every ``ew.attention``, by its path."""
+    return {
+        join_where(node.meta[WHERE]): int(program.value(bound_arguments(node)["k"]).shape[1])
+        for node in program.nodes_of(ew.attention.default)
+    }
+
+
+def find_site(program: Program, attention: Node) -> Site | str:
+    """The surroundings of an attention, or why its heads can't be grouped."""
+    given = bound_arguments(attention)
+    branches: dict[str, Branch] = {}
+    for name in ("q", "k", "v"):
+        if sum(user.target is ew.attention.default for user in given[name].users) > 1:
+            return f"{name} is read by another attention as well"
+        found = _branch(program, given[name])
+        if isinstance(found, str):
+            return f"{name} {found}"
+        branches[name] = found
+    if branches["v"].post:
+        return f"v goes through {branches['v'].post[0].target}"
+    ropes = [branches[name].rope for name in ("q", "k")]
+    if (ropes[0] is None) != (ropes[1] is None):
+        return "only one of q and k is rotated"
+    if ropes[0] is not None and ropes[1] is not None and ropes[0].args[1:] != ropes[1].args[1:]:
+        return "q and k are rotated by different tables"
+    output = _output(program, attention)
+    if isinstance(output, str):
+        return output
+    return Site(attention, branches["q"], branches["k"], branches["v"], output)
+
+
+def _branch(program: Program, value: Node) -> Branch | str:
+    """See ``Branch``; or what is in the way."""
+    size = int(program.value(value).shape[2])
+    post: list[Node] = []
+    node = value
+    while node.target is ew.rope.default or node.target in _NORMS:
+        if tuple(program.value(node).shape)[1:] != tuple(program.value(value).shape)[1:]:
+            return f"has a {node.target} over all of its heads behind it"
+        if sum(n.target is node.target for n in post):
+            return f"goes through {node.target} twice"
+        weight = program.weight_of(bound_arguments(node).get("weight"))
+        if weight is not None and weight.shape != (size,):
+            return f"has a {node.target} with weights of their own for each head behind it"
+        post.insert(0, node)
+        node = node.all_input_nodes[0]
+    pre, moves = node, list[Node]()
+    while node.target in _MOVES:
+        moves.insert(0, node)
+        node = node.all_input_nodes[0]
+    reason = _why_not_linear(program, node)
+    if reason is not None:
+        return reason
+    index = torch.arange(int(program.value(node).shape[-1]))[None]  # [1, rows]
+    rows = _moved(index, moves)
+    shape = tuple(program.value(value).shape)[1:]
+    if rows is None or tuple(rows.shape) != (1, *shape):
+        return "is not cut out of its projection in a way that is known here"
+    alone = all(len(n.users) == 1 for n in (node, *moves, *post))
+    return Branch(node, rows[0], pre, tuple(post), alone)
+
+
+def _why_not_linear(program: Program, node: Node) -> str | None:
+    if node.target is not ew.linear.default:
+        return f"does not come from a linear, but from {node.target}"
+    given = bound_arguments(node)
+    if given.get("activation") or given.get("residual") is not None:
+        return "comes from a linear that has an activation or a residual"
+    for name in ("weight", "bias"):
+        argument = given[name]
+        if argument is None:
+            continue
+        if program.weight_of(argument) is None:
+            return f"comes from a linear whose {name} is computed"
+        if len(argument.users) > 1:
+            return f"comes from a linear whose {name} is used elsewhere too"
+    return None
+
+
+def _moved(index: torch.Tensor, moves: list[Node]) -> torch.Tensor | None:
+    """Where ops put the elements of one token, [1, ...]; None if they need sizes that aren't numbers."""
+    for node in moves:
+        if len(node.all_input_nodes) > 1:
+            return None
+        try:
+            index = node.target(index, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        except RuntimeError:  # a view with a fixed number of tokens
+            return None
+    return index
+
+
+def _output(program: Program, attention: Node) -> Node | str:
+    """The linear that reads the attention's result with its heads side by side; or why there is none."""
+    heads, size = (int(n) for n in program.value(attention).shape[1:])
+    node, moves = attention, list[Node]()
+    while True:
+        if len(node.users) != 1:
+            return "its result is read in several places"
+        (user,) = node.users
+        if user.target is ew.linear.default and user.args[0] is node:
+            break
+        if user.target not in _MOVES:
+            return f"its result goes into {user.target}, not into a linear"
+        moves.append(user)
+        node = user
+    index = torch.arange(heads * size)
+    moved = _moved(index.view(1, heads, size), moves)
+    if moved is None or not torch.equal(moved.reshape(-1), index) or moved.shape[-1] != heads * size:
+        return "its result is not read head by head"
+    reason = _why_not_linear(program, user)
+    return user if reason is None else f"its result {reason}"
+
+
+def run_post(branch: Branch, value: torch.Tensor, arguments: Mapping[Node, tuple[object, ...]]) -> torch.Tensor:
+    """What a branch's norms and rotations make of heads [T, N, D]. ``arguments``: values of each call's arguments."""
+    for node in branch.post:
+        value = node.target(value, *arguments[node][1:])  # type: ignore[operator]
+    return value

@@ -1,0 +1,240 @@
+"""The heads of one attention in groups: what they are made of, fitted to values that were seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .fit_kv_heads import (
+    TINY,
+    RopeLayout,
+    balanced_groups,
+    fit_keys,
+    fit_output,
+    low_rank,
+    mean_of_heads,
+    one_of_heads,
+    relative_error,
+)
+from .kv_options import KvOptions
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""q [T, n, D], k [T, m, D], v [T, m, Dv], and which of the layer's query heads these are, [n] -> [T, n, Dv]."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one attention was given, and how it goes on.
+
+    Attributes:
+        q, k: [T, Nq, D] and [T, Nkv, D], before any norm and rotation.
+        v: [T, Nkv, Dv].
+        after_q, after_k: norms and rotations.
+        normed: whether there is a norm among them, so that keys can't be mixed by numbers that queries undo.
+        layout: of the rotation.
+        attend: the attention itself.
+        output: the weight of the projection behind it, [H, Nq*Dv].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    after_q: Callable[[torch.Tensor], torch.Tensor]
+    after_k: Callable[[torch.Tensor], torch.Tensor]
+    normed: bool
+    layout: RopeLayout
+    attend: Attend
+    output: torch.Tensor
+
+
+@dataclass(frozen=True)
+class HeadMixes:
+    """How J groups of G heads each become heads.
+
+    Attributes:
+        groups: [J][G], heads of keys and values.
+        order: [Nq], the query heads in their new order, which is that of their groups.
+        keys: [J, D, G*D].
+        values: [J, Dv, G*Dv].
+        queries: [Nq, D, D], by the new order; None: as they are.
+        output: [J, K, K], K = Nq/J*Dv: what was read of a group's query heads, of what they give now; None: the same.
+        note: what of this is not as the recipe would have it, and why; "" if all is.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+    keys: torch.Tensor
+    values: torch.Tensor
+    queries: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+    note: str = ""
+
+    @property
+    def reordered(self) -> bool:
+        """Whether query heads move."""
+        return list(self.order) != sorted(self.order)
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """The mixes, and what comes out with them: attention's result [T, Nq, Dv], the projection's new weight, and the
+    error of what it gives, |now - before|^2 / |before|^2, on the tokens that were seen."""
+
+    mixes: HeadMixes
+    context: torch.Tensor
+    output: torch.Tensor
+    error: float
+
+
+def mean_mixes(groups: tuple[tuple[int, ...], ...], queries: int, size: int, value_size: int) -> HeadMixes:
+    """Plain mean pooling; ``queries``: query heads in all."""
+    each = queries // sum(map(len, groups))
+    mean_keys, mean_values = mean_of_heads(len(groups[0]), size), mean_of_heads(len(groups[0]), value_size)
+    count = len(groups)
+    return HeadMixes(groups, _order(groups, each), mean_keys.expand(count, -1, -1), mean_values.expand(count, -1, -1))
+
+
+def neighbours(heads: int, count: int) -> tuple[tuple[int, ...], ...]:
+    """Heads as they lie, in ``count`` groups."""
+    size = heads // count
+    return tuple(tuple(range(i * size, (i + 1) * size)) for i in range(count))
+
+
+def regroup(seen: Seen, count: int, options: KvOptions) -> Regrouped:
+    """The heads in ``count`` groups as ``options`` say.
+
+    Everything is solved in 64 bits; a value that is fitted to others is fitted to what these have become.
+    """
+    heads, queries = seen.k.shape[1], seen.q.shape[1]
+    groups = neighbours(heads, count)
+    if options.grouping == "similar" and 1 < count < heads:
+        groups = balanced_groups(_similarity(seen, options), count)
+    before = seen.attend(seen.after_q(seen.q), seen.after_k(seen.k), seen.v, torch.arange(queries))
+    mixes = mean_mixes(groups, queries, seen.k.shape[2], seen.v.shape[2])
+    if options.method == "calibrated":
+        mixes = _calibrated(seen, mixes, before)
+    context, output = _applied(seen, mixes)
+    made, wanted = context.flatten(1) @ output.T, before.flatten(1) @ seen.output.T
+    return Regrouped(mixes, context, output, relative_error(made, wanted))
+
+
+def _order(groups: tuple[tuple[int, ...], ...], each: int) -> tuple[int, ...]:
+    return tuple(h * each + i for group in groups for h in group for i in range(each))
+
+
+def _calibrated(seen: Seen, start: HeadMixes, before: torch.Tensor) -> HeadMixes:
+    heads, queries = seen.k.shape[1], seen.q.shape[1]
+    each, size = queries // heads, seen.k.shape[2]
+    keys, made, values, outputs = [], [], [], []
+    note = ""
+    for j, group in enumerate(start.groups):
+        mine = list(start.order[j * len(group) * each : (j + 1) * len(group) * each])
+        q = seen.q[:, mine].unflatten(1, (len(group), each))  # [T, G, g, D]
+        k = seen.k[:, list(group)]
+        if seen.normed:
+            mix, chosen = _best_unmixed(seen, mine, group)
+            note = f"{note}, {chosen}" if note else f"a norm stands behind the keys, which no mix passes: {chosen}"
+            own = torch.eye(size, dtype=torch.float64).expand(len(group), size, size)
+        else:
+            fitted = fit_keys(q, k, seen.layout)
+            mix, own = fitted.keys, fitted.queries
+        keys.append(mix)
+        made.append(own.repeat_interleave(each, 0))  # [G*g, D, D]
+        value, output = _fit_values(seen, before[:, mine], mine, group, mix, made[-1])
+        values.append(value)
+        outputs.append(output)
+    return HeadMixes(
+        start.groups,
+        start.order,
+        torch.stack(keys),
+        torch.stack(values),
+        None if seen.normed else torch.cat(made),
+        torch.stack(outputs),
+        note,
+    )
+
+
+def _fit_values(
+    seen: Seen, before: torch.Tensor, mine: list[int], group: tuple[int, ...], mix: torch.Tensor, made: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A group's value mix [Dv, G*Dv], and what its query heads' results are made of; the keys are what they will be."""
+    heads, value_size = len(group), seen.v.shape[2]
+    each = len(mine) // heads
+    q = seen.after_q(torch.einsum("tnd,ned->tne", seen.q[:, mine], made.float()))
+    k = seen.after_k((seen.k[:, list(group)].flatten(1) @ mix.float().T)[:, None])
+    v = seen.v[:, list(group)].flatten(1)[:, None]  # [T, 1, G*Dv]
+    columns = seen.output.unflatten(1, (-1, value_size))[:, mine].double()  # [H, n, Dv]
+    covariance = torch.zeros(heads * value_size, heads * value_size, dtype=torch.float64)
+    for i, head in enumerate(mine):
+        given = seen.attend(q[:, i : i + 1], k, v, torch.tensor([head]))[:, 0].double()  # [T, G*Dv]
+        covariance += given.T @ given / (len(given) * len(mine))
+    read = columns.unflatten(1, (heads, each))
+    weights = torch.einsum("hgia,hgib->gab", read, read)
+    encode, decode = low_rank(covariance, weights, value_size)
+    now = seen.attend(q, k, (v[:, 0] @ encode.float().T)[:, None], torch.tensor(mine)).flatten(1).double()
+    first = torch.block_diag(*decode.unflatten(0, (heads, -1)).repeat_interleave(each, 0))
+    return encode, fit_output(before.flatten(1).double(), now, first, columns.flatten(1))
+
+
+def _best_unmixed(seen: Seen, mine: list[int], group: tuple[int, ...]) -> tuple[torch.Tensor, str]:
+    """Where a norm comes behind keys: their mean, or one head's, whichever gives scores nearer to what they were."""
+    heads, size = len(group), seen.k.shape[2]
+    k = seen.k[:, list(group)]
+    q = seen.after_q(seen.q[:, mine]).double().unflatten(1, (heads, -1))  # [T, G, g, D]
+    wanted = seen.after_k(k).double()
+    met = torch.einsum("tgni,tgnj->gij", q, q) / len(q)
+    names = ["the mean of heads " + " and ".join(map(str, group)), *(f"those of head {h}" for h in group)]
+    mixes = [mean_of_heads(heads, size), *(one_of_heads(i, heads, size) for i in range(heads))]
+    errors = []
+    for mix in mixes:
+        off = wanted - seen.after_k((k.flatten(1) @ mix.float().T)[:, None]).double()  # [T, G, D]
+        errors.append(float(torch.einsum("tgi,gij,tgj->", off, met, off)))
+    best = min(range(len(mixes)), key=errors.__getitem__)
+    return mixes[best], names[best]
+
+
+def _applied(seen: Seen, mixes: HeadMixes) -> tuple[torch.Tensor, torch.Tensor]:
+    """What attention gives with them, [T, Nq, Dv], and the projection's weight that reads it."""
+    value_size = seen.v.shape[2]
+    order = torch.tensor(mixes.order)
+    q = seen.q[:, order]
+    if mixes.queries is not None:
+        q = torch.einsum("tnd,ned->tne", q, mixes.queries.float())
+    groups = torch.tensor(mixes.groups)  # [J, G]
+    k = torch.einsum("tjm,jdm->tjd", seen.k[:, groups].flatten(2), mixes.keys.float())
+    v = torch.einsum("tjm,jdm->tjd", seen.v[:, groups].flatten(2), mixes.values.float())
+    context = seen.attend(seen.after_q(q), seen.after_k(k), v, order)
+    output = seen.output.unflatten(1, (-1, value_size))[:, order].flatten(1)
+    if mixes.output is not None:
+        blocks = output.unflatten(1, (len(mixes.groups), -1)).double()  # [H, J, K]
+        output = torch.einsum("hjk,jkm->hjm", blocks, mixes.output).flatten(1).float()
+    return context, output
+
+
+def _similarity(seen: Seen, options: KvOptions) -> torch.Tensor:
+    """[Nkv, Nkv]: how alike heads are in what becomes of them, keys and values together."""
+    k, v = seen.k.double(), seen.v.double()
+    if options.method == "mean" or seen.normed:
+        return _cosines(k) + _cosines(v)
+    pairs = torch.complex(k[..., list(seen.layout.first)], k[..., list(seen.layout.second)])  # [T, N, F]
+    products = torch.einsum("taf,tbf->fab", pairs, pairs.conj()).abs()  # whatever turn is between two heads
+    parts = [products.sum(0)] if seen.layout.first else []
+    if seen.layout.rest:
+        parts.append(_shared(k[..., list(seen.layout.rest)]))
+    return _normed(torch.stack(parts).sum(0)) + _normed(_shared(v))
+
+
+def _cosines(x: torch.Tensor) -> torch.Tensor:
+    return _normed(torch.einsum("tad,tbd->ab", x, x))
+
+
+def _shared(x: torch.Tensor) -> torch.Tensor:
+    """[N, N]: the size of what two heads have in common, whatever linear map is between them."""
+    return torch.einsum("tai,tbj->abij", x, x).square().sum((2, 3)).sqrt()
+
+
+def _normed(products: torch.Tensor) -> torch.Tensor:
+    size = products.diagonal().clamp(min=TINY).sqrt()
+    return products / size[:, None] / size[None, :]

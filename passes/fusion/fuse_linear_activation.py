@@ -1,0 +1,61 @@
+"""An activation behind a linear is computed in the linear's store, while its sums are in registers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..ir.program import Program
+from ..match import Call, Match, RewritePass, Rule, bound_arguments
+from .linear_store import LINEARS, linear_of, linear_storing, why_not_storable
+
+aten = torch.ops.aten
+
+_ACTIVATIONS: dict[Target, str] = {
+    aten.silu.default: "silu",
+    aten.gelu.default: "gelu",
+    aten.relu.default: "relu",
+    aten.sigmoid.default: "sigmoid",
+    aten.tanh.default: "tanh",
+}
+_WITH_RELU = Call(LINEARS, activation="relu")
+
+
+class Activation(Rule):
+    """activation(linear(x)) -> linear(x, activation)."""
+
+    name = "activation"
+    pattern = Call(tuple(_ACTIVATIONS), Call(LINEARS, activation=""))
+
+    def check(self, program: Program, match: Match) -> str | None:
+        return why_not_storable(program, linear_of(match))
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        kind = _ACTIVATIONS[match.root.target]
+        if bound_arguments(match.root).get("approximate") == "tanh":
+            kind = "gelu_tanh"
+        return linear_storing(program, linear_of(match), match.where, activation=kind)
+
+
+class SquaredRelu(Rule):
+    """relu(linear(x))^2, of which the rule before has fused the relu -> linear(x, relu2)."""
+
+    name = "squared_relu"
+    pattern = Call(aten.pow.Tensor_Scalar, _WITH_RELU, 2) | Call(aten.mul.Tensor, _WITH_RELU, _WITH_RELU)
+
+    def check(self, program: Program, match: Match) -> str | None:
+        if len({n for n in match.covered if n.target in LINEARS}) > 1:
+            return "it is a product of two linears' results"
+        return why_not_storable(program, linear_of(match))
+
+    def rewrite(self, program: Program, match: Match) -> Node:
+        return linear_storing(program, linear_of(match), match.where, activation="relu2")
+
+
+class FuseLinearActivation(RewritePass):
+    """Linears, those of experts too, and the activation behind them -> linears with an activation."""
+
+    name = "fuse_linear_activation"
+    rules: ClassVar[tuple[Rule, ...]] = (Activation(), SquaredRelu())

@@ -1,0 +1,74 @@
+"""The rotation of queries and keys and the write to the cache become one op: one pass over a step's tokens."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx.node import Node
+
+from ..base import Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where, where_of
+from ..match import bound_arguments
+
+ew = torch.ops.ew
+
+LONGEST_HEAD = 1024
+"""The key head size up to which kernels keep a rotated key on their stack."""
+
+
+class FuseRopeKvWrite(Pass):
+    """For each attention: rope of q and of k, and ``ew.kv_write`` of the latter -> ``ew.rope_kv_write``."""
+
+    name = "fuse_rope_kv_write"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        for attention in program.nodes_of(ew.paged_attention.default):
+            q, k_cache = (bound_arguments(attention)[name] for name in ("q", "k_cache"))
+            write = k_cache.args[0] if k_cache.target is operator.getitem else None
+            if not isinstance(write, Node) or write.target is not ew.kv_write.default:
+                continue  # the op is another attention's, which comes before
+            if ew.rope.default not in (q.target, bound_arguments(write)["k"].target):
+                continue  # nothing is rotated
+            if (reason := _why_not(program, attention, q, write)) is not None:
+                result.rejected.append(Rejection(write.name, join_where(write.meta[WHERE]), reason))
+                continue
+            _fuse(program, attention, q, write)
+            result.matched += 1
+        return result
+
+
+def _why_not(program: Program, attention: Node, q: Node, write: Node) -> str | None:
+    k = bound_arguments(write)["k"]
+    if k.target is not ew.rope.default:
+        return "the keys are not rotated right before they are written"
+    if q.target is not ew.rope.default:
+        return "the queries are not rotated right before attention"
+    if q.args[1:] != k.args[1:]:
+        return "queries and keys are rotated by different tables"
+    if len(q.users) > 1 or len(k.users) > 1:
+        return "a rotated query or key is read elsewhere"
+    if any(reader < attention for half in write.users for reader in half.users):
+        return "the cache is read before this attention"
+    size = program.shape(k)[2]
+    return f"heads of {size} are longer than {LONGEST_HEAD}" if size > LONGEST_HEAD else None
+
+
+def _fuse(program: Program, attention: Node, q: Node, write: Node) -> None:
+    given = bound_arguments(write)
+    k = given["k"]
+    (query, table, interleaved), key = q.args, k.args[0]
+    # Before attention, where all of it is there.
+    with program.inserting_before(attention):
+        fused = program.call(
+            ew.rope_kv_write.default,
+            *(given["k_cache"], given["v_cache"], query, key, given["v"], table, given["slots"], interleaved),
+            where=where_of([q, k, write]),
+        )
+        rotated, *caches = (program.call(operator.getitem, fused, i, where=fused.meta[WHERE]) for i in range(3))
+    program.replace(q, rotated)
+    for user in list(write.users):
+        assert user.target is operator.getitem
+        program.replace(user, caches[user.args[1]])  # type: ignore[index]

@@ -1,0 +1,62 @@
+"""Weights whose integers a calibrated pass has chosen, kept in memory or in files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from enginewright.plugins.errors import CapacityError
+
+from .prequantized import CodeFormat, Codes, Prequantized
+from .provenance import Part
+from .weights import Shape, WeightExpr
+
+
+@dataclass(frozen=True)
+class ChosenCodes(Prequantized):
+    """Integers that stand for ``base`` [.., N, K], which says where their rows are from. Equal if their bits are."""
+
+    of_source = False
+    base: WeightExpr
+    format: CodeFormat
+    digest: str
+    read: Callable[[], Codes] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(base: WeightExpr, code_format: CodeFormat, codes: Codes, file: Path | None = None) -> ChosenCodes:
+        """Kept in ``file``, which is read each time, or without one in memory.
+
+        Raises CapacityError naming the file if it can't be written.
+        """
+        tensors = [t.contiguous() for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.numpy().data)
+        if file is None:
+            return ChosenCodes(base, code_format, digest.hexdigest(), lambda: Codes(*tensors))
+        try:
+            torch.save(tensors, file)
+        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
+            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
+        return ChosenCodes(base, code_format, digest.hexdigest(), lambda: Codes(*torch.load(file, weights_only=True)))
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def code_format(self) -> CodeFormat:
+        return self.format
+
+    def codes(self) -> Codes:
+        return self.read()
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        return f"chosen({self.base.describe()}, {self.format.group_size}, {self.digest[:8]})"

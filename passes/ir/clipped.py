@@ -1,0 +1,148 @@
+"""Weights of 4 bits whose groups don't all use their whole range: the largest are clipped so that others are finer.
+
+How much each group is clipped is chosen elsewhere (AWQ, Lin et al. 2023, https://arxiv.org/abs/2306.00978, section 3.2
+of its code) and kept as one small number a group; the integers are made when they are asked for.
+
+    symmetric      scale = share * m / -8, m being the group's value of the largest magnitude: of the 16 integers the
+                   one without a counterpart, -8, is on the side of m
+    with offsets   scale = share * (largest - smallest) / 15, offset = share * smallest
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from enginewright.plugins.errors import PassError
+
+from .prequantized import CodeFormat, Codes, Prequantized
+from .provenance import Part
+from .stacked_weights import pieces
+from .weights import Shape, WeightExpr
+
+SHARES = (8 / 7, *(1.0 - 0.04 * i for i in range(-2, 14)))
+"""What is tried for a group. More than 1 is for symmetric ones alone: at 8/7 either side has seven steps, and none
+is clipped."""
+
+_CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Indices into SHARES, uint8 [.., N, groups]; ``read`` gives them. Equal if their bits are."""
+
+    shape: Shape
+    digest: str
+    read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(indices: torch.Tensor) -> Choices:
+        """Kept in memory."""
+        content = indices.contiguous()
+        return Choices(tuple(content.shape), hashlib.sha256(content.numpy().tobytes()).hexdigest(), lambda: content)
+
+
+@dataclass(frozen=True)
+class Clipped(Prequantized):
+    """``base`` [.., N, K] in 4 bits, each group with its share of the range."""
+
+    of_source = False
+    base: WeightExpr
+    choices: Choices
+    format: CodeFormat
+
+    def __post_init__(self) -> None:
+        *lead, size = self.base.shape
+        if self.format.bits != 4 or size % self.format.group_size:
+            raise PassError(f"a weight of shape {self.base.shape} in {self.format}")
+        if self.choices.shape != (*lead, size // self.format.group_size):
+            raise PassError(f"choices {self.choices.shape} for a weight {self.base.shape} in {self.format}")
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def code_format(self) -> CodeFormat:
+        return self.format
+
+    def codes(self) -> Codes:
+        rounded: list[Codes] = []
+        chosen = self.choices.read().flatten(0, -2)  # [rows, groups]
+        at = 0
+        for piece in pieces(self.base):
+            rows = piece.evaluate().reshape(-1, self.shape[-1])
+            for part in rows.split(max(1, _CHUNK_ELEMENTS // self.shape[-1])):
+                rounded.append(round_groups(part.float(), self.format, share_of(chosen[at : at + len(part)])))
+                at += len(part)
+
+        def joined(some: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat(some).view(*self.shape[:-1], -1)
+
+        offsets = [c.offsets for c in rounded if c.offsets is not None]
+        return Codes(
+            joined([c.values for c in rounded]),
+            joined([c.scales for c in rounded]),
+            joined(offsets) if offsets else None,
+        )
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        return f"clipped({self.base.describe()}, {self.format.group_size}, {self.choices.digest[:8]})"
+
+
+def share_of(choices: torch.Tensor) -> torch.Tensor:
+    """Indices into SHARES -> float32 shares, of the same shape."""
+    found: torch.Tensor = torch.tensor(SHARES)[choices.long()]
+    return found
+
+
+def round_groups(weight: torch.Tensor, code_format: CodeFormat, share: torch.Tensor | float) -> Codes:
+    """float32 [N, K] -> Codes; ``share`` [N, groups], or one for all. Values are rounded by the scales as stored.
+
+    Raises PassError if a scale is too large for float16.
+    """
+    groups = weight.unflatten(-1, (-1, code_format.group_size))  # [N, C, G]
+    values, scales, offsets = _integers(groups, range_of(groups, code_format), share)
+    return Codes(values.to(torch.int8).flatten(-2), scales, offsets)
+
+
+def range_of(groups: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, ...]:
+    """Groups [N, C, G] -> what scales are made of, [N, C] each: m, or smallest and largest."""
+    if code_format.offsets:
+        low, high = torch.aminmax(groups, dim=-1)
+        return low, high
+    largest = groups.abs().argmax(-1, keepdim=True)
+    return (groups.gather(-1, largest)[..., 0],)
+
+
+def rounded(groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float) -> torch.Tensor:
+    """What the integers of groups [N, C, G] stand for, ``of`` being their range: the same shape."""
+    values, scales, offsets = _integers(groups, of, share)
+    values *= scales.float()[..., None]
+    return values if offsets is None else values.add_(offsets.float()[..., None])
+
+
+def _integers(
+    groups: torch.Tensor, of: tuple[torch.Tensor, ...], share: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Values as float32 [N, C, G]; scales and offsets float16 [N, C]."""
+    if len(of) == 2:
+        low, high = of
+        scales, offsets = (share * (high - low) / 15).half(), (share * low).half()
+    else:
+        scales, offsets = (share * of[0] / -8).half(), None
+    if not torch.isfinite(scales).all() or (offsets is not None and not torch.isfinite(offsets).all()):
+        raise PassError(
+            f"a weight of magnitude {groups.abs().max().item():g} is too large for float16 scales",
+            hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
+        )
+    divisor = torch.where(scales == 0, torch.inf, scales.float())[..., None]  # a group that vanishes is all zeros
+    if offsets is None:
+        return (groups / divisor).round_().clamp_(-8, 7), scales, None
+    return ((groups - offsets.float()[..., None]) / divisor).round_().clamp_(0, 15), scales, offsets

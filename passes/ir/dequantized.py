@@ -1,0 +1,51 @@
+"""The floats that a weight of integers stands for, lazily."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .provenance import Part
+from .weights import Shape, WeightExpr
+
+
+@dataclass(frozen=True)
+class Dequantized(WeightExpr):
+    """``values * scales + offsets`` in float32, of one shape with the values.
+
+    Attributes:
+        values: [.., N, K], integers or floats of 8 bits.
+        scales, offsets: [.., N, ceil(K/G)]; no offsets: None.
+        group_size: G; 0: all of K is one group.
+    """
+
+    values: WeightExpr
+    scales: WeightExpr
+    offsets: WeightExpr | None
+    group_size: int
+
+    @property
+    def shape(self) -> Shape:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def evaluate(self) -> torch.Tensor:
+        size = self.shape[-1]
+        found = self.values.evaluate().float()  # first: it leaves the others what they are to give
+        found *= self._spread(self.scales, size)
+        if self.offsets is not None:
+            found += self._spread(self.offsets, size)
+        return found
+
+    def _spread(self, factors: WeightExpr, size: int) -> torch.Tensor:
+        return factors.evaluate().float().repeat_interleave(self.group_size or size, -1)[..., :size]
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.values.parts(axis)
+
+    def describe(self) -> str:
+        return f"floats({self.values.describe()})"

@@ -1,0 +1,143 @@
+"""A weight whose rows (or columns) are linear mixes of another's, by small matrices that a pass has computed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from enginewright.plugins.errors import CapacityError, PassError
+
+from .provenance import Part
+from .weights import Shape, Slice, WeightExpr
+
+Indices = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """J blocks of N indices each, made of M indices of the base. Equal if their bits are.
+
+    Attributes:
+        indices: [J][M], of the base.
+        size: N.
+        digest: of the matrices.
+        read: gives them, [J, N, M] float32, each time that it is called.
+    """
+
+    indices: Indices
+    size: int
+    digest: str
+    read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(indices: Sequence[Sequence[int]], matrices: torch.Tensor, file: Path | None = None) -> Mix:
+        """Kept in ``file``, which is read each time, or without one in memory.
+
+        Args:
+            indices: [J][M], of the base.
+            matrices: [J, N, M]; they are rounded to float32.
+
+        Raises:
+            PassError: the two don't fit together, or a number isn't finite.
+            CapacityError: the file can't be written.
+        """
+        kept = matrices.float().contiguous()
+        chosen = tuple(tuple(int(i) for i in block) for block in indices)
+        if len(chosen) != kept.shape[0] or {len(block) for block in chosen} != {kept.shape[2]}:
+            raise PassError(f"matrices {tuple(kept.shape)} for {len(chosen)} blocks of {len(chosen[0])} indices")
+        if not torch.isfinite(kept).all():
+            raise PassError("a mix of rows has numbers that are not finite")
+        digest = hashlib.sha256(kept.numpy().data).hexdigest()
+        if file is None:
+            return Mix(chosen, kept.shape[1], digest, lambda: kept)
+        try:
+            torch.save(kept, file)
+        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
+            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
+        size = kept.shape[1]
+
+        def read() -> torch.Tensor:
+            value: torch.Tensor = torch.load(file, weights_only=True)
+            return value
+
+        return Mix(chosen, size, digest, read)
+
+
+@dataclass(frozen=True)
+class MixedRows(WeightExpr):
+    """Index ``j * N + n`` along ``axis`` is the sum over m of ``matrices[j, n, m]`` times the base's ``indices[j][m]``.
+
+    The base may have any type of floats; sums are made in 64 bits, so that their order shows in no bit that is kept,
+    and the result is float32.
+    """
+
+    base: WeightExpr
+    mix: Mix
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        most = self.base.shape[self.axis]
+        if not self.base.dtype.is_floating_point or any(not 0 <= i < most for block in self.mix.indices for i in block):
+            raise PassError(f"rows of {most} to be mixed of a weight {self.base.dtype} {self.base.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        size = len(self.mix.indices) * self.mix.size
+        return (*self.base.shape[: self.axis], size, *self.base.shape[self.axis + 1 :])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def evaluate(self) -> torch.Tensor:
+        rows = self.base.evaluate().movedim(self.axis, 0).flatten(1) if len(self.base.shape) > 1 else None
+        rows = self.base.evaluate()[:, None] if rows is None else rows  # [R, C]
+        matrices = self.mix.read()
+        blocks = [m.double() @ rows[list(i)].double() for m, i in zip(matrices, self.mix.indices, strict=True)]
+        mixed = torch.cat(blocks).float()  # [J * N, C]
+        rest = (*self.base.shape[: self.axis], *self.base.shape[self.axis + 1 :])
+        return mixed.view(-1, *rest).movedim(0, self.axis)
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        """Along ``axis``: of each block all that it is made of, mixed into its indices."""
+        if axis != self.axis:
+            return self.base.parts(axis)
+        found: list[Part] = []
+        for block in self.mix.indices:
+            first = True
+            for start, stop in _runs(block):
+                for part in Slice(self.base, axis, start, stop).parts(axis):
+                    whole = first and part.mixed is None and part.size == self.mix.size == len(block)
+                    mixed = None if whole else self.mix.size if first else 0
+                    found.append(Part(part.source, part.start, part.stop, part.axis, mixed))
+                    first = False
+        return _joined(found)
+
+    def describe(self) -> str:
+        return f"mixed({self.base.describe()}, {self.axis}, {self.mix.digest[:8]})"
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """The indices as a few ``start:stop``, in ascending order."""
+    ordered = sorted(set(indices))
+    breaks = [i for i, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1]
+    bounds = [0, *breaks, len(ordered)]
+    return [(ordered[a], ordered[b - 1] + 1) for a, b in pairwise(bounds)]
+
+
+def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Neighbours that go on where the one before ends are one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        plain = part.mixed is None and last is not None and last.mixed is None
+        if plain and last is not None and (last.source, last.stop, last.axis) == (part.source, part.start, part.axis):
+            found[-1] = Part(last.source, last.start, part.stop, last.axis)
+        else:
+            found.append(part)
+    return tuple(found)

@@ -1,0 +1,76 @@
+"""Weights that training has moved: tensors of a recovery in the place of expressions over the source's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from enginewright.plugins.errors import PassError
+
+from .provenance import Part
+from .weights import COMPUTED, Shape, WeightExpr, WeightStore
+
+
+@dataclass(frozen=True)
+class Recovered(WeightExpr):
+    """A float32 tensor that stands for ``base``, which says where its rows are from.
+
+    Attributes:
+        name: of the weight in the program that was trained.
+        digest: of its bits; two of one name and digest are equal. "" while it is being trained.
+        read: gives the tensor, each time that it is called.
+    """
+
+    base: WeightExpr
+    name: str
+    digest: str
+    read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def evaluate(self) -> torch.Tensor:
+        value = self.read()
+        if tuple(value.shape) != self.shape or value.dtype != torch.float32:
+            raise PassError(f"recovered {self.name}: {value.dtype} {tuple(value.shape)} for a weight {self.shape}")
+        return value
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        return f"recovered({self.base.describe()}{f', {self.digest[:8]}' if self.digest else ''})"
+
+
+class RecoveredWeights(ABC):
+    """Where tensors in place of a program's weights come from: those being trained, or a finished recovery's."""
+
+    @abstractmethod
+    def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
+        """A tensor for each of ``weights``, which are all that training moves, by the same names.
+
+        Raises SourceError if they are not those that were trained: a name, a shape, or what the rows are of.
+        """
+
+
+def trainable_weights(weights: WeightStore) -> dict[str, tuple[str, ...]]:
+    """The weights that training moves: the first name of each, and all names that equal expressions have (tied ones).
+
+    All floats of the checkpoint: matrices, tables, norms and biases. What the model computes (rotary frequencies) and
+    what holds integers stays as it is.
+    """
+    names: dict[WeightExpr, list[str]] = {}
+    for name in weights:
+        expr = weights[name]
+        computed = all(part.source.startswith(COMPUTED) for part in expr.parts())
+        if expr.dtype.is_floating_point and not computed:
+            names.setdefault(expr, []).append(name)
+    return {same[0]: tuple(same) for same in names.values()}

@@ -1,0 +1,145 @@
+"""Weights of which at most two of every four neighbours along K are kept, the others being zero.
+
+``TwoOfFour`` keeps those of the largest scores, when it is asked for its value; ``Sparsified`` has values that a pass
+has chosen. ``is_two_of_four`` says of an expression whether every value of it has that form, which targets that store
+it compressed ask for; rounding, scaling and clipping a weight keeps its zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from enginewright.plugins.errors import CapacityError, PassError
+
+from .chosen_codes import ChosenCodes
+from .clipped import Clipped
+from .provenance import Part
+from .quantized import QuantizedValues
+from .scaled import Factors, Scaled
+from .weights import Cast, Concat, Shape, Slice, WeightExpr
+
+QUAD = 4
+"""Neighbours along K of which KEPT are kept."""
+
+KEPT = 2
+
+
+def best_two(scores: torch.Tensor) -> torch.Tensor:
+    """Which to keep of [.., K]: True for the two largest of every four; of equal ones those that come first."""
+    quads = scores.unflatten(-1, (-1, QUAD))
+    order = torch.sort(quads, dim=-1, descending=True, stable=True).indices[..., :KEPT]
+    kept = torch.zeros(quads.shape, dtype=torch.bool).scatter_(-1, order, True)
+    return kept.flatten(-2)
+
+
+def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+    """|W| times the importance [K] of its columns, or |W|. A zero never has the score of what isn't one.
+
+    Sun et al. 2023, https://arxiv.org/abs/2306.11695: the importance of a column is the norm of its inputs.
+    """
+    size = weight.float().abs()
+    if importance is None:
+        return size
+    least = float(importance.max()) * 1e-6 or 1.0  # a column that no token uses is judged by its weights alone
+    return size * importance.clamp(min=least)
+
+
+@dataclass(frozen=True)
+class TwoOfFour(WeightExpr):
+    """``base`` [N, K] with the two best of every four as they are, bit for bit, and zeros for the others.
+
+    ``importance``: [1, K], which |W| is multiplied with; None judges by |W| alone. So a weight that has the form
+    already stays as it is.
+    """
+
+    base: WeightExpr
+    importance: Factors | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.base.shape) != 2 or self.base.shape[1] % QUAD or not self.base.dtype.is_floating_point:
+            raise PassError(f"two of every four of a weight {self.base.dtype} {self.base.shape}")
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
+    def evaluate(self) -> torch.Tensor:
+        value = self.base.evaluate()
+        importance = None if self.importance is None else self.importance.values[0]
+        return torch.where(best_two(scores_of(value, importance)), value, torch.zeros((), dtype=value.dtype))
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        by = "" if self.importance is None else f", {self.importance.label} {self.importance.digest[:8]}"
+        return f"two_of_four({self.base.describe()}{by})"
+
+
+@dataclass(frozen=True)
+class Sparsified(WeightExpr):
+    """Float32 values that stand for ``base`` [N, K], two of every four not zero. Equal if their bits are."""
+
+    base: WeightExpr
+    digest: str
+    read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+
+    @staticmethod
+    def of(base: WeightExpr, values: torch.Tensor, file: Path | None = None) -> Sparsified:
+        """Kept in ``file``, which is read each time, or without one in memory.
+
+        Raises CapacityError naming the file if it can't be written.
+        """
+        values = values.float().contiguous()
+        digest = hashlib.sha256(values.numpy().data).hexdigest()
+        if file is None:
+            return Sparsified(base, digest, lambda: values)
+        try:
+            torch.save(values, file)
+        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
+            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
+        return Sparsified(base, digest, lambda: torch.load(file, weights_only=True))
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def evaluate(self) -> torch.Tensor:
+        return self.read()
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+    def describe(self) -> str:
+        return f"sparsified({self.base.describe()}, {self.digest[:8]})"
+
+
+def is_two_of_four(expr: WeightExpr) -> bool:
+    """Whether at most two of every four neighbours along the last axis of a weight are not zero, by what it is."""
+    match expr:
+        case TwoOfFour() | Sparsified():
+            return True
+        case Concat() if expr.dim != len(expr.shape) - 1:
+            return all(is_two_of_four(base) for base in expr.bases)
+        case Slice() if expr.dim != len(expr.shape) - 1:
+            return is_two_of_four(expr.base)
+        case QuantizedValues() | ChosenCodes() | Clipped():  # an offset makes zeros something else
+            code_format = expr.format
+            return not code_format.offsets and is_two_of_four(expr.base)
+        case Cast() | Scaled():
+            return is_two_of_four(expr.base)
+        case _:
+            return False

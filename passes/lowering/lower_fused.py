@@ -1,0 +1,55 @@
+"""How fused ops become steps: each is one, with the operands of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from .builder import Builder, Value
+from .lower_ew import Handler, cache_operand, flat_output, norm_inputs
+from .views import View
+
+ew = torch.ops.ew
+
+
+def _results(b: Builder, node: Node) -> list[View]:
+    return [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
+
+
+def _norm_quantize(op: str) -> Handler:
+    def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+        inputs, attrs = norm_inputs(b, a, rank=2)
+        outs = _results(b, node)
+        flat = [flat_output(o, inputs[0]) for o in outs]
+        b.step(op, inputs, flat, {**attrs, "group_size": int(a["group_size"])})
+        return tuple(outs)
+
+    return lower
+
+
+def _gated_activation_quantize(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    x, outs = b.rows(b.view(a["gate_up"]), rank=2), _results(b, node)
+    attrs = {"kind": a["kind"], "group_size": int(a["group_size"])}
+    b.step("gated_activation_quantize", [x], [flat_output(o, x) for o in outs], attrs)
+    return tuple(outs)
+
+
+def _rope_kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    cache = cache_operand(b, a["k_cache"], a["v_cache"])
+    inputs = [b.unit(b.view(a[name])) for name in ("q", "k", "v", "table")]
+    out = b.buffer(b.shape(node, 0))
+    b.step("rope_kv_write", [*inputs, b.view(a["slots"]), cache], [out], {"interleaved": bool(a["interleaved"])})
+    return out, a["k_cache"], a["v_cache"]
+
+
+HANDLERS: Mapping[Any, Handler] = {
+    ew.rms_norm_quantize.default: _norm_quantize("rms_norm_quantize"),
+    ew.layer_norm_quantize.default: _norm_quantize("layer_norm_quantize"),
+    ew.add_rms_norm_quantize.default: _norm_quantize("add_rms_norm_quantize"),
+    ew.add_layer_norm_quantize.default: _norm_quantize("add_layer_norm_quantize"),
+    ew.gated_activation_quantize.default: _gated_activation_quantize,
+    ew.rope_kv_write.default: _rope_kv_write,
+}

@@ -1,0 +1,355 @@
+"""Integers of 4 bits chosen by what layers give on calibration tokens (GPTQ), one layer after the other.
+
+One run of the program over all tokens goes through it call by call. Where a linear is to have integers, its input is
+there as the integers of the layers before make it, rounded as it will be: from it come the Hessian, the integers, and
+with these the output that the next layers see. So memory holds one layer's weight and Hessian at a time, whatever the
+model's size; the integers go to files where the context has a folder for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.plugins.ops.quantization import quantize_activation
+
+from ..base import Figure, Pass, PassContext, PassResult, Rejection, describe_node
+from ..evaluation_memory import evaluation_bytes
+from ..fast_evaluation import FastEvaluation, WeightCache, decoded
+from ..ir.chosen_codes import ChosenCodes
+from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.round_to_4_bits import round_symmetric, round_with_offsets
+from ..ir.stacked_weights import pieces
+from ..ir.two_of_four import is_two_of_four
+from ..ir.weights import Cast, Concat, Slice, WeightExpr
+from ..step_inputs import packed_inputs
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .gptq import Factor, Hessian, factorize, gptq
+
+ew = torch.ops.ew
+
+FEWEST_TOKENS = 64
+"""An expert that fewer tokens reach is rounded to the nearest: so few say too little of what it will be given."""
+
+LARGEST_INPUT, NEAREST_ERROR, ERROR, DAMPING = "largest input", "nearest: relative error", "relative error", "damping"
+"""The names of figures. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
+as many outputs, evenly spread."""
+
+TOKENS_USED = "tokens used"
+"""The name of the figure that says for how many of the calibration tokens there was room."""
+
+MEASURED = 512
+
+_ROWS = 512
+"""Tokens that are rounded and multiplied at a time: what that takes beside the result is small."""
+
+
+class ChooseIntegers(Pass):
+    """Gives the weights of 4 bits integers that GPTQ chose, if the recipe's method is "gptq".
+
+    A weight that its file has as integers of that very format keeps them. An expert that too few tokens reach is
+    rounded to the nearest, which is recorded.
+    """
+
+    name = "choose_integers"
+    exact = False
+    requires = (HAS_FORMATS,)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        if context.formats.method != "gptq":
+            return result
+        targets = _targets(program, result)
+        if not targets:
+            return result
+        if not context.calibration:
+            raise PassError(
+                'method = "gptq" chooses integers by what layers give on calibration tokens, and there are none',
+                hint="Pass a calibration text.",
+            )
+        sequences = _fitting(program, context, targets, result)
+        sweep = _Sweep(program, context, targets, result)
+        program.evaluate(packed_inputs(program, sequences), compute=sweep.compute, read=sweep.read)
+        for weight, chosen in sweep.chosen.items():
+            _replace(program, weight, chosen)
+        return result
+
+
+def _targets(program: Program, result: PassResult) -> list[Node]:
+    """Linears of int4 with a weight that isn't integers already, in the program's order."""
+    found = []
+    for node in program.nodes_of(*LINEARS):
+        if node.meta[FORMAT].storage != "int4":
+            continue
+        expr = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+        assert expr is not None  # ChooseFormats gives no format to a weight that is computed
+        if isinstance(expr, ChosenCodes):
+            continue  # together with what of it is kept
+        if _is_chosen(expr, code_format_of(node.meta[FORMAT])):
+            reason = "its file has integers of that format, which it keeps"
+            result.rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), reason))
+        else:
+            found.append(node)
+    return found
+
+
+def _fitting(
+    program: Program, context: PassContext, targets: Sequence[Node], result: PassResult
+) -> Sequence[torch.Tensor]:
+    """The calibration sequences, or as many of them, evenly spread, as the context has room for.
+
+    Raises CapacityError if it has none for a single one.
+    """
+    sequences = context.calibration
+    if context.room is None:
+        return sequences
+    working = {node: _working_bytes(program, node) for node in targets}
+    lengths = sorted(map(len, sequences), reverse=True)
+
+    def needed(count: int) -> int:
+        return evaluation_bytes(program, sum(lengths[:count]), working, until=targets[-1])
+
+    count = len(sequences)
+    while count > 1 and needed(count) > context.room:
+        count = count * 3 // 4
+    if (least := needed(count)) > context.room:
+        raise CapacityError(
+            f"max_memory: choosing the integers of the largest layer takes {least:,} bytes, and there are "
+            f"{context.room:,} beside what the process has already",
+            hint=f"Allow {least - context.room:,} bytes more, or take a recipe without calibration.",
+        )
+    if count < len(sequences):
+        reason = f"only {count} of {len(sequences)} sequences fit into the memory that there may be"
+        result.rejected.append(Rejection(targets[0].name, "calibration", reason))
+    taken = [sequences[i * len(sequences) // count] for i in range(count)]
+    result.figures.append(Figure("calibration", TOKENS_USED, sum(map(len, taken))))
+    return taken
+
+
+def _working_bytes(program: Program, node: Node) -> int:
+    """What choosing a linear's integers takes beside its inputs and outputs."""
+    *experts, rows, size = program.value(_weight(node)).shape
+    # The weight as it is read, turned round and rounded, and all experts' integers; the Hessian, and its factor in
+    # float64 and float32.
+    return 16 * rows * size + 3 * prod(experts) * rows * size + 16 * size * size
+
+
+def code_format_of(wanted: WeightFormat) -> CodeFormat:
+    """What integers of a weight format of 4 bits look like."""
+    return CodeFormat(4, wanted.group_size, wanted.zero_point)
+
+
+def _is_chosen(expr: WeightExpr, code_format: CodeFormat) -> bool:
+    match expr:
+        case Prequantized():
+            return expr.code_format == code_format
+        case Concat():
+            return expr.dim == 0 and all(_is_chosen(b, code_format) for b in expr.bases)
+        case Slice():
+            return expr.dim == 0 and _is_chosen(expr.base, code_format)
+        case Cast():
+            return expr.to == torch.float32 and _is_chosen(expr.base, code_format)
+        case _:
+            return False
+
+
+def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
+    """Whatever has the weight in the same format gets the integers: a tied embedding too."""
+    new = program.weight(f"{weight.target}.gptq", chosen, where=weight.meta[WHERE])
+    for user in list(weight.users):
+        if FORMAT in user.meta and code_format_of(user.meta[FORMAT]) == chosen.format:
+            user.replace_input_with(weight, new)
+
+
+@dataclass
+class _Input:
+    """What one expert, or all of a linear, is given: X^T X, and some tokens to measure errors on."""
+
+    hessian: Hessian
+    sample: torch.Tensor
+    factor: Factor | None = None
+
+    @staticmethod
+    def of(rows: torch.Tensor, wanted: WeightFormat) -> _Input:
+        """Of inputs [M, K]."""
+        hessian = Hessian(rows.shape[-1])
+        for part in rows.split(_ROWS):
+            hessian.add(_as_multiplied(part, wanted))
+        return _Input(hessian, _as_multiplied(_spread(rows), wanted))
+
+
+def _spread(rows: torch.Tensor) -> torch.Tensor:
+    """Some of the rows, evenly spread."""
+    return rows[:: -(-len(rows) // MEASURED) or 1]
+
+
+def _as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
+    """Inputs as the product will see them: of 8-bit activations what their integers stand for."""
+    if wanted.activation != "int8":
+        return x
+    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
+    return decoded(values, scales, group=wanted.activation_group_size)
+
+
+class _Sweep:
+    """``compute`` and ``read`` for the one run. ``chosen``: integers by the node of the weight that they are for."""
+
+    def __init__(self, program: Program, context: PassContext, targets: Sequence[Node], result: PassResult) -> None:
+        self.chosen: dict[Node, ChosenCodes] = {}
+        self._program, self._context, self._result = program, context, result
+        self._left = dict.fromkeys(targets)
+        self._total = len(targets)
+        self._fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
+        self._weights = {_weight(n).target for n in targets}
+        self._readers = Counter((n.args[0], n.meta[FORMAT]) for n in targets)
+        self._inputs: dict[tuple[Any, WeightFormat], _Input] = {}
+
+    def read(self, name: str) -> torch.Tensor:
+        """A weight; those that are to have integers, and what comes behind the last of these, have a shape alone."""
+        if not self._left or name in self._weights:
+            expr = self._program.weights[name]
+            return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
+        return self._fast.read(name)
+
+    def compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call's value; None behind the last linear, where nothing is left to look at."""
+        if not self._left:
+            return None
+        if node not in self._left:
+            return self._fast.compute(node, args, kwargs)
+        where = join_where(node.meta[WHERE])
+        self._context.progress(self._total - len(self._left), self._total, where)
+        del self._left[node]
+        x, *between, _, bias = args
+        low, high = torch.aminmax(x)
+        self._result.figures.append(Figure(where, LARGEST_INPUT, max(-float(low), float(high))))
+        rows = x.reshape(-1, x.shape[-1])  # [M, K]
+        starts = between[0].tolist() if between else [0, len(rows)]
+        weight = _weight(node)
+        if weight not in self.chosen:
+            self._choose(node, weight, [rows[a:b] for a, b in pairwise(starts)])
+            self._result.matched += 1
+        if not self._left:
+            self._context.progress(self._total, self._total, where)
+            return None
+        out = x.new_zeros((len(rows), self.chosen[weight].shape[-2]))
+        self._multiply(node, self.chosen[weight], rows, starts, bias if between else [bias], out)
+        return out.view(*x.shape[:-1], -1)
+
+    def _choose(self, node: Node, weight: Node, rows: Sequence[torch.Tensor]) -> None:
+        """Chooses the integers of all experts, or of the one matrix; ``rows`` [M, K] are what each is given."""
+        expr = self._program.weight_of(weight)
+        assert expr is not None
+        where, code_format = join_where(node.meta[WHERE]), code_format_of(node.meta[FORMAT])
+        grouped = len(expr.shape) == 3
+        found: list[Codes] = []
+        few: list[int] = []
+        damping = 0.0
+        errors: list[tuple[float, float, float]] = []  # squared: of GPTQ, of the nearest, and the output's
+        for matrix, own in zip(_matrices(expr), rows, strict=True):
+            if len(own) < FEWEST_TOKENS and grouped:
+                few.append(len(found))
+                found.append(_nearest_codes(matrix, code_format))
+                continue
+            given = self._input_of(node, own)
+            given.factor = given.factor or factorize(given.hessian.sum)
+            damping = max(damping, given.factor.damping)
+            sparse = is_two_of_four(expr)
+            found.append(gptq(matrix, given.hessian.sum, code_format, given.factor, keep_zeros=sparse))
+            errors.append(_squared_errors(given.sample, matrix, found[-1], code_format))
+        if few:
+            reason = f"experts {_listed(few)} got fewer than {FEWEST_TOKENS} tokens: rounded to the nearest"
+            self._result.rejected.append(Rejection(node.name, where, reason))
+        if errors:
+            chosen_error, nearest_error, output = (sum(column) for column in zip(*errors, strict=True))
+            for name, error in ((ERROR, chosen_error), (NEAREST_ERROR, nearest_error)):
+                self._result.figures.append(Figure(where, name, (error / output) ** 0.5 if output else 0.0))
+            self._result.figures.append(Figure(where, DAMPING, damping))
+        codes = _stacked(found) if grouped else found[0]
+        scratch = self._context.scratch
+        file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"
+        self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
+
+    def _input_of(self, node: Node, rows: torch.Tensor) -> _Input:
+        """The Hessian of what ``node`` is given; linears of one input share it, experts are too many to."""
+        key = (node.args[0], node.meta[FORMAT])
+        if node.target is not ew.linear.default or self._readers[key] == 1:
+            return self._inputs.pop(key) if key in self._inputs else _Input.of(rows, node.meta[FORMAT])
+        self._readers[key] -= 1
+        if key not in self._inputs:
+            self._inputs[key] = _Input.of(rows, node.meta[FORMAT])
+        return self._inputs[key]
+
+    def _multiply(
+        self,
+        node: Node,
+        chosen: ChosenCodes,
+        rows: torch.Tensor,
+        starts: Sequence[int],
+        biases: Any,
+        out: torch.Tensor,
+    ) -> None:
+        """Fills ``out`` [M, N] with what the chosen integers give."""
+        codes = chosen.codes()
+        for e, (start, stop) in enumerate(pairwise(starts)):
+            if start < stop:
+                one = Codes(*(t[e] for t in _tensors(codes))) if len(chosen.shape) == 3 else codes
+                matrix, bias = decode(one, chosen.format), None if biases is None else biases[e]
+                for part in torch.arange(start, stop).split(_ROWS):
+                    at = slice(int(part[0]), int(part[-1]) + 1)
+                    x = _as_multiplied(rows[at], node.meta[FORMAT])
+                    out[at] = torch.nn.functional.linear(x, matrix, bias)
+
+
+def _weight(node: Node) -> Node:
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    if not isinstance(weight, Node):
+        raise PassError(f"{describe_node(node)}: its weight is no weight")
+    return weight
+
+
+def _matrices(expr: WeightExpr) -> Any:
+    """A weight [N, K], or each of [E, N, K], as float32."""
+    for piece in pieces(expr):
+        value = piece.evaluate().float()
+        yield from value if value.dim() == 3 else [value]
+
+
+def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
+    groups = weight.unflatten(-1, (-1, code_format.group_size))
+    values, *factors = round_with_offsets(groups) if code_format.offsets else round_symmetric(groups)
+    return Codes(values.flatten(-2), *factors)
+
+
+def _squared_errors(
+    x: torch.Tensor, weight: torch.Tensor, chosen: Codes, code_format: CodeFormat
+) -> tuple[float, float, float]:
+    """Squared norms: of the outputs' errors with what was chosen and with the nearest, and of the outputs."""
+    some = _spread(weight)
+    codes = (Codes(*map(_spread, _tensors(chosen))), _nearest_codes(some, code_format))
+    off = [(x @ (decode(c, code_format) - some).t()).square().sum() for c in codes]
+    return float(off[0]), float(off[1]), float((x @ some.t()).square().sum())
+
+
+def _tensors(codes: Codes) -> list[torch.Tensor]:
+    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+
+
+def _stacked(codes: Sequence[Codes]) -> Codes:
+    return Codes(*(torch.stack(kind) for kind in zip(*map(_tensors, codes), strict=True)))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:6]))
+    return f"{shown} and {len(numbers) - 6} more" if len(numbers) > 6 else shown

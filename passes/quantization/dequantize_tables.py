@@ -1,0 +1,43 @@
+"""Tables of integers become tables of floats, for targets that gather rows of floats alone."""
+
+from __future__ import annotations
+
+import torch
+
+from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.dequantized import Dequantized
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..match import bound_arguments
+
+ew = torch.ops.ew
+
+_LEFT = Condition(
+    "no table of integers is left",
+    lambda p: [describe_node(n) for n in p.nodes_of(ew.quantized_embedding.default)],
+)
+
+
+class DequantizeTables(Pass):
+    """``ew.quantized_embedding`` becomes ``ew.embedding`` of the floats that the integers stand for.
+
+    A table that is the head too stays what it is there: both are then stored.
+    """
+
+    name = "dequantize_tables"
+    ensures = (_LEFT,)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        for node in program.nodes_of(ew.quantized_embedding.default):
+            a, where = bound_arguments(node), node.meta[WHERE]
+            values, scales = program.weight_of(a["table"]), program.weight_of(a["scales"])
+            assert values is not None and scales is not None
+            floats = Dequantized(values, scales, program.weight_of(a["offsets"]), a["group_size"])
+            with program.inserting_before(node):
+                table = program.weight(f"{a['table'].target}.floats", floats, where=where)
+                new = program.call(ew.embedding.default, a["ids"], table, where=where)
+            program.replace(node, new)
+            result.matched += 1
+        program.remove_dead_code()
+        return result

@@ -1,0 +1,321 @@
+"""GPTQ: integers of 4 bits chosen column by column, each one's rounding error made up for by the columns to come.
+
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Of a weight W [N, K] and inputs X [T, K] it makes
+||X W^T - X Q^T|| small, of which it only needs X^T X [K, K]. What is done here as there: columns in blocks, the factor
+of the damped inverse Hessian, columns of the largest inputs first (activation order). What is done otherwise:
+
+- Groups are static: their scales are chosen ahead, so that the order of columns is free and a group's stay together.
+- A scale is the best of some candidates for its group's squared error, a column's being weighted by its inputs.
+- Once the integers are known all scales of a row are solved for together, which only makes the error smaller. Not so
+  for weights of more than 2048 columns, where it would take longer than all else.
+- The factor is made in float64, in place and in panels: X^T X of a few strong directions is far from well conditioned.
+- A column that is zero on every token is rounded to the nearest, not set to zero: other texts may need it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from enginewright.plugins.errors import PassError
+
+from ..ir.prequantized import CodeFormat, Codes
+from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
+
+DAMPING = 0.01
+"""What is added to the Hessian's diagonal, as a share of its mean; the paper's."""
+
+MOST_DAMPING = 10.0
+"""Beyond this nothing is left of the Hessian."""
+
+MOST_TO_REFIT = 2048
+"""Columns of a weight whose scales are solved for again. It takes 1 to 4 % off an error, and for wide layers three
+times as long as all the rest."""
+
+_BLOCK = 64
+"""Columns whose updates of all later ones are done together."""
+
+_PANEL = 256
+"""Columns of the factor that are made at a time."""
+
+_CHUNK_ELEMENTS = 1 << 22
+"""Elements of a weight that are looked at together, where rows don't depend on each other."""
+
+
+class Hessian:
+    """X^T X of a linear's inputs, gathered token by token.
+
+    Attributes:
+        size: K.
+        tokens: how many have been added.
+        sum: [K, K] float32.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.tokens = 0
+        self.sum = torch.zeros((size, size))
+
+    def add(self, x: torch.Tensor) -> None:
+        """Inputs [.., K] float32."""
+        rows = x.reshape(-1, self.size)
+        self.tokens += len(rows)
+        self.sum.addmm_(rows.t(), rows)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What the columns' updates need: R upper triangular with R^T R the inverse of the damped Hessian, in their order.
+
+    Attributes:
+        order: [K], the columns in the order in which they are taken.
+        upper: [K, K] float32, R.
+        damping: what it took, as a share of the mean of the diagonal.
+        unused: how many columns no token has used.
+    """
+
+    order: torch.Tensor
+    upper: torch.Tensor
+    damping: float
+    unused: int
+
+
+def factorize(hessian: torch.Tensor, *, activation_order: bool = True, damping: float = DAMPING) -> Factor:
+    """The factor of X^T X [K, K]. If it isn't positive definite with ``damping`` it gets ten times more, and again.
+
+    Raises PassError if it still isn't with MOST_DAMPING, or isn't finite.
+    """
+    diagonal = hessian.diagonal().clone()
+    if not torch.isfinite(diagonal).all():
+        raise PassError(
+            "the calibration tokens give inputs that are not finite",
+            hint="The weights may be damaged, or too large for 32-bit floats.",
+        )
+    unused = diagonal == 0
+    order = torch.argsort(diagonal, descending=True, stable=True) if activation_order else torch.arange(len(diagonal))
+    backwards = order.flip(0)
+    mean = float(diagonal.double().mean()) or 1.0
+    while damping <= MOST_DAMPING:
+        # With J the reversal: J H J = L L^T makes H = (J L J)(J L J)^T, whose inverse is R^T R with R = J L^-1 J.
+        work = torch.empty(hessian.shape, dtype=torch.float64)
+        for rows in torch.arange(len(order)).split(_PANEL):
+            work[rows] = hessian[backwards[rows]][:, backwards].double()
+        work.diagonal().add_(torch.where(unused, mean, 0.0).double()[backwards] + damping * mean)
+        if _cholesky_in_place(work):
+            return Factor(order, _inverted_backwards(work), damping, int(unused.sum()))
+        damping *= 10
+    raise PassError(
+        "the products of a linear's inputs make no positive definite matrix, however much it is damped",
+        hint='Calibrate with more tokens, or set method = "nearest" in the recipe.',
+    )
+
+
+def _cholesky_in_place(a: torch.Tensor) -> bool:
+    """Turns the lower triangle of ``a`` into its Cholesky factor; False if there is none."""
+    for start in range(0, len(a), _PANEL):
+        stop = min(start + _PANEL, len(a))
+        if start:
+            a[start:, start:stop].addmm_(a[start:, :start], a[start:stop, :start].t(), alpha=-1)
+        corner, failed = torch.linalg.cholesky_ex(a[start:stop, start:stop])
+        if failed or not torch.isfinite(corner).all():
+            return False
+        a[start:stop, start:stop] = corner
+        if stop < len(a):
+            a[stop:, start:stop] = torch.linalg.solve_triangular(corner, a[stop:, start:stop].t(), upper=False).t()
+    return True
+
+
+def _inverted_backwards(lower: torch.Tensor) -> torch.Tensor:
+    """J L^-1 J as float32, of the lower triangle of ``lower``."""
+    size = len(lower)
+    upper = torch.zeros((size, size))
+    for start in range(0, size, _PANEL):
+        stop = min(start + _PANEL, size)
+        unit = torch.zeros((size - start, stop - start), dtype=torch.float64)
+        unit.diagonal().fill_(1.0)
+        columns = torch.linalg.solve_triangular(lower[start:, start:], unit, upper=False)
+        upper[: size - start, size - stop : size - start] = columns.flip(0, 1).float()
+    return upper
+
+
+def gptq(
+    weight: torch.Tensor,
+    hessian: torch.Tensor,
+    code_format: CodeFormat,
+    factor: Factor | None = None,
+    *,
+    keep_zeros: bool = False,
+) -> Codes:
+    """Integers for a weight.
+
+    Args:
+        weight: [N, K] float32.
+        hessian: X^T X of its inputs, [K, K] float32.
+        code_format: 4 bits, in groups that divide K.
+        factor: of ``hessian``, if there is one already.
+        keep_zeros: what is zero in the weight stays zero, as its sparsity asks for.
+
+    Raises:
+        PassError: the weight is too large for float16 scales, or ``hessian`` is no good; see ``factorize``.
+    """
+    factor = factor or factorize(hessian)
+    importance = hessian.diagonal() / (hessian.diagonal().mean() or 1.0)
+    scales, offsets = choose_scales(weight, importance, code_format)
+    values = _round_columns(weight, factor, scales, offsets, code_format.group_size, keep_zeros)
+    if len(hessian) <= MOST_TO_REFIT:
+        scales, offsets = refit_scales(weight, hessian, values, scales, offsets, factor.damping)
+    return Codes(values, scales, offsets)
+
+
+def choose_scales(
+    weight: torch.Tensor, importance: torch.Tensor, code_format: CodeFormat
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales float16 [N, groups] of the least squared error, columns weighted by ``importance`` [K]; and offsets.
+
+    Raises PassError if one is too large for float16.
+    """
+    size = code_format.group_size
+    weights = (importance.clamp(min=1e-6 * float(importance.max()) or 1.0)).view(-1, size)  # [groups, G]
+    rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    search = _search_with_offsets if code_format.offsets else _search_symmetric
+    found = [search(part.unflatten(-1, (-1, size)), weights) for part in weight.split(rows)]
+    scales, *rest = (torch.cat(parts) for parts in zip(*found, strict=True))
+    if not torch.isfinite(scales).all() or not all(torch.isfinite(o).all() for o in rest):
+        raise PassError(
+            f"a weight of magnitude {weight.abs().max().item():g} is too large for float16 scales",
+            hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
+        )
+    return scales, rest[0] if rest else None
+
+
+def _search_symmetric(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[N, groups, G] -> scales [N, groups]; ``weights`` [groups, G]."""
+    peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    best, least = torch.full_like(peak, torch.inf, dtype=torch.half), torch.full_like(peak, torch.inf)
+    for divisor in DIVISORS:
+        first = (peak / divisor).half()
+        values = _nearest(groups, first[..., None], None)
+        products, squares = (groups * values * weights).sum(-1), (values * values * weights).sum(-1)
+        scales = torch.where(squares > 0, products / squares, 0.0).half()
+        error = scales.float() * (scales.float() * squares - 2 * products)
+        error = torch.where(torch.isfinite(first), error, torch.inf)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    return (best,)
+
+
+def _search_with_offsets(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[N, groups, G] -> scales and offsets [N, groups]."""
+    low, high = torch.aminmax(groups, dim=-1)
+    best = [torch.full_like(low, torch.inf, dtype=torch.half) for _ in range(2)]
+    least, total = torch.full_like(low, torch.inf), weights.sum(-1)
+    for share in SHARES:
+        reach = share * (high - low)
+        scales, offsets = (reach / STEPS).half(), ((low + high - reach) / 2).half()
+        for _ in range(1 + REFINEMENTS):
+            values = _nearest(groups, scales[..., None], offsets[..., None])
+            off = values * scales.float()[..., None] + offsets.float()[..., None] - groups
+            error = (off.square() * weights).sum(-1)
+            for kept, new in zip(best, (scales, offsets), strict=True):
+                kept.copy_(torch.where(error < least, new, kept))
+            least = torch.minimum(error, least)
+            middle, mean = (values * weights).sum(-1) / total, (groups * weights).sum(-1) / total
+            centred = (values - middle[..., None]) * weights
+            spread = (centred * values).sum(-1)
+            scales = torch.where(spread > 0, (centred * groups).sum(-1) / spread, 0.0).half()
+            offsets = (mean - scales.float() * middle).half()
+    return tuple(best)
+
+
+def _nearest(x: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+    """The integers nearest to ``x`` for float16 scales (and offsets) that broadcast with it, as floats."""
+    divisor = torch.where(scales == 0, torch.inf, scales.float())
+    if offsets is None:
+        return (x / divisor).round_().clamp_(LEAST, MOST)
+    return ((x - offsets.float()) / divisor).round_().clamp_(0, STEPS)
+
+
+def _round_columns(
+    weight: torch.Tensor,
+    factor: Factor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    group_size: int,
+    keep_zeros: bool = False,
+) -> torch.Tensor:
+    """The integers [N, K], int8: columns in the factor's order, each error spread over those behind it."""
+    upper, order = factor.upper, factor.order
+    columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
+    group_of = order // group_size
+    by_group = scales.t().contiguous()  # [groups, N]
+    offset_by_group = None if offsets is None else offsets.t().contiguous()
+    values = torch.empty(columns.shape, dtype=torch.int8)
+    for start in range(0, len(columns), _BLOCK):
+        stop = min(start + _BLOCK, len(columns))
+        block = columns[start:stop]
+        errors = torch.empty_like(block)
+        for i, column in enumerate(block):
+            at = start + i
+            scale = by_group[group_of[at]]
+            offset = None if offset_by_group is None else offset_by_group[group_of[at]]
+            chosen = _nearest(column, scale, offset)
+            if keep_zeros:
+                chosen *= weight[:, order[at]] != 0
+            values[order[at]] = chosen.to(torch.int8)
+            chosen *= scale.float()
+            if offset is not None:
+                chosen += offset.float()
+            torch.div(column - chosen, upper[at, at], out=errors[i])
+            if at + 1 < stop:
+                block[i + 1 :].addr_(upper[at, at + 1 : stop], errors[i], alpha=-1)
+        if stop < len(columns):
+            columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
+    return values.t().contiguous()
+
+
+def refit_scales(
+    weight: torch.Tensor,
+    hessian: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    damping: float = DAMPING,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The scales (and offsets) that are best for integers [N, K] which are known: least squares in ``hessian``.
+
+    Of each row those are taken, new or old, whose error is smaller once they are float16.
+    """
+    count, size = scales.shape[1], weight.shape[1] // scales.shape[1]
+    unknowns = count * (1 if offsets is None else 2)
+    damped = hessian + torch.diag(torch.full((len(hessian),), damping * float(hessian.diagonal().mean())))
+    new_scales, new_offsets = scales.clone(), None if offsets is None else offsets.clone()
+    rows = max(1, _CHUNK_ELEMENTS // max(len(hessian), unknowns * unknowns))
+    for start in range(0, len(weight), rows):
+        part = slice(start, start + rows)
+        target, integers = weight[part].float(), values[part].float()
+        basis = [integers] if offsets is None else [integers, torch.ones_like(integers)]
+        gram = torch.empty((len(target), unknowns, unknowns))
+        for i, left in enumerate(basis):
+            for g in range(count):
+                at = slice(g * size, (g + 1) * size)
+                seen = left[:, at] @ damped[at]  # [n, K]
+                sums = [(seen * right).unflatten(-1, (count, size)).sum(-1) for right in basis]
+                gram[:, i * count + g] = torch.cat(sums, -1)
+        wanted = target @ damped
+        right_side = torch.cat([(wanted * b).unflatten(-1, (count, size)).sum(-1) for b in basis], -1)
+        old = [scales[part]] if offsets is None else [scales[part], offsets[part]]
+        before = torch.cat(old, -1).float()
+        ridge = 1e-6 * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None] * torch.eye(unknowns)
+        # What the old ones leave is solved for, so that directions which nothing decides stay as they are.
+        left_over = right_side - (gram @ before[..., None])[..., 0]
+        solved, failed = torch.linalg.solve_ex((gram + ridge).double(), left_over.double())
+        after = (before + solved.float()).half()
+
+        def error(factors: torch.Tensor, gram: torch.Tensor = gram, side: torch.Tensor = right_side) -> torch.Tensor:
+            return ((gram @ factors[..., None])[..., 0] * factors).sum(-1) - 2 * (factors * side).sum(-1)
+
+        better = (failed == 0) & torch.isfinite(after).all(-1) & (error(after.float()) < error(before))
+        new_scales[part] = torch.where(better[:, None], after[:, :count], scales[part])
+        if new_offsets is not None and offsets is not None:
+            new_offsets[part] = torch.where(better[:, None], after[:, count:], offsets[part])
+    return new_scales, new_offsets

@@ -1,0 +1,67 @@
+"""int4 with an offset for each group becomes int4 without, where a target, or whoever exports, doesn't want offsets."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import PassError
+
+from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from ..ir.dequantized import Dequantized
+from ..ir.prequantized import CodeFormat
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..ir.quantized import quantized
+from ..match import bound_arguments
+
+ew = torch.ops.ew
+
+_PRODUCTS = (ew.quantized_linear.default, ew.quantized_grouped_linear.default)
+
+
+def _left(program: Program) -> list[Node]:
+    return [n for n in program.nodes_of(*_PRODUCTS) if bound_arguments(n)["weight_offsets"] is not None]
+
+
+class RequantizeOffsets(Pass):
+    """Rounds the floats that integers with offsets stand for to integers without, in the same groups.
+
+    That costs more than rounding the source would: a weight is rounded twice. With ``context.offsets`` "refuse" there
+    must be none, and with "keep" there is nothing to do.
+    """
+
+    name = "requantize_offsets"
+    exact = False
+    ensures = (Condition("no product has integers with offsets", lambda p: [describe_node(n) for n in _left(p)]),)
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.offsets != "keep"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        """Raises PassError, naming the first, where offsets are refused."""
+        result = PassResult()
+        for node in _left(program):
+            if context.offsets == "refuse":
+                raise PassError(
+                    f"{describe_node(node)}: int4 with offsets, which engines.offsets of the recipe refuses",
+                    hint='Take a format without zero_point, or offsets = "keep" or "requantize" in [engines].',
+                )
+            a, where = bound_arguments(node), node.meta[WHERE]
+            parts = [program.weight_of(a[name]) for name in ("weight", "weight_scales", "weight_offsets")]
+            values, scales, offsets = parts
+            assert values is not None and scales is not None
+            floats = Dequantized(values, scales, offsets, a["weight_group"])
+            integers, factors, _ = quantized(floats, CodeFormat(4, a["weight_group"]))
+            name = str(a["weight"].target).removesuffix(".int4")
+            with program.inserting_before(node):
+                a["weight"] = program.weight(f"{name}.requantized.int4", integers, where=where)
+                a["weight_scales"] = program.weight(f"{name}.requantized.scales", factors, where=where)
+                a["weight_offsets"] = None
+                assert callable(node.target)
+                new = program.call(node.target, *a.values(), where=where)
+            new.meta |= {key: value for key, value in node.meta.items() if key not in new.meta}
+            program.replace(node, new)
+            result.matched += 1
+        program.remove_dead_code()
+        return result

@@ -1,0 +1,256 @@
+"""Where the channels of a value can be scaled: what reads it, and which weights before it take the inverse.
+
+For s > 0, ``linear(x, W)`` is ``linear(x / s, W * s)``, and 1/s goes into what makes x where that is linear in some
+weight: a norm's weight and bias, the rows of a linear, the half of a gated activation that isn't activated, the values
+of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..ir.prequantized import CodeFormat
+from ..ir.program import Program
+from ..ir.quantized import formats_of_rows
+from ..ir.weights import WeightExpr
+from .choose_formats import FORMAT, LINEARS, WEIGHT_ARGUMENT
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_SAME_CHANNELS: tuple[Target, ...] = (
+    ew.take_rows.default,
+    aten.view.default,
+    aten.reshape.default,
+    aten.clone.default,
+)
+"""Ops that move tokens, or join a token's heads, and leave the order of its channels."""
+
+_NORM_WEIGHTS: dict[Target, tuple[int, ...]] = {
+    ew.rms_norm.default: (1,),
+    ew.layer_norm.default: (1, 2),
+    ew.add_rms_norm.default: (2,),
+    ew.add_layer_norm.default: (2, 3),
+}
+"""Where norms have their weight, and bias."""
+
+_ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """An argument of a call, a weight, that is divided by s at ``start:stop`` of its axis -2 or -1."""
+
+    node: Node
+    argument: int
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Producer:
+    """What makes a value whose channels can be scaled.
+
+    Attributes:
+        folds: what takes 1/s.
+        heads: (Nkv, Nq / Nkv, Dv) of an attention: s is given for [Nkv * Dv], each key/value head's for all of the
+            query heads that read it. Otherwise s is for the value's channels.
+        experts: each expert has an s of its own.
+    """
+
+    folds: tuple[Fold, ...]
+    heads: tuple[int, int, int] | None = None
+    experts: bool = False
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A value and the linears that read it; ``producer`` is None, and ``reason`` says why, where it can't be scaled."""
+
+    origin: Node
+    readers: tuple[Node, ...]
+    producer: Producer | None
+    reason: str = ""
+
+
+class _NotScalableError(Exception):
+    """Why a value can't be scaled."""
+
+
+def channels_read_by(program: Program, linears: list[Node]) -> list[Channels]:
+    """The values that these linears read, each once, in order; with all linears that read them."""
+    found = []
+    for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
+        readers = tuple(n for n, _ in _users(origin) if n.target in LINEARS)
+        try:
+            _check_readers(program, origin)
+            producer = _producer(program, origin, readers)
+            _check_count(program, producer, readers)
+            found.append(Channels(origin, readers, producer))
+        except _NotScalableError as e:
+            found.append(Channels(origin, tuple(n for n in linears if _origin(n.args[0]) is origin), None, str(e)))
+    return found
+
+
+def keeps_integers(program: Program, linear: Node) -> bool:
+    """Whether a linear's weight is integers of its format already, all of it, and would be rounded if it changed."""
+    expr, wanted = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]]), linear.meta.get(FORMAT)
+    code_format = None if wanted is None else CodeFormat.of(wanted)
+    return expr is not None and code_format is not None and formats_of_rows(expr) == {code_format}
+
+
+def _origin(value: object) -> Node:
+    """The value behind ops that keep channels apart."""
+    assert isinstance(value, Node)
+    while value.target in _SAME_CHANNELS:
+        first = value.args[0]
+        assert isinstance(first, Node)
+        value = first
+    return value
+
+
+def _users(value: Node) -> Iterator[tuple[Node, Node]]:
+    """What reads a value, behind ops that keep channels, each with the very value that it reads."""
+    for user in value.users:
+        if user.target in _SAME_CHANNELS:
+            yield from _users(user)
+        else:
+            yield user, value
+
+
+def _check_readers(program: Program, origin: Node) -> None:
+    for user, value in _users(origin):
+        if user.target not in LINEARS or user.args[0] is not value:
+            raise _NotScalableError(f"{origin.name} is also read by {user.name} ({user.target})")
+        _check_matrix(program, user)
+
+
+def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]) -> None:
+    """That what is scaled and what is read are the same channels, and not a view's other ones."""
+    count = producer.folds[0].stop - producer.folds[0].start
+    if producer.heads is not None:
+        count *= producer.heads[1]
+    for reader in readers:
+        if (size := _weight(program, reader).shape[-1]) != count:
+            raise _NotScalableError(f"{count} channels become the {size} that {reader.name} reads")
+
+
+def _check_matrix(program: Program, linear: Node) -> None:
+    """That this linear's weight is its own, and free to be changed."""
+    weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
+    expr = program.weight_of(weight)
+    assert isinstance(weight, Node)
+    if any(linear.args[WEIGHT_ARGUMENT[linear.target] + 2 :]) or any(linear.kwargs.values()):
+        raise _NotScalableError(f"{linear.name} does more than multiply")
+    if expr is None or not expr.dtype.is_floating_point:
+        raise _NotScalableError(f"the weight of {linear.name} is computed, or holds integers")
+    if len(weight.users) > 1:
+        raise _NotScalableError(f"the weight {weight.target} has other uses than {linear.name}")
+    if keeps_integers(program, linear):
+        raise _NotScalableError(f"the integers of {weight.target} are known already")
+
+
+def _producer(program: Program, origin: Node, readers: tuple[Node, ...]) -> Producer:
+    call = origin
+    if origin.target is operator.getitem:
+        call, index = origin.args  # type: ignore[assignment]
+        if index != 0 or call.target not in _NORM_WEIGHTS:
+            raise _NotScalableError(f"nothing before {origin.name} ({call.target}) takes a scale")
+    if call.target in _NORM_WEIGHTS:
+        return _norm(program, call)
+    if call.target is aten.relu.default:  # relu(x / s) is relu(x) / s
+        call = _only_linear(call.args[0], call)
+    if call.target in LINEARS:
+        return _rows(program, call, 0, _outputs(program, call), readers)
+    if call.target is ew.gated_activation.default:
+        linear = _only_linear(call.args[0], call)
+        size = _outputs(program, linear)
+        return _rows(program, linear, size // 2, size, readers)
+    if call.target in _ATTENTIONS:
+        return _values(program, call, readers)
+    raise _NotScalableError(f"nothing before {origin.name} ({call.target}) takes a scale")
+
+
+def _norm(program: Program, call: Node) -> Producer:
+    folds = []
+    for i, argument in enumerate(_NORM_WEIGHTS[call.target]):
+        weight = call.args[argument]
+        expr = program.weight_of(weight)
+        if expr is not None:
+            folds.append(Fold(call, argument, -1, 0, expr.shape[-1]))
+        elif weight is not None or i == 0:
+            raise _NotScalableError(f"{call.name} ({call.target}) has no weight of its own")
+    return Producer(tuple(folds))
+
+
+def _only_linear(value: object, reader: Node) -> Node:
+    """``value`` as a linear that ``reader`` alone reads."""
+    if not isinstance(value, Node) or value.target not in LINEARS:
+        raise _NotScalableError(f"what {reader.name} ({reader.target}) reads is no linear's result")
+    if set(value.users) != {reader}:
+        raise _NotScalableError(f"{value.name} is read by others than {reader.name}")
+    return value
+
+
+def _outputs(program: Program, linear: Node) -> int:
+    return _weight(program, linear).shape[-2]
+
+
+def _weight(program: Program, linear: Node) -> WeightExpr:
+    weight = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
+    if weight is None:
+        raise _NotScalableError(f"the weight of {linear.name} is computed from the inputs")
+    return weight
+
+
+def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[Node, ...]) -> Producer:
+    _check_matrix(program, linear)
+    argument = WEIGHT_ARGUMENT[linear.target]
+    experts = linear.target is ew.grouped_linear.default
+    if experts != all(r.target is ew.grouped_linear.default for r in readers):
+        raise _NotScalableError(f"{linear.name} and what reads it are not both experts")
+    folds = [Fold(linear, argument, -2, start, stop)]
+    if linear.args[argument + 1] is not None:
+        if program.weight_of(linear.args[argument + 1]) is None:
+            raise _NotScalableError(f"the bias of {linear.name} is computed from the inputs")
+        folds.append(Fold(linear, argument + 1, -1, start, stop))
+    return Producer(tuple(folds), experts=experts)
+
+
+def _values(program: Program, attention: Node, readers: tuple[Node, ...]) -> Producer:
+    """An attention's result is linear in its values; query heads that share a value head share its s."""
+    q, _, v = attention.args[:3]
+    if isinstance(v, Node) and v.target is operator.getitem:  # of a cache that this step's values were written to
+        write, index = v.args
+        if not isinstance(write, Node) or write.target is not ew.kv_write.default or index != 1:
+            raise _NotScalableError(f"the values of {attention.name} come from {v.name}")
+        if set(v.users) != {attention}:
+            raise _NotScalableError(f"the values of {attention.name} have other readers")
+        v, reader = write.args[3], write
+    else:
+        reader = attention
+    assert isinstance(q, Node)
+    assert isinstance(v, Node)
+    heads, size = (int(n) for n in program.value(v).shape[-2:])
+    node, start = v, 0
+    while True:
+        if set(node.users) != {reader}:
+            raise _NotScalableError(f"{node.name}, of the values of {attention.name}, has other readers")
+        if node.target in LINEARS:
+            break
+        if node.target is aten.slice.Tensor and node.args[1] in (-1, program.value(node).dim() - 1):
+            linear, start = node.args[0], int(node.args[2])  # type: ignore[arg-type]
+            if not isinstance(linear, Node) or linear.target not in LINEARS:
+                raise _NotScalableError(f"the values of {attention.name} are no linear's result")
+            node = linear
+            break
+        if node.target not in _SAME_CHANNELS or node.target is ew.take_rows.default:
+            raise _NotScalableError(f"nothing before the values of {attention.name} ({node.target}) takes a scale")
+        reader, node = node, node.args[0]  # type: ignore[assignment]
+    made = _rows(program, node, start, start + heads * size, readers)
+    return Producer(made.folds, heads=(heads, int(program.value(q).shape[-2]) // heads, size))

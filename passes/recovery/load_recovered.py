@@ -1,0 +1,37 @@
+"""Weights that a recovery has trained take the places of those that they were trained from."""
+
+from __future__ import annotations
+
+from ..base import Pass, PassContext, PassResult
+from ..ir.program import Program
+from ..ir.provenance import WHERE
+from ..ir.recovered import trainable_weights
+
+
+class LoadRecovered(Pass):
+    """Every float weight of the checkpoint -> the recovery's tensor of that name, with the provenance that it had.
+
+    Stands behind the passes that change shapes: what is trained has the shapes that they leave. Behind it come fusion
+    and quantization, so that a recovery trains one tensor for each of the model's own, in any format.
+    """
+
+    name = "load_recovered"
+    exact = False
+    reshapes = True
+    repairs = True
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.recovered is not None
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        if context.recovered is None:
+            return PassResult()
+        groups = trainable_weights(program.weights)
+        found = context.recovered.replacing({name: program.weights[name] for name in groups})
+        first = {name: one for one, names in groups.items() for name in names}
+        for node in [n for n in program.graph.nodes if n.op == "get_attr" and n.target in first]:
+            name = first[str(node.target)]
+            new = program.weight(f"{name}.recovered", found[name], where=node.meta[WHERE])
+            if new is not node:
+                node.replace_all_uses_with(new)
+        return PassResult(matched=len(groups))

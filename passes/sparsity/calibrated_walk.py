@@ -1,0 +1,96 @@
+"""One run of a program over calibration tokens, up to the last call that a pass wants to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import CapacityError, PassError
+
+from ..base import PassContext
+from ..evaluation_memory import evaluation_bytes
+from ..fast_evaluation import FastEvaluation, WeightCache
+from ..ir.program import Program
+from ..step_inputs import packed_inputs
+
+Look = Callable[[Node, Sequence[Any]], Any]
+"""Gets a call and its arguments' values, and gives the call's value."""
+
+
+def walk(program: Program, targets: Mapping[Node, Look], sequences: Sequence[torch.Tensor]) -> None:
+    """Evaluates ``program`` call by call; where a target comes, it is looked at instead.
+
+    What a target gives is what the calls behind it are given. Nothing behind the last target is computed.
+    """
+    fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
+    left = dict(targets)
+
+    def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not left:
+            return None
+        look = left.pop(node, None)
+        return fast.compute(node, args, kwargs) if look is None else look(node, args)
+
+    def read(name: str) -> torch.Tensor:
+        if left:
+            return fast.read(name)
+        expr = program.weights[name]
+        return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
+
+    program.evaluate(packed_inputs(program, sequences), compute=compute, read=read)
+
+
+def some_tokens(context: PassContext, who: str, most: int, length: int) -> list[torch.Tensor]:
+    """The beginnings of calibration sequences, evenly spread: ``most`` tokens in sequences of ``length``.
+
+    Raises PassError if there are none, in the name of the pass ``who``.
+    """
+    sequences = context.calibration
+    if not sequences:
+        raise _no_tokens(who)
+    count = min(len(sequences), max(1, most // length))
+    return [sequences[i * len(sequences) // count][: most // count] for i in range(count)]
+
+
+def _no_tokens(who: str) -> PassError:
+    hint = "Calibrate the export: see docs/calibration.md."
+    return PassError(f"the pass {who} has no calibration tokens", hint=hint)
+
+
+def calibration_tokens(
+    program: Program, context: PassContext, who: str, working: Mapping[Node, int], most: int
+) -> list[torch.Tensor]:
+    """Calibration sequences, evenly spread: of about ``most`` tokens, and as many as there is room for.
+
+    Args:
+        who: the pass that wants them, for errors.
+        working: bytes that looking at calls takes; the last of them is the last that is computed.
+
+    Raises:
+        PassError: there are none.
+        CapacityError: there is no room for a single one.
+    """
+    sequences = context.calibration
+    if not sequences:
+        raise _no_tokens(who)
+    total = sum(map(len, sequences))
+    count = max(1, min(len(sequences), len(sequences) * most // total))
+    lengths = sorted(map(len, sequences), reverse=True)
+    if context.room is not None:
+        until = list(working)[-1]
+
+        def needed(count: int) -> int:
+            return evaluation_bytes(program, sum(lengths[:count]), working, until=until)
+
+        while count > 1 and needed(count) > context.room:
+            count = count * 3 // 4
+        if (least := needed(count)) > context.room:
+            raise CapacityError(
+                f"max_memory: the pass {who} takes {least:,} bytes, and there are {context.room:,} beside what the "
+                "process has already",
+                hint=f"Allow {least - context.room:,} bytes more.",
+            )
+    return [sequences[i * len(sequences) // count] for i in range(count)]

@@ -1,0 +1,168 @@
+"""Which two of every four weights along K a sparse linear keeps: by magnitude, by Wanda, or by SparseGPT.
+
+    magnitude   the largest |w|
+    wanda       the largest |w| times the norm of its column's inputs; Sun et al. 2023, https://arxiv.org/abs/2306.11695
+    sparsegpt   those whose loss the kept ones can make up for best, and do; see sparsegpt.py
+
+The last two look at calibration tokens in one run, layer by layer: each sees inputs as the sparse layers before it give
+them. What is kept of a weight is an expression over it, which is evaluated when it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.ops.epilogue import finish_linear
+from enginewright.plugins.ops.quantization import quantize_activation
+
+from ..base import Figure, Pass, PassContext, PassResult
+from ..fast_evaluation import decoded
+from ..ir.chosen_codes import ChosenCodes
+from ..ir.prequantized import CodeFormat
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.scaled import Factors
+from ..ir.two_of_four import Sparsified, TwoOfFour, best_two
+from ..ir.weights import WeightExpr
+from ..quantization.choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from ..quantization.gptq import Hessian
+from .calibrated_walk import Look, calibration_tokens, walk
+from .sparsegpt import factorize_by_fours, sparsegpt, sparsegpt_codes
+
+ERROR, MAGNITUDE_ERROR = "relative error", "magnitude: relative error"
+"""The names of figures: ||X W^T - X S^T|| / ||X W^T|| of a linear's output for up to MEASURED tokens, S being what is
+kept by the method, and what is by |w|."""
+
+MEASURED = 512
+
+MOST_TOKENS = 8192
+"""Of the calibration that are looked at."""
+
+
+class ChooseKept(Pass):
+    """Linears whose format has the sparsity 2:4 get weights of that form.
+
+    A weight that has it already stays as it is, bit for bit, but for the rounding that its format asks for. With
+    SparseGPT integers are chosen in the same sweep.
+    """
+
+    name = "choose_kept"
+    exact = False
+    requires = (HAS_FORMATS,)
+
+    def wanted(self, context: PassContext) -> bool:
+        formats = (context.formats.default, context.formats.embeddings, *(o.format for o in context.formats.overrides))
+        return any(f is not None and f.sparsity != "dense" for f in formats)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        by_weight: dict[Node, list[Node]] = {}
+        for node in program.nodes_of(*LINEARS):
+            if node.meta[FORMAT].sparsity != "dense":
+                by_weight.setdefault(_weight(node), []).append(node)
+        if not by_weight:
+            return result
+        result.matched = sum(map(len, by_weight.values()))
+        if context.formats.sparsify == "magnitude":
+            for weight in by_weight:
+                _replace(program, weight, TwoOfFour(_expression(program, weight)))
+            return result
+        first = [nodes[0] for nodes in by_weight.values()]
+        working = {node: _working_bytes(program, node) for node in first}
+        sequences = calibration_tokens(program, context, self.name, working, MOST_TOKENS)
+        sweep = _Sweep(program, context, result, len(first))
+        targets: dict[Node, Look] = {n: sweep.look for nodes in by_weight.values() for n in nodes}
+        walk(program, targets, sequences)
+        for weight, kept in sweep.kept.items():
+            _replace(program, weight, kept)
+        return result
+
+
+def _weight(node: Node) -> Node:
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    assert isinstance(weight, Node)  # ChooseFormats gives no format to a weight that is computed
+    return weight
+
+
+def _expression(program: Program, weight: Node) -> WeightExpr:
+    expr = program.weight_of(weight)
+    assert expr is not None
+    return expr
+
+
+def _replace(program: Program, weight: Node, kept: WeightExpr) -> None:
+    """Gives all that read a weight, sparse linears, what is kept of it."""
+    new = program.weight(f"{weight.target}.2of4", kept, where=weight.meta[WHERE])
+    for user in list(weight.users):
+        user.replace_input_with(weight, new)
+
+
+def _working_bytes(program: Program, node: Node) -> int:
+    """What a linear's choice takes beside its inputs and outputs: some copies of the weight, Hessian and factor."""
+    rows, size = program.value(_weight(node)).shape
+    return 24 * prod((rows, size)) + 20 * size * size
+
+
+def as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
+    """Inputs [.., K] float32 as the product will see them."""
+    if wanted.activation == "bf16":
+        return x.bfloat16().float()
+    if wanted.activation != "int8":
+        return x
+    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
+    return decoded(values, scales, group=wanted.activation_group_size)
+
+
+class _Sweep:
+    """Chooses as the program runs: ``look`` is called for each sparse linear with what it is given.
+
+    ``kept``: what it chose, by the weight's node.
+    """
+
+    def __init__(self, program: Program, context: PassContext, result: PassResult, total: int) -> None:
+        self.kept: dict[Node, WeightExpr] = {}
+        self._program, self._context, self._result, self._total = program, context, result, total
+
+    def look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
+        """The linear's result with what is kept of its weight."""
+        x, bias, weight = as_multiplied(args[0], node.meta[FORMAT]), args[2], _weight(node)
+        if weight not in self.kept:
+            where = join_where(node.meta[WHERE])
+            self._context.progress(len(self.kept), self._total, where)
+            self.kept[weight] = self._choose(node, where, x.reshape(-1, x.shape[-1]), args[1].float())
+        kept = self.kept[weight].evaluate().float()
+        return finish_linear(torch.nn.functional.linear(x, kept, bias), *args[3:])
+
+    def _choose(self, node: Node, where: str, x: torch.Tensor, value: torch.Tensor) -> WeightExpr:
+        expr = _expression(self._program, _weight(node))
+        kept: WeightExpr
+        if self._context.formats.sparsify == "wanda":
+            norms = x.square().sum(0).sqrt()[None]  # [1, K]
+            kept = TwoOfFour(expr, Factors("input norms", norms))
+        else:
+            kept = self._sparsegpt(expr, x, value, node.meta[FORMAT])
+        sample = x[:: -(-len(x) // MEASURED) or 1]
+        exact = sample @ value.t()
+        by_magnitude = torch.where(best_two(value.abs()), value, 0.0)
+        for name, other in ((ERROR, kept.evaluate().float()), (MAGNITUDE_ERROR, by_magnitude)):
+            error = (sample @ (other - value).t()).norm() / exact.norm().clamp(min=1e-30)
+            self._result.figures.append(Figure(where, name, float(error)))
+        return kept
+
+    def _sparsegpt(self, expr: WeightExpr, x: torch.Tensor, value: torch.Tensor, wanted: WeightFormat) -> WeightExpr:
+        hessian = Hessian(x.shape[1])
+        hessian.add(x)
+        factor = factorize_by_fours(hessian.sum)
+        code_format, scratch = CodeFormat.of(wanted), self._context.scratch
+        file = None if scratch is None else scratch / f"{len(self.kept)}.kept"
+        if code_format is None:
+            return Sparsified.of(expr, sparsegpt(value, factor), file)
+        # The base says that zeros are kept in place; what stands for it are the integers.
+        base = TwoOfFour(expr)
+        return ChosenCodes.of(base, code_format, sparsegpt_codes(value, hessian.sum, factor, code_format), file)

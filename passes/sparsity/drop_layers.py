@@ -1,0 +1,100 @@
+"""Whole layers go: those that the model misses least.
+
+A layer adds to a stream that goes past it, so that the model works without it, though less well. Which ones it misses
+least is measured: of the layers whose stream changes its direction least (1 - cosine, as in ShortGPT: Men et al. 2024,
+https://arxiv.org/abs/2403.03853) one after the other is left out, each time the one that adds the least to the KL from
+the whole model. Neither the first nor the last is spared: what they cost says whether they stay. The others keep their
+numbers, and so do their caches.
+"""
+
+from __future__ import annotations
+
+from enginewright.plugins.errors import PassError
+
+from ..base import Figure, Pass, PassContext, PassResult
+from ..ir.program import Program
+from .calibrated_walk import some_tokens
+from .layers import Layer, LeavingOut, find_layers
+from .pruning import Pruning, matches, unmatched
+
+TOKENS = 256
+"""Of the calibration's, in sequences of LENGTH: enough to tell layers apart, and there are many runs."""
+
+LENGTH = 64
+
+CANDIDATES = 6
+"""So many more than are to go are tried, of those that change their stream least."""
+
+SIMILARITY, KL = "cosine of the stream before and behind", "KL without this layer and those before"
+"""Names of figures."""
+
+
+class DropLayers(Pass):
+    """Leaves out the layers that the recipe names, and as many more as it says."""
+
+    name = "drop_layers"
+    exact = False
+    reshapes = True
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.pruning is not None and bool(context.pruning.layers or context.pruning.drop)
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        pruning = context.pruning
+        if pruning is None or not (pruning.layers or pruning.drop):
+            return PassResult()
+        layers, rejected = find_layers(program)
+        dropped = named_layers(layers, pruning)
+        total = len(layers) + len(rejected)
+        if len(dropped) + pruning.layers >= total:
+            raise PassError(
+                f"prune.layers: {len(dropped) + pruning.layers} layers are to go, and the model has {total}",
+                hint="Leave one at the least.",
+            )
+        if len(dropped) + pruning.layers > len(layers):
+            raise PassError(
+                f"prune.layers: {pruning.layers} layers are to go, and only {len(layers)} can: {rejected[0].reason}",
+                hint="Drop fewer layers.",
+            )
+        figures: list[Figure] = []
+        if pruning.layers:
+            sequences = some_tokens(context, self.name, TOKENS, LENGTH)
+            keep = 1 << 30 if context.room is None else min(1 << 30, context.room // 4)
+            runs = LeavingOut(program, layers, sequences, keep)
+            chosen, figures = least_missed(runs, layers, dropped, pruning.layers, context)
+            dropped += chosen
+        for layer in sorted(dropped, key=layers.index, reverse=True):
+            program.replace(layer.behind, layer.before)
+        return PassResult(len(dropped), rejected, figures)
+
+
+def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
+    """Those that the recipe drops by name. Raises RecipeError for a pattern that matches none."""
+    paths = [layer.path for layer in layers]
+    for pattern in pruning.drop:
+        if not any(matches(pattern, path) for path in paths):
+            raise unmatched(pattern, paths, "prune.drop")
+    return [layer for layer in layers if any(matches(pattern, layer.path) for pattern in pruning.drop)]
+
+
+def least_missed(
+    runs: LeavingOut, layers: list[Layer], dropped: list[Layer], count: int, context: PassContext
+) -> tuple[list[Layer], list[Figure]]:
+    """So many layers beside those that are dropped already, in the order in which they go, and what was measured."""
+    left = sorted((x for x in layers if x not in dropped), key=lambda x: -runs.similarity[x])[: count + CANDIDATES]
+    chosen: list[Layer] = []
+    figures: list[Figure] = []
+    total = sum(len(left) - n for n in range(count))
+    done = 0
+    for _ in range(count):
+        costs: dict[Layer, float] = {}
+        for layer in left:
+            context.progress(done, total, layer.path)
+            costs[layer] = runs.kl([*dropped, *chosen, layer])
+            done += 1
+        best = min(costs, key=costs.__getitem__)
+        left.remove(best)
+        chosen.append(best)
+        figures += [Figure(best.path, SIMILARITY, runs.similarity[best]), Figure(best.path, KL, costs[best])]
+    context.progress(total, total, "")
+    return chosen, figures

@@ -1,0 +1,187 @@
+"""Feed-forward networks in a normalised program: a linear whose inputs are made one by one of others' outputs.
+
+Their width is no dimension that anything else sees, so channels can go: rows of the linears that open one (gate and up,
+or one alone), their biases, and columns of the one that closes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node, Target
+
+from ..base import Rejection
+from ..ir.chosen_rows import Chosen
+from ..ir.program import Program
+from ..ir.provenance import WHERE, join_where
+from ..ir.weights import WeightExpr
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+POINTWISE: frozenset[Target] = frozenset(
+    {
+        aten.abs.default,
+        aten.add.Tensor,
+        aten.clamp.default,
+        aten.clamp_max.default,
+        aten.clamp_min.default,
+        aten.clone.default,
+        aten.div.Tensor,
+        aten.elu.default,
+        aten.erf.default,
+        aten.exp.default,
+        aten.gelu.default,
+        aten.hardswish.default,
+        aten.hardtanh.default,
+        aten.leaky_relu.default,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.pow.Tensor_Scalar,
+        aten.reciprocal.default,
+        aten.relu.default,
+        aten.sigmoid.default,
+        aten.silu.default,
+        aten.softplus.default,
+        aten.square.default,
+        aten.sub.Tensor,
+        aten.tanh.default,
+    }
+)
+"""Ops whose result at a channel depends on their arguments at that channel alone."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A linear whose outputs ``start:start + width`` are the channels, in order, and again behind them in ``parts``."""
+
+    linear: Node
+    parts: int
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """One network.
+
+    Attributes:
+        down: the linear that closes it; channels are its inputs.
+        openings: the linears that open it: each output is a channel's, once or twice (gate and up in one).
+        between: the calls between them, in order.
+        width: how many channels there are.
+        path: of the module that ``down`` is.
+    """
+
+    down: Node
+    openings: tuple[Opening, ...]
+    between: tuple[Node, ...]
+    width: int
+    path: str
+
+    def keep(self, program: Program, kept: tuple[int, ...], down: WeightExpr) -> None:
+        """Takes all other channels out; ``down`` is the weight that closes it from then on, [H, kept]."""
+        for opening in self.openings:
+            rows = tuple(part * self.width + i for part in range(opening.parts) for i in kept)
+            for argument in opening.linear.args[1:3]:
+                expr = program.weight_of(argument)
+                if isinstance(argument, Node) and expr is not None:
+                    program.change_weight(argument, Chosen(expr, 0, rows))
+        weight = self.down.args[1]
+        assert isinstance(weight, Node)
+        program.change_weight(weight, down)
+        for node in (*(o.linear for o in self.openings), *self.between, self.down):
+            node.meta["val"] = program.infer(node)
+
+
+class _NotPrunableError(Exception):
+    """Why something is no feed-forward network whose channels can go."""
+
+
+def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:
+    """All in the program, in order, and those that are like one but for a reason."""
+    found: list[FeedForward] = []
+    rejected: list[Rejection] = []
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    for down in program.nodes_of(ew.linear.default):
+        first = down.args[0]
+        if not isinstance(first, Node) or (first.target is not ew.gated_activation.default and not _acts(first)):
+            continue
+        try:
+            found.append(_network(program, down, order))
+        except _NotPrunableError as e:
+            rejected.append(Rejection(down.name, join_where(down.meta[WHERE]), str(e)))
+    for node in program.nodes_of(ew.moe.default):
+        rejected.append(Rejection(node.name, join_where(node.meta[WHERE]), "experts keep their channels"))
+    return found, rejected
+
+
+def _acts(node: Node) -> bool:
+    """Whether a value is made by something pointwise of a linear, more than by adding a residual to it."""
+    if node.target not in POINTWISE or node.target in (aten.add.Tensor, aten.clone.default):
+        return False
+    return any(a.target is ew.linear.default or a.target in POINTWISE for a in node.all_input_nodes)
+
+
+def _network(program: Program, down: Node, order: dict[Node, int]) -> FeedForward:
+    width = _free_weight(program, down, 1)
+    between: dict[Node, None] = {}
+    openings: dict[Node, Opening] = {}
+    waiting: list[tuple[Node, int]] = [(n, 1) for n in down.all_input_nodes[:1]]
+    while waiting:
+        node, parts = waiting.pop()
+        if node.target is ew.linear.default:
+            if openings.setdefault(node, Opening(node, parts)).parts != parts:
+                raise _NotPrunableError(f"the outputs of {node.name} are several channels'")
+            if _free_weight(program, node, 0) != parts * width:
+                raise _NotPrunableError(f"{node.name} has other outputs than the {width} channels")
+            continue
+        if node in between:
+            continue
+        between[node] = None
+        if node.target is ew.gated_activation.default and parts == 1:
+            waiting += [(n, 2) for n in node.all_input_nodes]
+        elif node.target is aten.cat.default and parts == 2:
+            _check_halves(program, node, width)
+            waiting += [(n, 1) for n in node.all_input_nodes]
+        elif node.target in POINTWISE and parts == 1:
+            if any([int(s) for s in program.value(n).shape[-1:]] != [width] for n in node.all_input_nodes):
+                raise _NotPrunableError(f"{node.name} ({node.target}) mixes values of other widths in")
+            waiting += [(n, 1) for n in node.all_input_nodes]
+        else:
+            raise _NotPrunableError(f"{node.name} ({node.target}) is between the linears")
+    own = {down, *between}
+    for node in (*openings, *between):
+        if other := next((u for u in node.users if u not in own), None):
+            raise _NotPrunableError(f"{node.name} is also read by {other.name}")
+    if not openings:
+        raise _NotPrunableError("no linear opens it")
+    ordered = tuple(sorted(between, key=order.__getitem__))
+    return FeedForward(down, tuple(openings.values()), ordered, width, down.meta[WHERE][0])
+
+
+def _check_halves(program: Program, cat: Node, width: int) -> None:
+    rank = program.value(cat).dim()
+    dim = cat.args[1] if len(cat.args) > 1 else 0
+    assert isinstance(dim, int)
+    if dim % rank != rank - 1 or [int(program.value(n).shape[-1]) for n in cat.all_input_nodes] != [width, width]:
+        raise _NotPrunableError(f"{cat.name} doesn't put gate and up side by side")
+
+
+def _free_weight(program: Program, linear: Node, axis: int) -> int:
+    """The size of a linear's weight along an axis, if weight and bias are its own and not computed."""
+    for argument in linear.args[1:3]:
+        if argument is None:
+            continue
+        if program.weight_of(argument) is None:
+            raise _NotPrunableError(f"a weight of {linear.name} is computed from the inputs")
+        assert isinstance(argument, Node)
+        if len(argument.users) > 1:
+            raise _NotPrunableError(f"the weight {argument.target} has other uses than {linear.name}")
+    if any(linear.args[3:]) or any(linear.kwargs.values()):
+        raise _NotPrunableError(f"{linear.name} does more than multiply")
+    expr = program.weight_of(linear.args[1])
+    assert expr is not None
+    if len(expr.shape) != 2 or not expr.dtype.is_floating_point:
+        raise _NotPrunableError(f"the weight of {linear.name} is no matrix of floats")
+    return expr.shape[axis]

@@ -1,0 +1,108 @@
+"""What goes of a product's inputs, and what makes up for it, on two halves of some tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..ir.chosen_rows import Chosen, Mix, MixedColumns, others
+from ..ir.weights import WeightExpr
+from .eliminate import Moments, eliminate, make_up, output_error
+
+CHOICE_DAMPING = 1e-3
+"""Of the moments by which inputs are chosen."""
+
+DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
+"""Of the fit. One half of the tokens is fitted, the other says which damping leaves the least error."""
+
+ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
+"""Names of figures. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
+of removing what adds the least by itself, with nothing made up for."""
+
+
+def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens, by their number in the run, of every second sequence and of the others; of one, of its two halves."""
+    lengths = [len(s) for s in sequences]
+    if len(lengths) == 1:
+        lengths = [lengths[0] // 2, lengths[0] - lengths[0] // 2]
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)) % 2
+    return (owner == 0).nonzero()[:, 0], (owner == 1).nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What goes of a product's inputs and what makes up for it; errors are relative, of the half that wasn't fitted."""
+
+    removed: torch.Tensor
+    kept: torch.Tensor
+    mix: torch.Tensor | None
+    error: float
+    plain_error: float
+
+    def expression(self, base: WeightExpr, file: Path | None) -> WeightExpr:
+        """The weight from then on, of the one before. ``file``: for the mix; None keeps it in memory."""
+        kept = tuple(self.kept.tolist())
+        return Chosen(base, 1, kept) if self.mix is None else MixedColumns(base, kept, Mix.of(self.mix, file))
+
+    def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product [T, N] of what is left of inputs [T, K] and of a weight [N, K]."""
+        new = weight[:, self.kept]
+        if self.mix is not None:
+            new = new + weight[:, self.removed] @ self.mix
+        return torch.nn.functional.linear(x[..., self.kept], new, bias)
+
+
+Choose = Callable[[Moments, torch.Tensor], torch.Tensor]
+"""Gets moments and a weight [N, K], and gives the inputs that go, in order."""
+
+
+def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plainly: Choose, correct: bool) -> Fit:
+    """Chooses inputs of the product with a weight [N, K], and makes up for them, if that is of use.
+
+    Few tokens fit many inputs too well: what the other half says is held to. What is used is of both halves.
+
+    Args:
+        halves: of the inputs: the first is fitted, the second says how well.
+        choose: those whose removal, made up for, costs the least.
+        plainly: those that add the least by themselves.
+        correct: take either of these, with what is made up for at some damping, if that is better on the second half
+            than the latter with nothing made up for.
+    """
+    first, second = halves
+    both = Moments(first.sum + second.sum, first.tokens + second.tokens)
+
+    def errors(removed: torch.Tensor) -> dict[float, float]:
+        """By damping, on the half that isn't fitted."""
+        kept = others(removed.tolist(), weight.shape[1])
+        mixes = ((d, make_up(first, removed, kept, d)) for d in DAMPINGS)
+        return {d: output_error(second, weight, removed, kept, mix) for d, mix in mixes}
+
+    least = plainly(both, weight)
+    kept = others(least.tolist(), weight.shape[1])
+    plain = output_error(second, weight, least, kept, None)
+    if correct:
+        ways = [
+            (error, damping, way) for way in (choose, plainly) for damping, error in errors(way(first, weight)).items()
+        ]
+        error, damping, way = min(ways, key=lambda w: w[0])
+        if error < plain:
+            removed = way(both, weight)
+            rest = others(removed.tolist(), weight.shape[1])
+            return Fit(removed, rest, make_up(both, removed, rest, damping), error, plain)
+    return Fit(least, kept, None, plain, plain)
+
+
+def single_inputs(count: int) -> tuple[Choose, Choose]:
+    """``choose`` and ``plainly`` for so many inputs that go one by one."""
+
+    def choose(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
+        return eliminate(moments, weight, count, CHOICE_DAMPING)
+
+    def plainly(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
+        cost = moments.sum.diagonal() * weight.double().square().sum(0)  # [K]: what each adds to the output, squared
+        return cost.argsort(stable=True)[:count].sort().values
+
+    return choose, plainly

@@ -1,0 +1,161 @@
+"""The layers of a program: the residual stream before and behind each, and runs with some of them left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.node import Node, map_arg
+
+from ..base import Rejection
+from ..divergence import mean_kl
+from ..fast_evaluation import FastEvaluation, WeightCache
+from ..ir.program import Program, tensor_arguments
+from ..ir.provenance import WHERE, layer_path
+from ..step_inputs import packed_inputs
+
+ew = torch.ops.ew
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: ``path``, and the stream [T, H] before it and behind it."""
+
+    path: str
+    before: Node
+    behind: Node
+
+
+def find_layers(program: Program) -> tuple[list[Layer], list[Rejection]]:
+    """The layers with an attention that can be left out, in order, and why others can't."""
+    members: dict[str, list[Node]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            paths = {layer_path(path) for path in node.meta[WHERE]}
+            members.setdefault(paths.pop() if len(paths) == 1 else "", []).append(node)
+    found: list[Layer] = []
+    rejected: list[Rejection] = []
+    for path, nodes in members.items():
+        if not path or not any(n.target is ew.attention.default for n in nodes):
+            continue
+        layer = _layer(program, path, nodes)
+        if isinstance(layer, str):
+            rejected.append(Rejection(nodes[0].name, path, layer))
+        else:
+            found.append(layer)
+    return found, rejected
+
+
+def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
+    own = set(nodes)
+    entering = {a for n in nodes for a in tensor_arguments(n) if a not in own and a.op == "call_function"}
+    streams = []
+    for behind in (n for n in nodes if any(user not in own for user in n.users)):
+        used = _depends_on(behind, own)
+        shape = program.shape(behind) if isinstance(behind.meta["val"], torch.Tensor) else None
+        before = [a for a in entering & used if program.shape(a) == shape]
+        if not before and not any(n.target is ew.attention.default for n in used):
+            continue  # what other layers share, such as a table of positions, stays
+        streams.append((behind, before))
+    if len(streams) != 1:
+        return "others read more of it than what it adds to the stream"
+    behind, before = streams[0]
+    if len(before) != 1:
+        return "what it adds to can't be told"
+    return Layer(path, before[0], behind)
+
+
+def _depends_on(node: Node, own: set[Node]) -> set[Node]:
+    """All that a value is made of, within some nodes and at their border."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for argument in waiting.pop().all_input_nodes:
+            if argument not in found:
+                found.add(argument)
+                if argument in own:
+                    waiting.append(argument)
+    return found
+
+
+class LeavingOut:
+    """Runs a program whole, and again with layers left out, or inputs of its linears.
+
+    Args:
+        program: not changed.
+        layers: of it.
+        sequences: token ids, [S] each.
+        cache_bytes: most that weights may take which are kept from run to run.
+    """
+
+    def __init__(
+        self, program: Program, layers: Sequence[Layer], sequences: Sequence[torch.Tensor], cache_bytes: int
+    ) -> None:
+        self._program, self._layers = program, layers
+        self._fast = FastEvaluation(program, WeightCache(cache_bytes))
+        self._nodes = [n for n in program.graph.nodes if n.op == "call_function"]
+        self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
+        self._inputs = packed_inputs(program, sequences)
+        self.similarity: dict[Layer, float] = {}
+        """The mean cosine of a token's stream before a layer and behind it (Men et al. 2024)."""
+        values: dict[Node, Any] = self._placeholders()
+        before: dict[Layer, torch.Tensor] = {}
+        for node in self._nodes:
+            self._step(node, values)
+            for layer in layers:
+                if layer.before is node:
+                    before[layer] = values[node]
+                if layer.behind is node:
+                    cosine = torch.nn.functional.cosine_similarity(before.pop(layer), values[node], dim=-1)
+                    self.similarity[layer] = float(cosine.mean())
+        self.reference: torch.Tensor = values[program.logits]
+
+    def kl(self, left_out: Collection[Layer]) -> float:
+        """KL(whole || without these layers), mean per token in nats."""
+        skipped = {layer.behind: layer.before for layer in left_out}
+        values = self._placeholders()
+        inside = _inside(self._nodes, left_out, self._program)
+        for node in self._nodes:
+            if node in skipped:
+                values[node] = values[skipped[node]]
+            elif node not in inside:
+                self._step(node, values, keep=set(skipped.values()))
+        return mean_kl(self.reference, values[self._program.logits])
+
+    def kl_without(self, linear: Node, inputs: torch.Tensor) -> float:
+        """KL(whole || with some inputs of a linear taken for zero), mean per token in nats."""
+        values = self._placeholders()
+        for node in self._nodes:
+            if node is linear:
+                before = node.args[0]
+                assert isinstance(before, Node)
+                values[before] = values[before].index_fill(-1, inputs, 0.0)
+            self._step(node, values)
+        return mean_kl(self.reference, values[self._program.logits])
+
+    def _placeholders(self) -> dict[Node, Any]:
+        return {node: self._inputs[name] for name, node in self._program.inputs.items()}
+
+    def _step(self, node: Node, values: dict[Node, Any], keep: Collection[Node] = ()) -> None:
+        def value(n: Node) -> Any:
+            return self._fast.read(str(n.target)) if n.op == "get_attr" else values[n]
+
+        args = [map_arg(a, value) for a in node.args]
+        kwargs = {k: map_arg(v, value) for k, v in node.kwargs.items()}
+        with torch.no_grad():
+            values[node] = self._fast.compute(node, args, kwargs)
+        for arg in node.all_input_nodes:
+            if self._last_use[arg] is node and arg not in keep:
+                values.pop(arg, None)
+
+
+def _inside(nodes: Sequence[Node], left_out: Collection[Layer], program: Program) -> set[Node]:
+    """The calls that only layers which are left out have a use for."""
+    behind = {layer.behind for layer in left_out}
+    needed: set[Node] = {program.logits}
+    skipped = {layer.behind: layer.before for layer in left_out}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update([skipped[node]] if node in behind else node.all_input_nodes)
+    return {node for node in nodes if node not in needed}

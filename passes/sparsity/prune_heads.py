@@ -1,0 +1,205 @@
+"""Attention heads go: those whose removal, made up for as well as can be, costs the output least.
+
+What reads an attention multiplies each query head's result with columns of its own, so that heads are to it what
+channels are to a feed-forward network's last linear (see eliminate.py). Query heads that share keys and values stay of
+one number in every such group, as attention wants it: so many of each group go, or whole groups with their keys and
+values, or both, whichever leaves the least error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.plugins.errors import PassError
+
+from ..base import Figure, Pass, PassContext, PassResult, Rejection
+from ..ir.program import Program
+from ..ir.weights import WeightExpr
+from .attention_heads import Heads, attention_heads
+from .calibrated_walk import calibration_tokens, walk
+from .eliminate import Moments, eliminate_blocks
+from .fit_removed import CHOICE_DAMPING, ERROR, PLAIN_ERROR, Choose, Fit, fitted, halves_of
+from .pruning import Pruning
+
+MOST_TOKENS = 8192
+"""Of the calibration's."""
+
+HEADS, KEPT, GROUPS_KEPT = "query heads", "query heads kept", "key/value heads kept"
+"""Names of figures."""
+
+
+class PruneHeads(Pass):
+    """The share of each attention's query heads that the recipe says, to the nearest number that is possible."""
+
+    name = "prune_heads"
+    exact = False
+    reshapes = True
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.pruning is not None and context.pruning.wants("heads")
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        pruning = context.pruning
+        if pruning is None or not pruning.wants("heads"):
+            return PassResult()
+        found, rejected = attention_heads(program)
+        pruning.check_matched("heads", [h.path for h in found])
+        splits = {h: possible_splits(h, pruning) for h in found if pruning.share("heads", h.path)}
+        chosen = [h for h, options in splits.items() if options]
+        for heads in splits.keys() - set(chosen):
+            counts = ", ".join(map(str, possible_counts(heads, pruning)))
+            reason = f"a share of {pruning.share('heads', heads.path):g} is next to all {heads.queries}, of {counts}"
+            rejected.append(Rejection(heads.site.attention.name, heads.path, reason))
+        if not chosen:
+            if pruning.heads:
+                raise PassError(
+                    f"prune.heads: no head of this model can go: {rejected[0].reason if rejected else 'it has none'}",
+                    hint="Remove a larger share of the heads, or none.",
+                )
+            return PassResult(0, rejected)
+        working = {h.site.output: 48 * (h.queries * h.value_size) ** 2 for h in chosen}
+        sequences = calibration_tokens(program, context, self.name, working, MOST_TOKENS)
+        sweep = _Sweep(program, context, {h.site.output: (h, splits[h]) for h in chosen}, pruning)
+        sweep.run(sequences)
+        for heads in chosen:
+            heads.keep(program, *sweep.found[heads])
+        return PassResult(len(chosen), rejected, sweep.figures)
+
+
+@dataclass(frozen=True)
+class Split:
+    """So many key/value heads, and so many query heads of each."""
+
+    groups: int
+    each: int
+
+
+def possible_counts(heads: Heads, pruning: Pruning) -> list[int]:
+    """How many query heads can be left, from the fewest to all."""
+    return sorted({s.groups * s.each for s in _splits(heads, pruning)})
+
+
+def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
+    """The ways to leave as many query heads as come nearest to what the recipe says; none if these are all.
+
+    Raises PassError if the recipe leaves none.
+    """
+    share = pruning.share("heads", heads.path)
+    wanted = heads.queries * (1 - share)
+    counts = possible_counts(heads, pruning)
+    if wanted < counts[0] / 2:
+        raise PassError(
+            f"prune.heads: a share of {share:g} leaves {heads.path} none of its {heads.queries} heads; {counts[0]} can "
+            "be left at the least",
+            hint=f"Remove a share of {1 - counts[0] / heads.queries:.3g} at most.",
+        )
+    nearest = min(reversed(counts), key=lambda count: abs(count - wanted))
+    if nearest == heads.queries:
+        return []
+    return [s for s in _splits(heads, pruning) if s.groups * s.each == nearest]
+
+
+def _splits(heads: Heads, pruning: Pruning) -> list[Split]:
+    """All that leave something, in columns that are whole groups of the formats if they were before."""
+    size, each = heads.value_size, heads.queries // heads.groups
+    unit = pruning.groups if heads.queries * size % pruning.groups == 0 else 1
+    options = [Split(n, m) for n in range(1, heads.groups + 1) for m in range(1, each + 1)]
+    return [s for s in options if s.groups * s.each * size % unit == 0]
+
+
+@dataclass
+class _Sweep:
+    """One run over the tokens. ``found``: query heads and key/value heads that each keeps, and the weight behind."""
+
+    program: Program
+    context: PassContext
+    targets: dict[Node, tuple[Heads, list[Split]]]
+    pruning: Pruning
+
+    def run(self, sequences: Sequence[torch.Tensor]) -> None:
+        self.found: dict[Heads, tuple[tuple[int, ...], tuple[int, ...], WeightExpr]] = {}
+        self.figures: list[Figure] = []
+        self._halves = halves_of(sequences)
+        walk(self.program, dict.fromkeys(self.targets, self._look), sequences)
+        self.context.progress(len(self.targets), len(self.targets), "")
+
+    def _look(self, node: Node, args: Sequence[Any]) -> torch.Tensor:
+        heads, splits = self.targets[node]
+        self.context.progress(len(self.found), len(self.targets), heads.path)
+        x, weight, bias = args[0], args[1].float(), args[2]
+        moments = [Moments.of(x[half]) for half in self._halves]
+        fits = [fitted(moments, weight, *_choices(heads, split), self.pruning.correct) for split in splits]
+        best = min(range(len(fits)), key=lambda i: fits[i].error)
+        fit, split = fits[best], splits[best]
+        queries, groups = _left(heads, fit)
+        expr = self.program.weight_of(node.args[1])
+        assert expr is not None
+        scratch = self.context.scratch
+        file = None if scratch is None else scratch / f"{heads.path}.mix"
+        self.found[heads] = queries, groups, fit.expression(expr, file)
+        values: dict[str, float] = {HEADS: heads.queries, KEPT: len(queries), GROUPS_KEPT: split.groups}
+        values |= {ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
+        self.figures += [Figure(heads.path, name, float(value)) for name, value in values.items()]
+        return fit.apply(x, weight, bias)
+
+
+def _left(heads: Heads, fit: Fit) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The query heads and the key/value heads that are left, in order."""
+    each = heads.queries // heads.groups
+    queries = tuple(dict.fromkeys(int(c) // heads.value_size for c in fit.kept))
+    return queries, tuple(dict.fromkeys(q // each for q in queries))
+
+
+def _choices(heads: Heads, split: Split) -> tuple[Choose, Choose]:
+    """``choose`` and ``plainly`` of ``fitted``: groups go first, then heads of each that is left."""
+    each = heads.queries // heads.groups
+    members = [list(range(g * each, (g + 1) * each)) for g in range(heads.groups)]
+
+    def choose(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
+        blocks = [heads.columns(m) for m in members]
+        gone = eliminate_blocks(moments, weight, blocks, heads.groups - split.groups, CHOICE_DAMPING)
+        return _columns(heads, members, gone, lambda left: _within(heads, moments, weight, left, split.each))
+
+    def plainly(moments: Moments, weight: torch.Tensor) -> torch.Tensor:
+        costs = [
+            moments.of_some(heads.columns([h])).output(weight[:, heads.columns([h])]) for h in range(heads.queries)
+        ]
+        order = sorted(range(heads.groups), key=lambda g: sum(costs[h] for h in members[g]))
+        gone = order[: heads.groups - split.groups]
+        return _columns(
+            heads,
+            members,
+            gone,
+            lambda left: [h for m in left for h in sorted(m, key=costs.__getitem__)[: each - split.each]],
+        )
+
+    return choose, plainly
+
+
+Within = Callable[[list[list[int]]], Sequence[int]]
+"""Gets the heads of each group that is left, and gives those of them that go."""
+
+
+def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within: Within) -> torch.Tensor:
+    """The columns of all heads that go: those of whole groups, and what ``within`` takes of the others."""
+    left = [m for g, m in enumerate(members) if g not in set(gone)]
+    removed = sorted([h for g in gone for h in members[g]] + list(within(left)))
+    return torch.tensor(heads.columns(removed))
+
+
+def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
+    """Of every group that is left the heads that go, the cheapest first, until each has so many; heads of groups that
+    are gone make up for nothing."""
+    kept = heads.columns([h for m in left for h in m])
+    own, columns = moments.of_some(kept), weight[:, kept]
+    size, count = heads.value_size, len(left[0])
+    gone: list[int] = []
+    for number, group in enumerate(left):
+        blocks = [list(range((number * count + i) * size, (number * count + i + 1) * size)) for i in range(count)]
+        gone += [group[i] for i in eliminate_blocks(own, columns, blocks, count - each, CHOICE_DAMPING)]
+    return gone

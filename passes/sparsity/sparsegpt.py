@@ -1,0 +1,104 @@
+"""SparseGPT: which two of every four weights are kept, and what the others had is made up for by those to come.
+
+Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774. Of a weight W [N, K] and X^T X [K, K] of its inputs it makes
+||X W^T - X S^T|| small: columns are taken one after the other as GPTQ takes them (gptq.py has the factor R of the
+damped inverse Hessian). Where four begin, the two whose w^2 / R_kk^2 are the least go; each column's error, of what
+went and of rounding what stays, is spread over the columns behind it. So rounding to integers is one with choosing,
+as there. What is done otherwise: fours of the largest inputs come first (GPTQ's activation order, by fours).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from enginewright.plugins.errors import PassError
+from enginewright.plugins.ops.quantization import LARGEST, groups_of
+
+from ..ir.prequantized import CodeFormat, Codes
+from ..ir.round_to_4_bits import LEAST, MOST
+from ..ir.two_of_four import QUAD, best_two
+from ..quantization.gptq import MOST_TO_REFIT, Factor, choose_scales, factorize, refit_scales
+
+_BLOCK = 64
+"""Columns whose updates of all later ones are done together; a multiple of QUAD."""
+
+
+def factorize_by_fours(hessian: torch.Tensor) -> Factor:
+    """``factorize`` of X^T X [K, K] in an order that keeps every four neighbours together, the largest inputs first.
+
+    Raises PassError as ``factorize`` does.
+    """
+    fours = hessian.diagonal().view(-1, QUAD).sum(-1)
+    order = (torch.argsort(fours, descending=True, stable=True)[:, None] * QUAD + torch.arange(QUAD)).flatten()
+    factor = factorize(hessian[order][:, order], activation_order=False)
+    return Factor(order, factor.upper, factor.damping, factor.unused)
+
+
+def sparsegpt(weight: torch.Tensor, factor: Factor) -> torch.Tensor:
+    """Two of every four of a weight [N, K] float32, updated, and zeros: [N, K]."""
+    return _sweep(weight, factor, None, CodeFormat(8, 0))
+
+
+def sparsegpt_codes(weight: torch.Tensor, hessian: torch.Tensor, factor: Factor, code_format: CodeFormat) -> Codes:
+    """The same as integers of 8 or 4 bits, without offsets, rounded in the same sweep.
+
+    Their scales are those of what is kept without rounding; of 4 bits they are then solved for again, as GPTQ's are.
+
+    Raises PassError if the weight is too large for float16 scales.
+    """
+    kept = sparsegpt(weight, factor)
+    if code_format.bits == 4:
+        importance = hessian.diagonal() / (hessian.diagonal().mean() or 1.0)
+        scales, _ = choose_scales(kept, importance, code_format)
+    else:
+        scales = _scales_of_8_bits(kept, code_format.group_size)
+    values = _sweep(weight, factor, scales, code_format).to(torch.int8)
+    if code_format.bits == 4 and len(hessian) <= MOST_TO_REFIT:
+        scales, _ = refit_scales(weight, hessian, values, scales, None, factor.damping)
+    return Codes(values, scales)
+
+
+def _scales_of_8_bits(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+    """float16 [N, groups]: the largest magnitude of a group / 127."""
+    size = weight.shape[1]
+    groups, width = groups_of(size, group_size), group_size or size
+    padded = torch.nn.functional.pad(weight, (0, groups * width - size)).unflatten(-1, (groups, width))
+    scales: torch.Tensor = (padded.abs().amax(-1) / LARGEST).half()
+    if not torch.isfinite(scales).all():
+        raise PassError(
+            f"a weight of magnitude {weight.abs().max().item():g} is too large for float16 scales",
+            hint='Give the module another format by an override in the recipe, such as { storage = "f32" }.',
+        )
+    return scales
+
+
+def _sweep(weight: torch.Tensor, factor: Factor, scales: torch.Tensor | None, code_format: CodeFormat) -> torch.Tensor:
+    """What is kept [N, K]: floats, or with ``scales`` [N, groups] the integers, as floats too."""
+    upper, order = factor.upper, factor.order
+    least, most = (LEAST, MOST) if code_format.bits == 4 else (-LARGEST, LARGEST)
+    columns = weight.t()[order].float().contiguous()  # [K, N]: a column's values are neighbours
+    by_group = None if scales is None else scales.t().float().contiguous()  # [groups, N]
+    result = torch.empty_like(columns)
+    for start in range(0, len(columns), _BLOCK):
+        stop = min(start + _BLOCK, len(columns))
+        block = columns[start:stop]
+        errors = torch.empty_like(block)
+        kept = torch.empty(0)
+        for i, column in enumerate(block):
+            at = start + i
+            if i % QUAD == 0:
+                four = block[i : i + QUAD] / upper.diagonal()[at : at + QUAD, None]  # [4, N]
+                kept = best_two(four.abs().t()).t()
+            chosen = torch.where(kept[i % QUAD], column, 0.0)
+            value = chosen
+            if by_group is not None:
+                scale = by_group[int(order[at]) // code_format.group_size if code_format.group_size else 0]
+                chosen = (chosen / torch.where(scale == 0, torch.inf, scale)).round_().clamp_(least, most)
+                value = chosen * scale
+            result[order[at]] = chosen
+            torch.div(column - value, upper[at, at], out=errors[i])
+            if at + 1 < stop:
+                block[i + 1 :].addr_(upper[at, at + 1 : stop], errors[i], alpha=-1)
+        if stop < len(columns):
+            columns[stop:].addmm_(upper[start:stop, stop:].t(), errors, alpha=-1)
+    return result.t().contiguous()

@@ -1,0 +1,58 @@
+// What the programs of one model share: their KV caches, the arena that intermediate values lie in, threads.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "program.h"
+#include "sampler.h"
+#include "thread_pool.h"
+
+namespace ew {
+
+// Executors hold it by shared_ptr: it lives as long as the last of them. Whoever runs a step, or reads what
+// one left, holds `mutex()`.
+class Resources {
+ public:
+  // Caches as the program has them. blocks: P of each cache group. isa: one of available_isas(). Throws
+  // std::invalid_argument, std::bad_alloc.
+  Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa);
+
+  // Throws std::invalid_argument unless the program has just these caches.
+  void check(const Program& program) const;
+
+  // Makes the arena at least so large. It may move, and loses what it had. Throws std::bad_alloc; it is empty
+  // then.
+  void reserve_arena(int64_t bytes);
+
+  const ZeroedMemory& arena() const { return arena_; }
+  int64_t arena_bytes() const { return arena_bytes_; }            // may be asked for while a step runs
+  const std::vector<KvCache>& caches() const { return caches_; }  // as Program::caches
+  int64_t blocks(size_t group) const { return blocks_[group]; }
+  int64_t cache_bytes() const { return cache_bytes_; }  // address space; blocks never written cost no memory
+  const KernelTable& kernels() const { return *kernels_; }
+  ThreadPool& pool() { return pool_; }
+  Workspace& workspace() { return workspace_; }
+  Sampler& sampler() { return sampler_; }
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  const KernelTable* kernels_;
+  std::vector<CacheGroup> groups_;
+  std::vector<int64_t> blocks_;  // by group
+  std::vector<ZeroedMemory> cache_memory_;
+  std::vector<KvCache> caches_;
+  int64_t cache_bytes_ = 0;
+  ZeroedMemory arena_;
+  std::atomic<int64_t> arena_bytes_ = 0;
+  Workspace workspace_;
+  ThreadPool pool_;
+  Sampler sampler_;
+  std::mutex mutex_;
+};
+
+}  // namespace ew

@@ -1,0 +1,167 @@
+// Kernels that do what two did before: the bits are those of the two, one after the other.
+#include <array>
+
+#include "test_kernels.h"
+
+using namespace ew;
+using namespace ew::testing;
+
+namespace {
+
+// Quantized rows in memory with gaps, which must stay as they are.
+struct Quantized {
+  int64_t m, k, groups, stride;
+  std::vector<int8_t> values;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+
+  Quantized(int64_t rows, int64_t columns, int64_t group)
+      : m(rows),
+        k(columns),
+        groups(group > 0 ? (columns + group - 1) / group : 1),
+        stride((k + 3) / 4 * 4 + 8) {
+    values.assign(static_cast<size_t>(m * stride), 99);
+    scales = filled(m * (groups + 2), -7);
+    sums.assign(static_cast<size_t>(m * (groups + 1)), -7);
+  }
+  QuantizeActivationArgs args(int64_t group) {
+    QuantizeActivationArgs a;
+    a.m = m, a.k = k, a.group_size = group;
+    a.values = values.data(), a.values_stride = stride;
+    a.scales = scales.data(), a.scales_stride = groups + 2;
+    a.sums = sums.data(), a.sums_stride = groups + 1;
+    return a;
+  }
+  bool operator==(const Quantized& other) const {
+    return values == other.values && same_bits(scales, other.scales) && sums == other.sums;
+  }
+};
+
+constexpr int64_t kSizes[][3] = {{1, 64, 32}, {3, 18, 8}, {5, 100, 0}, {70, 576, 32}, {130, 1000, 0}};
+
+// Rows [m, k] at a stride, of rank 2 or, where m is even, 3.
+Rows<float> rows_of(std::vector<float>& x, int64_t m, int64_t stride) {
+  return m % 2 == 0 ? Rows<float>{x.data(), 2 * stride, stride} : Rows<float>{x.data(), stride, 0};
+}
+Rows<const float> as_const(const Rows<float>& rows) { return {rows.data, rows.stride0, rows.stride1}; }
+
+void norms_then_quantize() {
+  for (const auto& [m, k, group] : kSizes) {
+    auto x = random_floats(m * (k + 3), 1), residual = random_floats(m * (k + 3), 2);
+    x[static_cast<size_t>((m - 1) * (k + 3) + 5)] = m == 3 ? kNaN : 1e-30f;
+    const auto weight = random_floats(k, 3), bias = random_floats(k, 4);
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto compare = [&](auto* norm, auto* fused, bool add, bool layer) {
+        std::vector<float> normed(static_cast<size_t>(m * k)), sum = filled(m * (k + 1), -7), total = sum;
+        NormArgs a{.outer = m, .size = k, .x = {}, .residual = {}, .normed = {}, .sum = {}};
+        if (m % 2 == 0) a.outer = m / 2, a.inner = 2;
+        a.x = as_const(rows_of(x, m, k + 3)), a.weight = weight.data(), a.eps = 1e-5f;
+        a.bias = layer ? bias.data() : nullptr;
+        if (add) a.residual = as_const(rows_of(residual, m, k + 3)), a.sum = rows_of(sum, m, k + 1);
+        a.normed = rows_of(normed, m, k);
+        Quantized expected(m, k, group), actual(m, k, group);
+        norm(a, pool);
+        QuantizeActivationArgs then = expected.args(group);
+        then.x = normed.data(), then.x_stride = k;
+        kernels.quantize_activation(then, pool);
+        a.normed = {};
+        if (add) a.sum = rows_of(total, m, k + 1);
+        Workspace workspace;
+        fused({.first = a, .then = actual.args(group), .workspace = &workspace}, pool);
+        CHECK(actual == expected && same_bits(total, sum)) << what << " m=" << m << " k=" << k;
+
+        Quantized plain(m, k, group);
+        then = plain.args(group);
+        then.x = normed.data(), then.x_stride = k;
+        reference::quantize_activation(then);  // of the norm that this instruction set gives: exact
+        CHECK(actual == plain) << what << " reference m=" << m << " k=" << k;
+      };
+      compare(kernels.rms_norm, kernels.rms_norm_quantize, false, false);
+      compare(kernels.layer_norm, kernels.layer_norm_quantize, false, true);
+      compare(kernels.add_rms_norm, kernels.add_rms_norm_quantize, true, false);
+      compare(kernels.add_layer_norm, kernels.add_layer_norm_quantize, true, true);
+    });
+  }
+}
+
+void gated_activation_then_quantize() {
+  for (const auto& [m, k, group] : kSizes) {
+    auto x = random_floats(m * (2 * k + 1), 1);
+    for (const Activation kind :
+         {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::sigmoid}) {
+      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+        std::vector<float> out(static_cast<size_t>(m * k));
+        GatedActivationArgs a{.outer = m, .size = k, .x = {}, .kind = kind, .out = {}};
+        if (m % 2 == 0) a.outer = m / 2, a.inner = 2;
+        a.x = as_const(rows_of(x, m, 2 * k + 1)), a.out = rows_of(out, m, k);
+        Quantized expected(m, k, group), actual(m, k, group);
+        kernels.gated_activation(a, pool);
+        QuantizeActivationArgs then = expected.args(group);
+        then.x = out.data(), then.x_stride = k;
+        kernels.quantize_activation(then, pool);
+        a.out = {};
+        Workspace workspace;
+        kernels.gated_activation_quantize({.first = a, .then = actual.args(group), .workspace = &workspace},
+                                          pool);
+        CHECK(actual == expected) << what << " m=" << m << " k=" << k;
+      });
+    }
+  }
+}
+
+// q, k and v side by side in one buffer, as a fused linear makes them; slots in no order.
+void rope_then_kv_write() {
+  for (const auto& [tokens, heads, kv_heads, size, value_size, freqs] :
+       {std::array<int64_t, 6>{1, 4, 2, 16, 16, 8}, {37, 6, 3, 20, 12, 6}, {200, 2, 1, 64, 80, 32}}) {
+    const int64_t width = heads * size + kv_heads * (size + value_size), blocks = (tokens + 31) / 32 + 1;
+    auto qkv = random_floats(tokens * width, 1), table = random_floats(tokens * 2 * freqs, 2);
+    std::vector<int32_t> slots(static_cast<size_t>(tokens));
+    for (int64_t t = 0; t < tokens; ++t)
+      slots[static_cast<size_t>(t)] = static_cast<int32_t>(blocks * 32 - 1 - t);
+    for (const bool interleaved : {false, true}) {
+      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+        const int64_t key_cache = blocks * kv_heads * size * 32,
+                      value_cache = blocks * kv_heads * value_size * 32;
+        std::vector<float> k(static_cast<size_t>(key_cache), -7), v(static_cast<size_t>(value_cache), -7);
+        std::vector<float> rotated(static_cast<size_t>(tokens * kv_heads * size));
+        std::vector<float> q(static_cast<size_t>(tokens * heads * size)), expected = q;
+        float* keys = qkv.data() + heads * size;
+        float* values = keys + kv_heads * size;
+        RopeArgs query{.tokens = tokens,
+                       .heads = heads,
+                       .size = size,
+                       .freqs = freqs,
+                       .x = {qkv.data(), width, size},
+                       .table = table.data(),
+                       .table_stride = 2 * freqs,
+                       .interleaved = interleaved,
+                       .out = {expected.data(), heads * size, size}};
+        RopeArgs key = query;
+        key.heads = kv_heads, key.x = {keys, width, size}, key.out = {rotated.data(), kv_heads * size, size};
+        KvWriteArgs write{.tokens = tokens,
+                          .k = {rotated.data(), kv_heads * size, size},
+                          .v = {values, width, value_size},
+                          .slots = slots.data(),
+                          .cache = {k.data(), v.data(), kv_heads, size, value_size}};
+        kernels.rope(query, pool);
+        kernels.rope(key, pool);
+        kernels.kv_write(write, pool);
+        const auto k_expected = k, v_expected = v;
+        std::fill(k.begin(), k.end(), -7.0f), std::fill(v.begin(), v.end(), -7.0f);
+        query.out.data = q.data(), key.out = {}, write.k = {};
+        kernels.rope_kv_write({query, key, write}, pool);
+        CHECK(same_bits(q, expected) && same_bits(k, k_expected) && same_bits(v, v_expected))
+            << what << " tokens=" << tokens;
+      });
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  RUN(norms_then_quantize);
+  RUN(gated_activation_then_quantize);
+  RUN(rope_then_kv_write);
+  return check::result();
+}

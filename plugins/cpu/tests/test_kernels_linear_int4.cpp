@@ -1,0 +1,219 @@
+#include "test_kernels.h"
+
+using namespace ew;
+using namespace ew::testing;
+
+namespace {
+
+struct Shape {
+  int64_t m, n, k, group;
+  bool offsets = false, bias = false;
+};
+
+std::string describe(const Shape& s) {
+  return " m=" + std::to_string(s.m) + " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) + " group " +
+         std::to_string(s.group) + (s.offsets ? " offsets" : "");
+}
+
+// A linear in buffers with gaps between rows. Gaps of y must stay as they are; those of values and scales
+// hold what would show in a result. Memory ends where the last panel does.
+struct Linear {
+  Shape shape;
+  int64_t values_stride, scales_stride, y_stride;
+  std::vector<int8_t> values;
+  std::vector<float> scales, bias;
+  std::vector<int32_t> sums;
+  std::vector<uint8_t> weight;
+  std::vector<uint16_t> weight_scales, weight_offsets;
+  LinearInt4Args args;
+
+  explicit Linear(const Shape& s, int64_t gap = 1) : shape(s), y_stride(s.n + gap) {
+    const int64_t groups = s.k / s.group;
+    values_stride = s.k + 4 * gap;
+    scales_stride = groups + gap;
+    values = random_bytes(s.m * values_stride, 1);
+    scales = random_floats(s.m * scales_stride, 2);
+    sums.assign(static_cast<size_t>(s.m * scales_stride), 12345);
+    weight = to_panels_int4(random_ints(s.n * s.k, 16, 3), s.n, s.k);
+    weight_scales = random_half_panels(s.n, groups);
+    weight_offsets = weight_scales;  // in another order, and of both signs
+    std::reverse(weight_offsets.begin(), weight_offsets.end());
+    for (size_t i = 0; i < weight_offsets.size(); i += 3) weight_offsets[i] ^= 0x8000;
+    bias = random_floats(s.n, 5);
+    add_up();
+    args.m = s.m, args.n = s.n, args.k = s.k, args.group = s.group;
+    args.values = values.data(), args.values_stride = values_stride;
+    args.scales = scales.data(), args.scales_stride = scales_stride;
+    args.sums = sums.data(), args.sums_stride = scales_stride;
+    args.weight = weight.data(), args.weight_scales = weight_scales.data();
+    args.weight_offsets = s.offsets ? weight_offsets.data() : nullptr;
+    args.bias = s.bias ? bias.data() : nullptr;
+    args.y_stride = y_stride;
+  }
+  // The groups' sums of values.
+  void add_up() {
+    for (int64_t m = 0; m < shape.m; ++m) {
+      for (int64_t k = 0; k < shape.k; ++k) {
+        int32_t& sum = sums[static_cast<size_t>(m * scales_stride + k / shape.group)];
+        if (k % shape.group == 0) sum = 0;
+        sum += values[static_cast<size_t>(m * values_stride + k)];
+      }
+    }
+  }
+  template <class F>
+  std::vector<float> run(const F& fn) {
+    std::vector<float> y = filled(shape.m * y_stride, -7);
+    args.y = y.data();
+    fn(args);
+    return y;
+  }
+};
+
+void check(Linear linear) {
+  const auto fused = linear.run([](const LinearInt4Args& a) { reference::linear_int4(a, true); });
+  const auto twice = linear.run([](const LinearInt4Args& a) { reference::linear_int4(a, false); });
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+    // Bit for bit: the integers are exact, and the order of the float sums is fixed.
+    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
+        << what << describe(linear.shape);
+  });
+}
+
+void equals_reference() {
+  for (const int64_t m : {1, 2, 3, 4, 7, 8, 9, 10, 11, 13, 25, 70}) {
+    for (const int64_t n : {1, 31, 32, 33, 160}) {
+      for (const int64_t groups : {1, 2, 3, 9}) {
+        const int64_t group = (m + n + groups) % 2 == 0 ? 32 : 64;
+        check(Linear({m, n, group * groups, group, groups % 2 == 0, n % 2 == 0}));
+      }
+    }
+  }
+}
+
+// However rows fall into blocks, and blocks into tasks.
+void every_number_of_rows() {
+  for (int64_t m = 1; m <= 70; ++m) check(Linear({m, 33, 64, 32, m % 2 == 0, false}));
+}
+
+// Of sizes on both sides of what 16-bit sums take at a time.
+void group_sizes() {
+  for (const int64_t group : {8, 16, 24, 40, 72, 128, 1024}) {
+    for (const int64_t m : {1, 5, 14}) {
+      for (const bool offsets : {false, true}) check(Linear({m, 70, 3 * group, group, offsets, true}));
+    }
+  }
+}
+
+// The largest products there are, of one sign: the sums of 16 bits that AVX-512, AVX2 and portable keep come
+// as near to their end as they can.
+void largest_sums() {
+  for (const int64_t group : {32, 64, 4096}) {
+    for (const int8_t value : {int8_t{-128}, int8_t{127}}) {
+      for (const bool offsets : {false, true}) {
+        Linear linear({12, 40, group, group, offsets, false});
+        std::fill(linear.values.begin(), linear.values.end(), value);
+        std::fill(linear.weight.begin(), linear.weight.end(), uint8_t{0xff});
+        std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
+        linear.weight_scales.assign(linear.weight_scales.size(), 0x3c00);  // 1
+        linear.weight_offsets.assign(linear.weight_offsets.size(), 0);
+        linear.add_up();
+        const float expected = static_cast<float>(value * group * (offsets ? 15 : 7));
+        for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+          const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+          CHECK(y[0] == expected && y[39] == y[0] && y[40] == -7) << what << " " << y[0];
+        });
+      }
+    }
+  }
+}
+
+// Enough work for several tasks.
+void deep_and_wide() {
+  check(Linear({30, 330, 2560, 32, false, true}));
+  check(Linear({30, 330, 2560, 64, true, true}));
+  check(Linear({200, 96, 1536, 32, true, false}));
+}
+
+void row_alone_equals_row_in_batch() {
+  for (const int64_t group : {32, 64}) {
+    for (const bool offsets : {false, true}) {
+      Linear batch({70, 96, 320, group, offsets, true}, 0);
+      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+        const auto all = batch.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+        for (const int64_t row : {0, 13, 39, 69}) {
+          std::vector<float> one = filled(96, 0);
+          LinearInt4Args a = batch.args;
+          a.m = 1, a.values += row * a.values_stride, a.scales += row * a.scales_stride;
+          a.sums += row * a.sums_stride, a.y = one.data();
+          kernels.linear_int4(a, pool);
+          CHECK(std::memcmp(one.data(), all.data() + row * 96, 96 * sizeof(float)) == 0)
+              << what << describe(batch.shape) << " row " << row;
+        }
+      });
+    }
+  }
+}
+
+void empty_sizes() {
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    Linear none({0, 32, 32, 32});
+    kernels.linear_int4(none.args, pool);
+    Linear bias_only({2, 33, 0, 32, true, true}, 0);  // a sum over nothing is 0
+    const auto y = bias_only.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+    CHECK(y[0] == bias_only.bias[0] && y[65] == bias_only.bias[32]) << what;
+  });
+}
+
+// The scale of a group that had a NaN is NaN, and so is its row, and no other.
+void nan_scale() {
+  for (const bool offsets : {false, true}) {
+    Linear linear({15, 40, 96, 32, offsets}, 0);
+    linear.scales[static_cast<size_t>(6 * linear.scales_stride)] = kNaN;
+    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+      const auto y = linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); });
+      for (int64_t i = 0; i < 15 * 40; ++i) {
+        CHECK(std::isnan(y[static_cast<size_t>(i)]) == (i / 40 == 6)) << what << " " << i;
+      }
+    });
+  }
+}
+
+// A weight is value * scale + offset: with whole numbers nothing rounds, and the product is that of floats.
+void offsets_are_added_to_weights() {
+  const int64_t n = 34, k = 64, m = 9;
+  Linear linear({m, n, k, 32, true, false}, 0);
+  std::fill(linear.scales.begin(), linear.scales.end(), 1.0f);
+  linear.weight_scales.assign(linear.weight_scales.size(), 0x4000);    // 2
+  linear.weight_offsets.assign(linear.weight_offsets.size(), 0xc900);  // -10
+  const auto integers = random_ints(n * k, 16, 3);
+  std::vector<float> expected;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t column = 0; column < n; ++column) {
+      int32_t sum = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        sum += linear.values[static_cast<size_t>(row * linear.values_stride + i)] *
+               (2 * integers[static_cast<size_t>(column * k + i)] - 10);
+      }
+      expected.push_back(static_cast<float>(sum));
+    }
+  }
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    CHECK(linear.run([&](const LinearInt4Args& a) { kernels.linear_int4(a, pool); }) == expected) << what;
+  });
+}
+
+}  // namespace
+
+int main() {
+  RUN(equals_reference);
+  RUN(every_number_of_rows);
+  RUN(group_sizes);
+  RUN(largest_sums);
+  RUN(deep_and_wide);
+  RUN(row_alone_equals_row_in_batch);
+  RUN(empty_sizes);
+  RUN(nan_scale);
+  RUN(offsets_are_added_to_weights);
+  return check::result();
+}

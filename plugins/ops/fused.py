@@ -1,0 +1,172 @@
+"""Ops that are two others, one after the other: what fusion passes make for targets that have a kernel for both.
+
+Each means what its parts mean, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .activation import ACTIVATIONS, gated_activation
+from .cache import kv_write
+from .library import register
+from .norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from .quantization import groups_of, quantize_activation
+from .rope import rope
+
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Values, scales and sums, as ``quantize_activation`` gives them."""
+
+
+def rms_norm_quantize(x: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int) -> Quantized:
+    """quantize_activation(rms_norm(x))."""
+    return quantize_activation(rms_norm(x, weight, eps), group_size)
+
+
+def layer_norm_quantize(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, group_size: int
+) -> Quantized:
+    """quantize_activation(layer_norm(x))."""
+    return quantize_activation(layer_norm(x, weight, bias, eps), group_size)
+
+
+def add_rms_norm_quantize(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """quantize_activation(rms_norm(sum)), and sum = x + residual."""
+    normed, total = add_rms_norm(x, residual, weight, eps)
+    return (*quantize_activation(normed, group_size), total)
+
+
+def add_layer_norm_quantize(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    group_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """quantize_activation(layer_norm(sum)), and sum = x + residual."""
+    normed, total = add_layer_norm(x, residual, weight, bias, eps)
+    return (*quantize_activation(normed, group_size), total)
+
+
+def gated_activation_quantize(gate_up: torch.Tensor, kind: str, group_size: int) -> Quantized:
+    """quantize_activation(gated_activation(gate_up))."""
+    return quantize_activation(gated_activation(gate_up, kind), group_size)
+
+
+def rope_kv_write(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    interleaved: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """rope of q [T, Nq, D] and of k [T, Nkv, D], of which the latter and v go to the caches -> (q, caches)."""
+    return (
+        rope(q, table, interleaved),
+        *kv_write(k_cache, v_cache, rope(k, table, interleaved), v, slots),
+    )
+
+
+def _quantized(x: torch.Tensor, size: int, group_size: int) -> Quantized:
+    torch._check(group_size >= 0, lambda: f"groups of {group_size}")
+    lead, groups = x.shape[:-1], groups_of(size, group_size)
+    return (
+        x.new_empty((*lead, size), dtype=torch.int8),
+        x.new_empty((*lead, groups)),
+        x.new_empty((*lead, groups), dtype=torch.int32),
+    )
+
+
+def _rms_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int) -> Quantized:
+    return _quantized(x, x.shape[-1], group_size)
+
+
+def _layer_fake(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, group_size: int
+) -> Quantized:
+    return _quantized(x, x.shape[-1], group_size)
+
+
+def _add_rms_fake(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (*_quantized(x, x.shape[-1], group_size), x.new_empty(x.shape))
+
+
+def _add_layer_fake(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    group_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (*_quantized(x, x.shape[-1], group_size), x.new_empty(x.shape))
+
+
+def _gated_fake(gate_up: torch.Tensor, kind: str, group_size: int) -> Quantized:
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"ew.gated_activation_quantize: unknown kind {kind!r}; there are {sorted(ACTIVATIONS)}")
+    torch._check(gate_up.shape[-1] % 2 == 0, lambda: f"ew.gated_activation_quantize: odd width in {gate_up.shape}")
+    return _quantized(gate_up, gate_up.shape[-1] // 2, group_size)
+
+
+def _rope_kv_write_fake(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    interleaved: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch._check(
+        table.shape[-1] <= q.shape[-1] == k.shape[-1],
+        lambda: f"ew.rope_kv_write: a table {table.shape} for q {q.shape} and k {k.shape}",
+    )
+    return q.new_empty(q.shape), k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
+
+
+register(
+    "rms_norm_quantize(Tensor x, Tensor? weight, float eps, int group_size) "
+    "-> (Tensor values, Tensor scales, Tensor sums)",
+    reference=rms_norm_quantize,
+    fake=_rms_fake,
+)
+register(
+    "layer_norm_quantize(Tensor x, Tensor? weight, Tensor? bias, float eps, int group_size) "
+    "-> (Tensor values, Tensor scales, Tensor sums)",
+    reference=layer_norm_quantize,
+    fake=_layer_fake,
+)
+register(
+    "add_rms_norm_quantize(Tensor x, Tensor residual, Tensor? weight, float eps, int group_size) "
+    "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
+    reference=add_rms_norm_quantize,
+    fake=_add_rms_fake,
+)
+register(
+    "add_layer_norm_quantize(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, int group_size) "
+    "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
+    reference=add_layer_norm_quantize,
+    fake=_add_layer_fake,
+)
+register(
+    "gated_activation_quantize(Tensor gate_up, str kind, int group_size) "
+    "-> (Tensor values, Tensor scales, Tensor sums)",
+    reference=gated_activation_quantize,
+    fake=_gated_fake,
+)
+register(
+    "rope_kv_write(Tensor k_cache, Tensor v_cache, Tensor q, Tensor k, Tensor v, Tensor table, Tensor slots, "
+    "bool interleaved) -> (Tensor rotated, Tensor k_written, Tensor v_written)",
+    reference=rope_kv_write,
+    fake=_rope_kv_write_fake,
+)

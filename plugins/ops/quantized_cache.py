@@ -1,0 +1,139 @@
+"""``ew.quantized_kv_write`` and ``ew.quantized_paged_attention``: a paged cache of 8 bits a value.
+
+A cache is [P, K, Nkv, D], as ``ew.kv_write`` has it, of either
+
+    int8             -127 .. 127
+    float8_e4m3fn    as OCP's OFP8 specification has it (https://www.opencompute.org/documents/ocp-8-bit-floating-point-
+                     specification-ofp8-revision-1-0-2023-12-01-pdf-1): up to 448, no infinity
+
+with float32 scales [P, K, Nkv]: one for each token and head, so that a token is written once, whatever comes after it.
+A value is its code times that scale, in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .attention import paged_attention
+from .library import register
+
+LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""What the largest magnitude of a token's head becomes."""
+
+
+def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, Nkv, D] -> codes ``dtype`` [T, Nkv, D], scales float32 [T, Nkv].
+
+    scale = max |x| / largest code and code = x * (largest code / max |x|), rounded to the nearest, ties to even, all in
+    float32. Heads of zeros, or so small that the factor is infinite, have scale 0 and codes 0; heads with a NaN or an
+    infinity have scale NaN and codes 0. Raises KeyError for a dtype that is no cache's.
+    """
+    top = LARGEST_CODE[dtype]
+    wide = x.float()
+    largest = wide.abs().amax(-1)  # [T, Nkv]; NaN if one is
+    inverse = top / largest
+    usable = torch.isfinite(largest) & torch.isfinite(inverse)
+    codes = torch.where(usable[..., None], wide * inverse[..., None], 0.0).clamp(-top, top)
+    scales = torch.where(usable, largest / top, 0.0)
+    scales = torch.where(torch.isfinite(largest), scales, torch.nan)
+    return (codes.round() if dtype == torch.int8 else codes).to(dtype), scales
+
+
+def dequantize_heads(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """codes [.., D], scales float32 [..] -> float32 [.., D]."""
+    return codes.float() * scales[..., None]
+
+
+def quantized_kv_write(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] -> the two caches and their scales [P, K, Nkv] after the write.
+
+    Functional: what is given is left as it is. Raises IndexError for a slot outside the cache.
+    """
+    new_k, new_k_scales = _write(k_cache, k_scales, k, slots)
+    new_v, new_v_scales = _write(v_cache, v_scales, v, slots)
+    return new_k, new_v, new_k_scales, new_v_scales
+
+
+def _write(
+    cache: torch.Tensor, scales: torch.Tensor, new: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, new_scales = quantize_heads(new, cache.dtype)
+    places = slots.long()
+    # As bytes: torch can't index 8-bit floats.
+    flat = cache.contiguous().view(torch.uint8).flatten(0, 1)  # [P*K, Nkv, D]
+    written = flat.index_copy(0, places, codes.view(torch.uint8)).view(cache.dtype).view(cache.shape)
+    return written, scales.contiguous().flatten(0, 1).index_copy(0, places, new_scales).view(scales.shape)
+
+
+def quantized_paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``ew.paged_attention`` over what the codes stand for: q [T, Nq, D] -> [T, Nq, Dv]."""
+    k, v = dequantize_heads(k_cache, k_scales), dequantize_heads(v_cache, v_scales)
+    return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
+
+
+def _write_fake(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    new_k, new_v, new_k_scales, new_v_scales = (x.new_empty(x.shape) for x in (k_cache, v_cache, k_scales, v_scales))
+    return new_k, new_v, new_k_scales, new_v_scales
+
+
+def _attention_fake(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k_scales: torch.Tensor,
+    v_scales: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+
+
+register(
+    "quantized_kv_write(Tensor k_cache, Tensor v_cache, Tensor k_scales, Tensor v_scales, Tensor k, Tensor v, "
+    "Tensor slots) -> (Tensor, Tensor, Tensor, Tensor)",
+    reference=quantized_kv_write,
+    fake=_write_fake,
+)
+register(
+    "quantized_paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k_scales, Tensor v_scales, "
+    "Tensor block_table, Tensor q_start, Tensor kv_len, float scale, int window, float softcap, Tensor? sinks, "
+    "Tensor? slopes=None) -> Tensor",
+    reference=quantized_paged_attention,
+    fake=_attention_fake,
+)

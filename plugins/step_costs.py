@@ -1,0 +1,221 @@
+"""What each step of a lowered program moves and computes, from the program alone; free of torch.
+
+Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
+panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
+weights with their padding, keys in whole blocks. docs/commands/report.md has how far that is from what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .contracts import BYTES_PER_ELEMENT
+from .lowered_program import Affine, CacheGroupModel, LoweredProgram, Operand, Step, WeightUse
+
+PANEL = 32
+"""Rows of a panel of a packed weight."""
+
+_NEIGHBOURS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8}
+_BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4}
+_SELECTING = frozenset({"take_rows", "gather"})
+"""Steps that read of their first operand as much as they write."""
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The sizes of one step. ``lengths`` and ``contexts`` are [B].
+
+    Attributes:
+        lengths: tokens of each request in the step.
+        contexts: tokens of each request in its cache after the step.
+        rows: sampled rows R; None is one a request.
+    """
+
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) != len(self.contexts) or any(
+            not 0 <= n <= c for n, c in zip(self.lengths, self.contexts, strict=True)
+        ):
+            raise ValueError(f"requests of {self.lengths} tokens can't have contexts of {self.contexts}")
+
+    def at(self, size: Affine) -> int:
+        """The value of an expression in T, B and R."""
+        requests = len(self.lengths)
+        return size.evaluate(sum(self.lengths), requests, requests if self.rows is None else self.rows)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step moves, in bytes, and the multiply-adds of its products.
+
+    Attributes:
+        weights: read of weights, with their scales, offsets and biases.
+        kv_read, kv_written: of the KV cache.
+        activations_read, activations_written: of the arena, and of step inputs.
+        products: multiply-adds by the type of their factors: f32, bf16 or i8. What is done element by element is left
+            out: memory bounds it.
+    """
+
+    weights: int = 0
+    kv_read: int = 0
+    kv_written: int = 0
+    activations_read: int = 0
+    activations_written: int = 0
+    products: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that come from memory or go there: weights and KV cache. Activations mostly stay in caches."""
+        return self.weights + self.kv_read + self.kv_written
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.memory + self.activations_read + self.activations_written
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of all types."""
+        return sum(self.products.values())
+
+    def __add__(self, other: StepCost) -> StepCost:
+        return StepCost(
+            self.weights + other.weights,
+            self.kv_read + other.kv_read,
+            self.kv_written + other.kv_written,
+            self.activations_read + other.activations_read,
+            self.activations_written + other.activations_written,
+            dict(Counter(self.products) + Counter(other.products)),
+        )
+
+
+def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
+    """A cost for each step of the program.
+
+    Of experts, a step reads those that its tokens choose, here as many as tokens choose in the mean that choose evenly:
+    E (1 - (1 - k/E)^T), which is k for one token.
+    """
+    weights = {use.name: use for use in program.weights}
+    groups = {group.name: group for group in program.cache_groups}
+    return [_cost(step, sizes, weights, groups) for step in program.steps]
+
+
+def stored_bytes(use: WeightUse) -> int:
+    """Bytes of a weight as its layout stores it."""
+    if use.layout == "rows":
+        return math.prod(use.shape) * _BITS[use.dtype] // 8
+    *lead, rows, columns = use.shape
+    if use.layout == "sparse32":  # half the values, and 4 bits for every four
+        blocks = math.prod(lead) * -(-rows // PANEL) * -(-columns // PANEL)
+        return blocks * PANEL * PANEL * (_BITS[use.dtype] // 2 + 1) // 8
+    side = _NEIGHBOURS[use.layout]
+    return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * _BITS[use.dtype] // 8
+
+
+def _cost(
+    step: Step, sizes: StepSizes, weights: Mapping[str, WeightUse], groups: Mapping[str, CacheGroupModel]
+) -> StepCost:
+    products: dict[str, int] = {}
+    weight_bytes = kv_read = kv_written = read = 0
+    is_linear = step.op.endswith("linear")
+    if is_linear:
+        kind, count = _product(step, sizes)
+        products[kind] = count
+    for place, operand in enumerate(step.inputs):
+        if operand.kind == "weight":
+            weight_bytes += _weight_bytes(step, place, sizes, weights)
+        elif operand.kind == "cache":
+            group = groups[operand.name.rpartition("/")[0]]
+            if f"block_table:{group.name}" in _inputs(step):
+                kv_read += _read_of_cache(group, sizes)
+                products["f32"] = _attended(step, group, sizes)
+            else:
+                kv_written += sum(sizes.lengths) * _slot_bytes(group)
+        elif operand.name.startswith("block_table:"):
+            block = groups[operand.name.removeprefix("block_table:")].block_size
+            read += sum(-(-context // block) for context in sizes.contexts) * 4
+        else:
+            read += _bytes(step.outputs[0] if place == 0 and step.op in _SELECTING else operand, sizes)
+    written = sum(_bytes(o, sizes) for o in step.outputs)
+    return StepCost(weight_bytes, kv_read, kv_written, read, written, products)
+
+
+def _inputs(step: Step) -> set[str]:
+    return {o.name for o in step.inputs if o.kind == "input"}
+
+
+def _elements(operand: Operand, sizes: StepSizes) -> int:
+    """Different ones: a dimension of stride 0 has one."""
+    dims = zip(operand.shape, operand.strides, strict=True)
+    return math.prod(1 if stride == 0 else sizes.at(size) for size, stride in dims)
+
+
+def _bytes(operand: Operand, sizes: StepSizes) -> int:
+    return _elements(operand, sizes) * _BITS[operand.dtype] // 8
+
+
+def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str, WeightUse]) -> int:
+    """What a step reads of the weight that is its operand ``place``."""
+    operand, use = step.inputs[place], weights[step.inputs[place].name]
+    if "embedding" in step.op:  # a row a token
+        tokens = sizes.at(step.outputs[0].shape[0])
+        return tokens * use.shape[-1] * _BITS[use.dtype] // 8
+    if place == 0 and step.op in _SELECTING:
+        return _bytes(step.outputs[0], sizes)
+    if "grouped" in step.op:
+        return round(stored_bytes(use) * _experts_read(step, use, sizes) / use.shape[0])
+    if use.layout != "rows":
+        return stored_bytes(use)
+    return _bytes(operand, sizes)
+
+
+def _experts_read(step: Step, use: WeightUse, sizes: StepSizes) -> float:
+    """Different experts that the step's rows go to, in the mean, if tokens choose evenly."""
+    experts, rows = use.shape[0], step.outputs[0].shape[0]
+    each = next((n for n in rows.coefficients()[1:] if n), 1)  # k: rows are k times T, or R
+    return float(experts * (1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each)))
+
+
+def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
+    """The type of a linear's factors and its multiply-adds, M N K."""
+    weight = next(o for o in step.inputs if o.kind == "weight" and o.dtype not in ("f16",))
+    rows = math.prod(sizes.at(n) for n in step.outputs[0].shape[:-1])
+    kind = weight.dtype if weight.dtype in ("f32", "bf16") else "i8"
+    return kind, rows * sizes.at(weight.shape[-1]) * sizes.at(weight.shape[-2])
+
+
+def _slot_bytes(group: CacheGroupModel) -> int:
+    return group.kv_heads * (group.key_head_size + group.value_head_size) * BYTES_PER_ELEMENT[group.dtype]
+
+
+def _read_of_cache(group: CacheGroupModel, sizes: StepSizes) -> int:
+    """Keys come in whole blocks, values of those slots alone that a token sees."""
+    element, block = group.kv_heads * BYTES_PER_ELEMENT[group.dtype], group.block_size
+    total = 0
+    for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
+        if length == 0:
+            continue
+        first = max(0, context - length - group.window + 1) if group.window else 0
+        blocks = -(-context // block) - first // block
+        total += element * (blocks * block * group.key_head_size + (context - first) * group.value_head_size)
+    return total
+
+
+def _attended(step: Step, group: CacheGroupModel, sizes: StepSizes) -> int:
+    """Multiply-adds of attention: a query head's scores, and its weighted values, over the keys that it sees."""
+    heads = sizes.at(step.outputs[0].shape[1])
+    pairs = 0
+    for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
+        first = context - length  # position of the first token, which sees first + 1 keys
+        seen = length * first + length * (length + 1) // 2
+        if group.window:
+            within = min(max(group.window - first, 0), length)  # tokens that see all before them
+            seen = within * first + within * (within + 1) // 2 + (length - within) * group.window
+        pairs += seen
+    return pairs * heads * (group.key_head_size + group.value_head_size)

@@ -1,0 +1,334 @@
+"""The ``ew`` plugins of TensorRT, in its Python interface for plugins that are compiled ahead (``tensorrt.plugin``).
+
+Such a plugin is one launch and gets no scratch memory, and its inputs are fixed. Hence, for caches [P, K, Nkv, D]:
+
+    ew::kv_write                           k, v, slots, k_cache, v_cache -> k_cache, v_cache (the same memory)
+    ew::quantized_kv_write                 ... k_cache, v_cache, k_scales, v_scales -> those four (the same memory)
+    ew::paged_attention                    q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes -> out
+    ew::quantized_paged_attention          q, k_cache, v_cache, k_scales, v_scales, block_table, ... -> out
+    ew::paged_attention_parts              as ew::paged_attention -> parts [T,Nq,splits,Dv], lse [T,Nq,splits]
+    ew::quantized_paged_attention_parts    as ew::quantized_paged_attention -> parts, lse (both float32)
+    ew::combine_splits                     parts, lse -> out
+
+They mean what the ops of these names mean; attention takes the caches that the write gives back, so that it comes
+after. The parts and what combines them are for steps of one token a request over long contexts. A model without sinks
+or slopes passes any float32 [Nq] and has_sinks or has_slopes False.
+
+The decorators of TensorRT look at annotations, and strings they refuse: no ``from __future__ import annotations`` here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorrt as trt
+import tensorrt.plugin as trtp
+
+from enginewright.plugins.errors import TargetError
+from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, splits_of, write_spec
+from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
+
+from .kernels import Launch, attention_launch, attention_specs, combine_launch, write_launch
+
+Desc = trtp.TensorDesc
+Kernel = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
+Kernels = Callable[[KernelSpec], CompiledKernel]
+"""``compile_kernel``, or ``read_kernel`` of a bundle's folder."""
+
+_FLOATS: dict[trt.DataType, FloatType] = {
+    trt.DataType.HALF: "f16",
+    trt.DataType.BF16: "bf16",
+    trt.DataType.FLOAT: "f32",
+}
+_CACHES: dict[trt.DataType, CacheFormat] = {**_FLOATS, trt.DataType.INT8: "int8", trt.DataType.FP8: "fp8"}
+_DATA_TYPES: dict[str, trt.DataType] = {name: of for of, name in _FLOATS.items()}
+
+
+@dataclass
+class _Registered:
+    """What the plugins build for: TensorRT has one registry for the process, and a name enters it once."""
+
+    capability: int
+    kernels: Kernels
+
+
+_REGISTERED: list[_Registered] = []
+
+
+def register_plugins(capability: int, kernels: Kernels) -> None:
+    """Makes the plugins known to TensorRT, for engines that are built from now on.
+
+    Args:
+        capability: of the GPU that engines are built for; 89 for 8.9.
+        kernels: gives a kernel's machine code; its errors come out of TensorRT's build.
+
+    Called again it changes both. Raises TargetError for a capability that isn't known.
+    """
+    gpu_of(capability)
+    if not _REGISTERED:
+        _register_writes()
+        _register_attention()
+        _register_quantized_attention()
+        _register_combine()
+    _REGISTERED[:] = [_Registered(capability, kernels)]
+
+
+def _register_writes() -> None:
+    @trtp.register("ew::kv_write", lazy_register=True)
+    def kv_write(k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc) -> tuple[Desc, Desc]:
+        return k_cache.aliased(), v_cache.aliased()
+
+    @trtp.aot_impl("ew::kv_write")
+    def kv_write_kernel(
+        k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc, outputs: tuple[Desc, Desc], tactic: int
+    ) -> Kernel:
+        return _write(k, k_cache, v_cache)
+
+    @trtp.register("ew::quantized_kv_write", lazy_register=True)
+    def quantized_kv_write(
+        k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc
+    ) -> tuple[Desc, Desc, Desc, Desc]:
+        return k_cache.aliased(), v_cache.aliased(), k_scales.aliased(), v_scales.aliased()
+
+    @trtp.aot_impl("ew::quantized_kv_write")
+    def quantized_kv_write_kernel(
+        k: Desc,
+        v: Desc,
+        slots: Desc,
+        k_cache: Desc,
+        v_cache: Desc,
+        k_scales: Desc,
+        v_scales: Desc,
+        outputs: tuple[Desc, Desc, Desc, Desc],
+        tactic: int,
+    ) -> Kernel:
+        return _write(k, k_cache, v_cache)
+
+
+def _register_attention() -> None:
+    @trtp.register("ew::paged_attention", lazy_register=True)
+    def paged_attention(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
+    ) -> Desc:  # fmt: skip
+        return _result(q, v_cache)
+
+    @trtp.autotune("ew::paged_attention")
+    def paged_attention_tactics(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, outputs: tuple[Desc],
+    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
+        inputs = (q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes)
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _tactics(shape, 0, inputs, outputs)
+
+    @trtp.aot_impl("ew::paged_attention")
+    def paged_attention_kernel(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
+        outputs: tuple[Desc], tactic: int,
+    ) -> Kernel:  # fmt: skip
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _attention(shape, 0, q, block_table, tactic)
+
+    @trtp.register("ew::paged_attention_parts", lazy_register=True)
+    def paged_attention_parts(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+    ) -> tuple[Desc, Desc]:  # fmt: skip
+        return _parts(q, v_cache, block_table, split_keys)
+
+    @trtp.autotune("ew::paged_attention_parts")
+    def paged_attention_parts_tactics(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+        outputs: tuple[Desc, Desc],
+    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
+        inputs = (q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes)
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _tactics(shape, split_keys, inputs, outputs)
+
+    @trtp.aot_impl("ew::paged_attention_parts")
+    def paged_attention_parts_kernel(
+        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
+        sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+        outputs: tuple[Desc, Desc], tactic: int,
+    ) -> Kernel:  # fmt: skip
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _attention(shape, split_keys, q, block_table, tactic)
+
+
+def _register_quantized_attention() -> None:
+    @trtp.register("ew::quantized_paged_attention", lazy_register=True)
+    def paged_attention(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
+    ) -> Desc:  # fmt: skip
+        return _result(q, v_cache)
+
+    @trtp.autotune("ew::quantized_paged_attention")
+    def paged_attention_tactics(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, outputs: tuple[Desc],
+    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
+        inputs = (q, k_cache, v_cache, k_scales, v_scales, block_table, q_start, kv_len, sinks, slopes)
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _tactics(shape, 0, inputs, outputs)
+
+    @trtp.aot_impl("ew::quantized_paged_attention")
+    def paged_attention_kernel(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
+        outputs: tuple[Desc], tactic: int,
+    ) -> Kernel:  # fmt: skip
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _attention(shape, 0, q, block_table, tactic)
+
+    @trtp.register("ew::quantized_paged_attention_parts", lazy_register=True)
+    def paged_attention_parts(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+    ) -> tuple[Desc, Desc]:  # fmt: skip
+        return _parts(q, v_cache, block_table, split_keys)
+
+    @trtp.autotune("ew::quantized_paged_attention_parts")
+    def paged_attention_parts_tactics(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+        outputs: tuple[Desc, Desc],
+    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
+        inputs = (q, k_cache, v_cache, k_scales, v_scales, block_table, q_start, kv_len, sinks, slopes)
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _tactics(shape, split_keys, inputs, outputs)
+
+    @trtp.aot_impl("ew::quantized_paged_attention_parts")
+    def paged_attention_parts_kernel(
+        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
+        kv_len: Desc, sinks: Desc, slopes: Desc,
+        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
+        outputs: tuple[Desc, Desc], tactic: int,
+    ) -> Kernel:  # fmt: skip
+        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
+        return _attention(shape, split_keys, q, block_table, tactic)
+
+
+def _register_combine() -> None:
+    @trtp.register("ew::combine_splits", lazy_register=True)
+    def combine_splits(parts: Desc, lse: Desc, dtype: str) -> Desc:
+        tokens, heads, size = (parts.shape_expr[i] for i in (0, 1, 3))
+        return trtp.from_shape_expr((tokens, heads, size), _DATA_TYPES[dtype])
+
+    @trtp.aot_impl("ew::combine_splits")
+    def combine_splits_kernel(parts: Desc, lse: Desc, dtype: str, outputs: tuple[Desc], tactic: int) -> Kernel:
+        heads, size = _fixed(parts, 1, "heads"), _fixed(parts, 3, "a head's size")
+        # Of a layer the kernel depends on no more than these.
+        shape = AttentionShape(1, 1, size, size, 1, _float(outputs[0]), _float(outputs[0]), 1.0)
+        now = _REGISTERED[0]
+        kernel = now.kernels(combine_spec(shape, now.capability))
+        return _launch(kernel, combine_launch(kernel, heads, parts.shape_expr[0], parts.shape_expr[2]))
+
+
+def _result(q: Desc, v_cache: Desc) -> Desc:
+    return trtp.from_shape_expr((q.shape_expr[0], q.shape_expr[1], v_cache.shape_expr[3]), q.dtype)
+
+
+def _parts(q: Desc, v_cache: Desc, block_table: Desc, split_keys: int) -> tuple[Desc, Desc]:
+    # TensorRT first asks for types alone, with sizes that say nothing of themselves: they may be computed with only.
+    splits = splits_of(block_table.shape_expr[1], v_cache.shape_expr[1], split_keys)
+    tokens, heads = q.shape_expr[0], q.shape_expr[1]
+    parts = trtp.from_shape_expr((tokens, heads, splits, v_cache.shape_expr[3]), trt.DataType.FLOAT)
+    return parts, trtp.from_shape_expr((tokens, heads, splits), trt.DataType.FLOAT)
+
+
+def _attention_shape(
+    q: Desc, k_cache: Desc, v_cache: Desc, scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool
+) -> AttentionShape:
+    return AttentionShape(
+        heads=_fixed(q, 1, "heads"),
+        kv_heads=_fixed(k_cache, 2, "key/value heads"),
+        head_size=_fixed(q, 2, "a head's size"),
+        value_size=_fixed(v_cache, 3, "a value head's size"),
+        block_size=_fixed(k_cache, 1, "slots of a block"),
+        dtype=_float(q),
+        cache=_cache(k_cache),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=has_sinks,
+        slopes=has_slopes,
+    )
+
+
+def _tactics(
+    shape: AttentionShape, split_keys: int, inputs: tuple[Desc, ...], outputs: tuple[Desc, ...]
+) -> list[trtp.AutoTuneCombination]:
+    """The types that the network has, and a tactic (from 1 on) for each tile."""
+    specs = attention_specs(shape, _REGISTERED[0].capability, split_keys)
+    names = {trt.DataType.HALF: "FP16", trt.DataType.FLOAT: "FP32"}
+    types = ", ".join(names.get(desc.dtype, desc.dtype.name) for desc in (*inputs, *outputs))
+    return [trtp.AutoTuneCombination(types, "LINEAR", range(1, len(specs) + 1))]
+
+
+def _attention(shape: AttentionShape, split_keys: int, q: Desc, block_table: Desc, tactic: int) -> Kernel:
+    now = _REGISTERED[0]
+    specs = attention_specs(shape, now.capability, split_keys)
+    kernel = now.kernels(specs[max(tactic - 1, 0)])  # 0 is TensorRT's own number for "the only one"
+    requests, blocks = block_table.shape_expr[0], block_table.shape_expr[1]
+    return _launch(kernel, attention_launch(kernel, shape, q.shape_expr[0], requests, blocks))
+
+
+def _write(k: Desc, k_cache: Desc, v_cache: Desc) -> Kernel:
+    kv_heads, size = _fixed(k, 1, "key/value heads"), _fixed(k, 2, "a head's size")
+    value_size, block_size = _fixed(v_cache, 3, "a value head's size"), _fixed(k_cache, 1, "slots of a block")
+    # The number of query heads, the scale and the rest are nothing to a write.
+    shape = AttentionShape(kv_heads, kv_heads, size, value_size, block_size, _float(k), _cache(k_cache), 1.0)
+    now = _REGISTERED[0]
+    kernel = now.kernels(write_spec(shape, now.capability))
+    return _launch(kernel, write_launch(kernel, shape, k.shape_expr[0], k_cache.shape_expr[0]))
+
+
+def _launch(kernel: CompiledKernel, launch: Launch[trtp.ShapeExpr]) -> Kernel:
+    parameters = trtp.KernelLaunchParams()
+    parameters.grid_x, parameters.grid_y, parameters.grid_z = launch.grid
+    parameters.block_x = launch.threads
+    parameters.shared_mem = launch.shared_memory
+    integers = trtp.SymIntExprs(len(launch.integers))
+    for i, value in enumerate(launch.integers):
+        integers[i] = trtp.SymInt32(value)
+    return kernel.entry, kernel.ptx, parameters, integers
+
+
+def _fixed(desc: Desc, index: int, what: str) -> int:
+    size = desc.shape_expr[index]
+    if not size.is_constant:
+        raise TargetError(
+            f"paged attention in TensorRT: {what} vary from run to run (dimension {index} of an input)",
+            hint="Only tokens, requests, blocks of a table and blocks of the pool may have a range in a profile.",
+        )
+    return size.constant_value()
+
+
+def _float(desc: Desc) -> FloatType:
+    if desc.dtype not in _FLOATS:
+        raise TargetError(f"paged attention in TensorRT: {desc.dtype} is no float type that kernels have", hint=_HINT)
+    return _FLOATS[desc.dtype]
+
+
+def _cache(desc: Desc) -> CacheFormat:
+    if desc.dtype not in _CACHES:
+        raise TargetError(f"paged attention in TensorRT: there is no cache of {desc.dtype}", hint=_HINT)
+    return _CACHES[desc.dtype]
+
+
+_HINT = "Use HALF, BF16 or FLOAT, and for a cache also INT8 or FP8."

@@ -1,0 +1,112 @@
+"""Triton kernels that write a step's keys and values into the paged cache, and the 8-bit formats that it may have.
+
+Arguments stand in the order in which TensorRT hands them over: inputs, integers, outputs. A cache is both an input and
+an output, as the same memory; kernels use the output.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def e4m3_to_float(codes: tl.tensor) -> tl.tensor:
+    """uint8 codes of e4m3 -> float32, exactly; by their bits, for GPUs that have no instruction for it.
+
+    With its exponent and mantissa moved to a float16's places a code is 2^8 times too small (the biases are 7 and 15).
+    """
+    bits = codes.to(tl.uint16)
+    half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def float_to_e4m3(values: tl.tensor) -> tl.tensor:
+    """float32 within -448 .. 448 -> uint8 codes of e4m3, to the nearest, ties to even.
+
+    Adding 1.5 * 2^23 steps of the format and taking them off rounds to a whole number of steps.
+    """
+    exponent = ((values.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
+    step = ((tl.maximum(exponent, -6) - 3 + 127) << 23).to(tl.float32, bitcast=True)
+    magic = step * 12582912.0
+    rounded = (values + magic) - magic
+    bits = (rounded * 0.00390625).to(tl.float16).to(tl.uint16, bitcast=True)
+    return (((bits >> 8) & 0x80) | ((bits >> 7) & 0x7F)).to(tl.uint8)
+
+
+@triton.jit
+def _write_heads(
+    new: tl.tensor,
+    cache: tl.tensor,
+    scales: tl.tensor,
+    slot: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """A token's ``new`` [Nkv, SIZE] into the cache [P*K, Nkv, SIZE] at ``slot``; HEADS, WIDTH: powers of 2."""
+    head = tl.arange(0, HEADS)
+    d = tl.arange(0, WIDTH)
+    place = head[:, None] * SIZE + d[None, :]
+    inside = (head < KV_HEADS)[:, None] & (d < SIZE)[None, :]
+    x = tl.load(new + place, mask=inside, other=0.0)  # [HEADS, WIDTH]
+    to = cache + slot * (KV_HEADS * SIZE) + place
+    if FORMAT == "float":
+        tl.store(to, x.to(cache.dtype.element_ty), mask=inside)
+    else:
+        top: tl.constexpr = 127.0 if FORMAT == "int8" else 448.0
+        x = x.to(tl.float32)
+        largest = tl.max(tl.abs(x), axis=1)  # [HEADS]; a NaN may be lost in it
+        infinite = tl.sum(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), axis=1) > 0
+        # The factor is infinite below 2^-128 times top, where a head has scale 0.
+        inverse = tl.div_rn(tl.full([HEADS], top, tl.float32), tl.where(largest > 0, largest, 1.0))
+        usable = (largest > 0) & (inverse < float("inf")) & (infinite == 0)
+        scale = tl.div_rn(largest, tl.full([HEADS], top, tl.float32))
+        scale = tl.where(infinite, float("nan"), tl.where(usable, scale, 0.0))
+        tl.store(scales + slot * KV_HEADS + head, scale, mask=head < KV_HEADS)
+        # Between the bounds stands the product by itself: it can't be fused with the sum that rounds it.
+        value = tl.where(usable[:, None], x * tl.where(usable, inverse, 0.0)[:, None], 0.0)
+        value = tl.minimum(tl.maximum(value, -top), top)
+        if FORMAT == "int8":
+            tl.store(to, ((value + 12582912.0) - 12582912.0).to(tl.int8), mask=inside)
+        else:
+            tl.store(to, float_to_e4m3(value), mask=inside)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def kv_write_kernel(
+    k: tl.tensor,
+    v: tl.tensor,
+    slots: tl.tensor,
+    k_cache_before: tl.tensor,
+    v_cache_before: tl.tensor,
+    k_scales_before: tl.tensor,
+    v_scales_before: tl.tensor,
+    capacity: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+) -> None:
+    """One token a program: k [T, Nkv, D], v [T, Nkv, Dv], slots [T] into [P*K, Nkv, D] and [P*K, Nkv, Dv], in place.
+
+    A token whose slot isn't within 0 .. capacity-1 is left out: padding has slot -1. ``FORMAT`` is "float", "int8" or
+    "e4m3" (bytes); the latter two have scales [P*K, Nkv], and the meaning of ``ew.quantized_kv_write``.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if (slot >= 0) & (slot < capacity):
+        _write_heads(k + token * k_stride, k_cache, k_scales, slot, KV_HEADS, HEAD_SIZE, FORMAT, HEADS, WIDTH)
+        _write_heads(v + token * v_stride, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, HEADS, VALUE_WIDTH)

@@ -1,0 +1,198 @@
+"""Runs the Triton kernels on torch tensors: on a CUDA device, or on the CPU in Triton's interpreter.
+
+The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported; it computes products of
+bfloat16 wrongly, so those are refused there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from enginewright.plugins.errors import TargetError
+
+from .attention_kernels import combine_splits_kernel, paged_attention_kernel
+from .cache_kernels import kv_write_kernel
+from .specs import (
+    AttentionShape,
+    attention_constants,
+    combine_constants,
+    splits_of,
+    tiles_of_step,
+    write_constants,
+)
+from .tiles import GPUS, SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, attention_tiles, gpu_of
+
+_FLOATS: dict[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_CACHES: dict[torch.dtype, CacheFormat] = {**_FLOATS, torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+_INTERPRETED = GPUS[80]  # tiles as this GPU has them; any would do
+
+
+def kv_write(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+) -> None:
+    """``ew.kv_write``, or ``ew.quantized_kv_write`` where there are scales [P, K, Nkv], in place.
+
+    k [T, Nkv, D] and v [T, Nkv, Dv] may be views of wider rows, caches [P, K, Nkv, D] and [P, K, Nkv, Dv] are
+    contiguous. Where the reference raises for a slot outside the cache, such tokens (padding: -1) are left out. Raises
+    ValueError for tensors that don't fit together.
+    """
+    cache = _cache_format(k_cache, v_cache, k_scales, v_scales)
+    tokens, kv_heads, head_size = k.shape
+    for new, to in ((k, k_cache), (v, v_cache)):
+        if new.shape[0] != tokens or new.shape[1:] != to.shape[2:] or not new[0].is_contiguous():
+            raise ValueError(f"kv_write: {tuple(new.shape)} doesn't go into a cache of {tuple(to.shape)}")
+    if tokens == 0:
+        return
+    caches = (_as_stored(k_cache, None), _as_stored(v_cache, None), k_scales, v_scales)
+    kv_write_kernel[(tokens,)](
+        k,
+        v,
+        slots,
+        *caches,
+        k_cache.shape[0] * k_cache.shape[1],
+        k.stride(0),
+        v.stride(0),
+        *caches,
+        **write_constants(kv_heads, head_size, v.shape[2], cache),
+    )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
+    *,
+    split_keys: int | None = None,
+) -> torch.Tensor:
+    """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
+
+    q [T, Nq, D] may be a view of wider rows; the rest is contiguous. A float cache has the type of q, or any if q is
+    float32; sums are float32. ``split_keys`` is 0, or how many keys a program attends to before their parts are
+    combined, a multiple of 64; None splits steps of one token a request into parts of 512. Raises ValueError for
+    tensors that don't fit together, TargetError for what AttentionShape refuses and for bfloat16 in the interpreter.
+    """
+    if q.dtype not in _FLOATS:
+        raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        raise TargetError(
+            "Triton's interpreter computes products of bfloat16 wrongly",
+            hint="Use float16 or float32 on the CPU, or a GPU.",
+        )
+    gpu = _gpu_of(q)
+    tokens, heads, head_size = q.shape
+    _, block_size, kv_heads, value_size = v_cache.shape
+    if k_cache.shape[1:] != (block_size, kv_heads, head_size) or not q[0].is_contiguous():
+        raise ValueError(f"paged_attention: q {tuple(q.shape)} doesn't fit a cache of {tuple(k_cache.shape)}")
+    shape = AttentionShape(
+        heads,
+        kv_heads,
+        head_size,
+        value_size,
+        block_size,
+        _FLOATS[q.dtype],
+        _cache_format(k_cache, v_cache, k_scales, v_scales),
+        scale,
+        window,
+        softcap,
+        sinks is not None,
+        slopes is not None,
+    )
+    requests, blocks = block_table.shape
+    decode = tokens == requests
+    if split_keys is None:
+        split_keys = SPLIT_KEYS if decode else 0
+    splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
+    if splits == 1:
+        split_keys = 0
+    tile = _tile_of(shape, gpu, decode)
+    out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
+    if tokens == 0:
+        return out
+    parts, lse = out, None
+    if split_keys:
+        parts = torch.empty((tokens, heads, splits, value_size), dtype=torch.float32, device=q.device)
+        lse = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
+    paged_attention_kernel[(tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)](
+        q,
+        _as_stored(k_cache, gpu),
+        _as_stored(v_cache, gpu),
+        k_scales,
+        v_scales,
+        block_table,
+        q_start,
+        kv_len,
+        sinks,
+        slopes,
+        requests,
+        blocks,
+        q.stride(0),
+        parts,
+        lse,
+        **attention_constants(shape, gpu, tile, split_keys),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if split_keys:
+        combine_splits_kernel[(tokens * heads,)](parts, lse, splits, out, **combine_constants(value_size))
+    return out
+
+
+def _tile_of(shape: AttentionShape, gpu: Gpu, decode: bool) -> Tile:
+    for tile in attention_tiles(shape.group, shape.width, shape.dtype, gpu, decode=decode):
+        return tile
+    raise TargetError(
+        f"paged attention: a head of {shape.width} elements of {shape.dtype} doesn't fit compute capability "
+        f"{gpu.capability}",
+        hint="Use float16 or bfloat16, or a GPU with more shared memory.",
+    )
+
+
+def _gpu_of(x: torch.Tensor) -> Gpu:
+    """The GPU that ``x`` is on; the next older one that is known where its own capability isn't."""
+    if x.device.type != "cuda":
+        return _INTERPRETED
+    major, minor = torch.cuda.get_device_capability(x.device)
+    capability = 10 * major + minor
+    return gpu_of(max((c for c in GPUS if c <= capability), default=capability))
+
+
+def _cache_format(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, k_scales: torch.Tensor | None, v_scales: torch.Tensor | None
+) -> CacheFormat:
+    if k_cache.dtype != v_cache.dtype or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+        raise ValueError("caches of keys and values are of one type, and contiguous")
+    if k_cache.dtype not in _CACHES:
+        raise ValueError(f"there is no cache of {k_cache.dtype}")
+    cache = _CACHES[k_cache.dtype]
+    for scales in (k_scales, v_scales):
+        if (scales is not None) != (cache in ("int8", "fp8")):
+            raise ValueError(f"a cache of {k_cache.dtype} with{'out' if scales is None else ''} scales")
+        if scales is not None and (scales.shape != k_cache.shape[:3] or scales.dtype != torch.float32):
+            raise ValueError(f"scales are float32 {tuple(k_cache.shape[:3])}, not {scales.dtype} {tuple(scales.shape)}")
+    return cache
+
+
+def _as_stored(cache: torch.Tensor, gpu: Gpu | None) -> torch.Tensor:
+    """The cache as the kernel's pointer has it: 8-bit floats are bytes where a kernel converts them by their bits.
+
+    ``gpu`` is what reads it; None where it is written.
+    """
+    if cache.dtype == torch.float8_e4m3fn and not (gpu is not None and gpu.fp8):
+        return cache.view(torch.uint8)
+    return cache

@@ -1,0 +1,218 @@
+"""What a kernel is compiled for: arguments, constants and grid, for launching and for compiling ahead. Without Triton.
+
+Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they may be TensorRT's symbolic shapes too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal, Protocol, TypeVar
+
+from enginewright.plugins.errors import TargetError
+
+from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, gpu_of, power_of_2, width_of
+
+KernelName = Literal["kv_write", "paged_attention", "combine_splits"]
+Constant = int | float | str | bool | None
+
+SPLITS_AT_ONCE = 16
+"""Parts of a context that ``combine_splits`` loads together."""
+
+_POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}
+
+
+class Size(Protocol):
+    """An int, or a symbolic dimension."""
+
+    def __add__(self: Number, other: Number | int, /) -> Number: ...
+    def __mul__(self: Number, other: Number | int, /) -> Number: ...
+    def __floordiv__(self: Number, other: Number | int, /) -> Number: ...
+
+
+Number = TypeVar("Number", bound=Size)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """An attention layer, as its kernels see it; layers of equal shapes share kernels.
+
+    Raises TargetError where heads don't divide, or the cache holds another float type than the queries.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    block_size: int
+    dtype: FloatType
+    cache: CacheFormat
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise TargetError(
+                f"attention: {self.heads} query heads are no multiple of {self.kv_heads} key/value heads",
+                hint="Every key/value head serves the same number of query heads.",
+            )
+        if not self.quantized and self.cache != self.dtype and self.dtype != "f32":
+            raise TargetError(
+                f"attention: queries of {self.dtype} over a cache of {self.cache}",
+                hint=f"Use a cache of {self.dtype}, int8 or fp8.",
+            )
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the cache has scales."""
+        return self.cache in ("int8", "fp8")
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Elements that a kernel makes of a head, at most."""
+        return max(width_of(self.head_size), width_of(self.value_size))
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Everything that a kernel's machine code depends on, apart from the compiler.
+
+    ``arguments`` are (name, Triton's type) in the order in which the kernel takes them; ``aligned`` those integers
+    among them that are multiples of 16, as all addresses are.
+    """
+
+    kernel: KernelName
+    capability: int
+    arguments: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...]
+    aligned: tuple[str, ...]
+    warps: int
+    stages: int
+
+    @property
+    def stem(self) -> str:
+        """A file name of its own, the same wherever it is made."""
+        return f"{self.kernel}-sm{self.capability}-{sha256(repr(self).encode()).hexdigest()[:16]}"
+
+
+def read_format(cache: CacheFormat, gpu: Gpu) -> str:
+    """The attention kernel's FORMAT: fp8 is converted by instructions where there are some, else by its bits."""
+    if cache == "fp8":
+        return "fp8" if gpu.fp8 else "e4m3"
+    return "int8" if cache == "int8" else "float"
+
+
+def write_format(cache: CacheFormat) -> str:
+    """The writing kernel's FORMAT."""
+    return {"fp8": "e4m3", "int8": "int8"}.get(cache, "float")
+
+
+def attention_constants(shape: AttentionShape, gpu: Gpu, tile: Tile, split_keys: int) -> dict[str, Constant]:
+    """Of ``paged_attention_kernel``; ``split_keys`` 0 for a result in one piece."""
+    return {
+        "Q_HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "HEAD_SIZE": shape.head_size,
+        "VALUE_SIZE": shape.value_size,
+        "BLOCK_SIZE": shape.block_size,
+        "SCALE": shape.scale,
+        "SOFTCAP": shape.softcap,
+        "WINDOW": shape.window,
+        "SINKS": shape.sinks,
+        "SLOPES": shape.slopes,
+        "FORMAT": read_format(shape.cache, gpu),
+        "QUERIES": tile.queries,
+        "ROWS": tile.rows,
+        "KEYS": tile.keys,
+        "SPLIT_KEYS": split_keys,
+        "WIDTH": width_of(shape.head_size),
+        "VALUE_WIDTH": width_of(shape.value_size),
+    }
+
+
+def write_constants(kv_heads: int, head_size: int, value_size: int, cache: CacheFormat) -> dict[str, Constant]:
+    """Of ``kv_write_kernel``."""
+    return {
+        "KV_HEADS": kv_heads,
+        "HEAD_SIZE": head_size,
+        "VALUE_SIZE": value_size,
+        "FORMAT": write_format(cache),
+        "HEADS": power_of_2(kv_heads),
+        "WIDTH": power_of_2(head_size),
+        "VALUE_WIDTH": power_of_2(value_size),
+    }
+
+
+def combine_constants(value_size: int) -> dict[str, Constant]:
+    """Of ``combine_splits_kernel``."""
+    return {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), "AT_ONCE": SPLITS_AT_ONCE}
+
+
+def attention_spec(shape: AttentionShape, capability: int, tile: Tile, split_keys: int) -> KernelSpec:
+    """``paged_attention_kernel`` for ``shape``, in its order: q, caches, scales, table, bounds, sinks, slopes."""
+    gpu = gpu_of(capability)
+    form = read_format(shape.cache, gpu)
+    cache = "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache]
+    queries = _POINTERS[shape.dtype]
+    arguments = [("q", queries), ("k_cache", cache), ("v_cache", cache)]
+    if shape.quantized:
+        arguments += [("k_scales", "*fp32"), ("v_scales", "*fp32")]
+    arguments += [("block_table", "*i32"), ("q_start", "*i32"), ("kv_len", "*i32")]
+    arguments += [("sinks", "*fp32"), ("slopes", "*fp32")]
+    arguments += [("requests", "i32"), ("blocks", "i32"), ("q_stride", "i32")]
+    arguments += [("out", "*fp32"), ("lse", "*fp32")] if split_keys else [("out", queries)]
+    constants = attention_constants(shape, gpu, tile, split_keys)
+    aligned = ("q_stride",) if shape.head_size % 16 == 0 else ()
+    return _spec("paged_attention", capability, arguments, constants, aligned, tile.warps, tile.stages)
+
+
+def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:
+    """``kv_write_kernel`` for ``shape``; the caches come as inputs, and again as outputs."""
+    gpu_of(capability)
+    new, cache = _POINTERS[shape.dtype], _POINTERS[shape.cache]
+    caches = [("k_cache", cache), ("v_cache", cache)]
+    if shape.quantized:
+        caches += [("k_scales", "*fp32"), ("v_scales", "*fp32")]
+    arguments = [("k", new), ("v", new), ("slots", "*i32"), *((f"{name}_before", of) for name, of in caches)]
+    arguments += [("capacity", "i32"), ("k_stride", "i32"), ("v_stride", "i32"), *caches]
+    constants = write_constants(shape.kv_heads, shape.head_size, shape.value_size, shape.cache)
+    strides = (("k_stride", shape.head_size), ("v_stride", shape.value_size))
+    aligned = tuple(name for name, size in strides if size % 16 == 0)
+    return _spec("kv_write", capability, arguments, constants, aligned, 4, 1)
+
+
+def combine_spec(shape: AttentionShape, capability: int) -> KernelSpec:
+    """``combine_splits_kernel`` for ``shape``."""
+    gpu_of(capability)
+    arguments = [("parts", "*fp32"), ("lse", "*fp32"), ("splits", "i32"), ("out", _POINTERS[shape.dtype])]
+    return _spec("combine_splits", capability, arguments, combine_constants(shape.value_size), (), 4, 1)
+
+
+def _spec(
+    kernel: KernelName,
+    capability: int,
+    arguments: list[tuple[str, str]],
+    constants: dict[str, Constant],
+    aligned: tuple[str, ...],
+    warps: int,
+    stages: int,
+) -> KernelSpec:
+    return KernelSpec(kernel, capability, tuple(arguments), tuple(constants.items()), aligned, warps, stages)
+
+
+def tiles_of_step(tokens: Number, requests: Number, queries: int) -> Number:
+    """The attention kernel's grid along x: tiles of ``queries`` tokens, enough however T tokens are B requests'."""
+    return tokens // queries + requests
+
+
+def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_KEYS) -> Number:
+    """Parts of the longest context that ``blocks`` blocks can hold."""
+    return (blocks * block_size + (split_keys - 1)) // split_keys
