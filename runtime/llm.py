@@ -8,6 +8,7 @@ import operator
 import os
 import queue
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -21,7 +22,9 @@ from .chat_template import Message
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .executors.base import Executor
-from .kv_cache.cache_groups import PoolPlan, default_budget, parse_size, plan_pools
+from .executors.open import Placement, choose_target, context_of, open_executor
+from .executors.static_shapes import StaticShapes
+from .kv_cache.cache_groups import PoolPlan, parse_size
 from .output_text import OutputText
 from .outputs import RequestOutput, StreamPiece
 from .request import Request
@@ -38,18 +41,25 @@ MOST_THREADS = 1024
 class LLM:
     """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
 
-    A request's tokens do not depend on its company, on chunks, or on threads.
+    On the cpu target a request's tokens do not depend on its company, on chunks, or on threads; docs/numerics.md says
+    what holds on others.
 
     Args:
         path: the bundle.
-        target: which of its targets to run.
+        target: which of its targets to run; None takes the first that it has of "cpu", "onnx",
+            "tensorrt-rtx" and "tensorrt".
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
         isa: instruction set of the cpu target ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2",
             "portable"); None takes the best there is.
+        provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
+            "openvino"); None takes "cpu".
+        context: most tokens of a request, its answer included; None takes the model's. On the onnx target every request
+            has a slot of so many tokens, whatever it needs.
         memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
             than ``max_requests`` requests of full context need.
         max_requests: most requests that run at a time; more wait.
-        prefill_chunk: most prompt tokens of a step, over all requests.
+        prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
+        buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: check the hashes of all files first (reads the whole bundle).
 
     Attributes:
@@ -58,38 +68,46 @@ class LLM:
 
     Raises:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
-        CapacityError: ``memory`` holds no KV block.
+        CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
+        MissingDependencyError: what the target runs on is not installed, or too old.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        target: str = "cpu",
+        target: str | None = None,
         threads: int = 0,
         isa: str | None = None,
+        provider: str | None = None,
+        context: int | None = None,
         memory: int | str | None = None,
         max_requests: int = 64,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
+        buckets: bool = True,
         verify: bool = False,
     ) -> None:
-        config = _scheduler_config(max_requests, prefill_chunk)
+        _scheduler_config(max_requests, prefill_chunk)  # raises before anything is opened
         _check_int("threads", threads, 0, MOST_THREADS)
         bundle = Bundle.open(path)
         if verify:
             bundle.verify_hashes()
-        if target != "cpu":
-            bundle.target(target)
-            raise BundleError(f"{path}: this Enginewright can't run target {target!r}", hint="Use target 'cpu'.")
-        from .executors.cpu import CpuExecutor  # needs the extension module, which other targets don't
-
-        groups = [g.to_group() for g in bundle.program(target).cache_groups]
-        budget = default_budget() if memory is None else parse_size(memory)
-        plan = plan_pools(groups, budget, max_requests * bundle.model.context_length)
+        target = choose_target(bundle, target)
+        model = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
-        executor = CpuExecutor(bundle, plan.blocks, threads=threads, isa=isa)
-        self._start(executor, bundle.model, tokenizer, config)
+        executor = open_executor(
+            bundle,
+            target,
+            model.context_length,
+            Placement(threads, isa, provider),
+            memory=None if memory is None else parse_size(memory),
+            max_requests=max_requests,
+            buckets=buckets,
+        )
+        if isinstance(executor, StaticShapes):
+            prefill_chunk = prefill_chunk or executor.caps.max_tokens
+        self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk))
 
     @classmethod
     def from_executor(
@@ -99,7 +117,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         *,
         max_requests: int = 64,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
     ) -> LLM:
         """Serves an executor that you made yourself; it is closed with the LLM."""
         llm = cls.__new__(cls)
@@ -222,6 +240,7 @@ class LLM:
             "kv_cache_tokens": plan.tokens,
             "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
             "preemptions": self.engine.preemptions,
+            "buckets": self._executor.statistics() if isinstance(self._executor, StaticShapes) else [],
         }
 
     def close(self) -> None:
@@ -352,11 +371,12 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return cast("Sequence[Prompt]", prompts)
 
 
-def _scheduler_config(max_requests: int, prefill_chunk: int) -> SchedulerConfig:
+def _scheduler_config(max_requests: int, prefill_chunk: int | None) -> SchedulerConfig:
     most = ExecutorCaps().max_tokens
+    chunk = SchedulerConfig().prefill_tokens if prefill_chunk is None else prefill_chunk
     _check_int("max_requests", max_requests, 1, most)
-    _check_int("prefill_chunk", prefill_chunk, 1, most)
-    return SchedulerConfig(max_requests=max_requests, prefill_tokens=prefill_chunk)
+    _check_int("prefill_chunk", chunk, 1, most)
+    return SchedulerConfig(max_requests=max_requests, prefill_tokens=chunk)
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

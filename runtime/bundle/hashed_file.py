@@ -7,12 +7,21 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from enginewright.plugins.errors import BundleError, CapacityError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a ``HashedFile``: how many bytes come before it, and their hash."""
+
+    bytes: int
+    hash: hashlib._Hash
 
 
 class HashedFile:
@@ -47,6 +56,17 @@ class HashedFile:
 
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+    def mark(self) -> Mark:
+        """Where the file is now, for ``rewind``."""
+        return Mark(self.bytes, self._hash.copy())
+
+    def rewind(self, mark: Mark) -> None:
+        """Takes back what was written since ``mark``, which may be used once."""
+        with writing(self._shown, 0):
+            self._file.seek(mark.bytes)
+            self._file.truncate()
+        self.bytes, self._hash = mark.bytes, mark.hash
 
 
 @contextmanager

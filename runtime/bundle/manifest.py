@@ -6,6 +6,7 @@ A field added later has a default, so that older bundles still open; any other c
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import Annotated, Literal, TypeVar
@@ -16,10 +17,16 @@ from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 
+from .linear_io import LinearIo
+from .tensorrt_section import TensorRtSection
+
 FORMAT_VERSION = 1
 MANIFEST_PATH = "manifest.json"
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
+
+_OWN_HASH = "sha256"
+"""The field of a manifest with the hash of its own text, written without that field."""
 
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*")
 
@@ -94,17 +101,20 @@ class TargetManifest(_Section):
     """targets/NAME/manifest.json: a target's state, and the files of its folder, by their paths in that folder.
 
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
-    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer.
+    the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``io`` says
+    what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are.
     """
 
     format_version: int = FORMAT_VERSION
     state: Literal["ready", "needs-build"] = "ready"
     needs: str | None = None
+    io: LinearIo | None = None
+    tensorrt: TensorRtSection | None = None
     files: dict[BundlePath, FileSection] = Field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Stable, readable text: the same manifest gives the same bytes."""
-        return _stable_json(self)
+        """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
+        return _stable_json(self, exclude={name for name in ("io", "tensorrt") if getattr(self, name) is None})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> TargetManifest:
@@ -163,8 +173,36 @@ def check_format_version(data: object, newest: int, source: str) -> None:
 M = TypeVar("M", bound=BaseModel)
 
 
-def _stable_json(manifest: BaseModel) -> str:
-    return json.dumps(manifest.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+def check_own_hash(text: bytes, source: str) -> None:
+    """Raises BundleError if a manifest isn't what was written: its ``sha256`` is that of its text without this field.
+
+    One that has none is of an earlier version, and isn't checked.
+    """
+    try:
+        data = parse_json(text)
+    except ValueError as e:
+        raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+    if isinstance(data, dict) and _OWN_HASH in data:
+        fields = {key: value for key, value in data.items() if key != _OWN_HASH}
+        if _sealed(fields).encode() != text:
+            raise BundleError(
+                f"{source}: SHA-256 is not the one that it states of itself; the file was altered",
+                hint="Copy the bundle again, or export it again.",
+            )
+
+
+def _stable_json(manifest: BaseModel, exclude: set[str] | None = None) -> str:
+    return _sealed(manifest.model_dump(mode="json", exclude=exclude))
+
+
+def _sealed(fields: dict[str, JsonValue]) -> str:
+    """The text of a manifest, with its hash."""
+    digest = hashlib.sha256(_dumped(fields).encode()).hexdigest()
+    return _dumped(fields | {_OWN_HASH: digest})
+
+
+def _dumped(fields: dict[str, JsonValue]) -> str:
+    return json.dumps(fields, sort_keys=True, indent=1) + "\n"
 
 
 def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
@@ -173,6 +211,8 @@ def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
+    if isinstance(data, dict):  # checked where hashes are; see check_own_hash
+        data.pop(_OWN_HASH, None)
     return parse(model, data, source)
 
 

@@ -15,14 +15,19 @@ from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.lowered_program import LoweredProgram
 
+from .buckets import Bucket, BucketPlan, plan_path
 from .manifest import (
     MANIFEST_PATH,
     FileSection,
     Manifest,
     TargetManifest,
+    check_own_hash,
     target_folder,
     target_manifest_path,
 )
+from .segments import SegmentSchedule, segments_path
+from .tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
+from .tensorrt_section import TensorRtSection
 from .tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
@@ -48,6 +53,8 @@ class Bundle:
         files: every file that a manifest lists, with its size and hash.
         index: weights/index.json.
         programs: target name -> its lowered program, for targets that have one and are ready.
+        buckets: target name -> the fixed sizes of its steps, for targets that have some.
+        segments: target name -> the schedule of its segments, for targets that have some and are ready.
     """
 
     def __init__(self, path: Path, manifest: Manifest, targets: dict[str, TargetManifest]) -> None:
@@ -59,6 +66,8 @@ class Bundle:
             self.files |= {f"{target_folder(name)}/{file}": section for file, section in target.files.items()}
         self.index = WeightsIndex()
         self.programs: dict[str, LoweredProgram] = {}
+        self.buckets: dict[str, BucketPlan] = {}
+        self.segments: dict[str, SegmentSchedule] = {}
         self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
 
     @classmethod
@@ -66,7 +75,8 @@ class Bundle:
         """Opens the bundle in folder ``path``.
 
         Checks the manifest and its version, that every listed file is there with its size and lies in the folder, that
-        every tensor lies in its blob, and that the programs are valid and find every weight in the layout they need.
+        every tensor lies in its blob, that the programs are valid and find every weight in the layout they need, and
+        that the engines' headers are what their target's manifest says.
         Hashes are checked by ``verify_hashes`` only.
 
         Raises:
@@ -90,6 +100,12 @@ class Bundle:
             program_path = f"{target_folder(name)}/{PROGRAM_FILE}"
             if target.state == "ready" and program_path in bundle.files:
                 bundle.programs[name] = bundle._read_program(program_path)
+            if plan_path(name) in bundle.files:
+                bundle.buckets[name] = bundle._read_plan(name)
+            if target.tensorrt is not None and target.state == "ready":
+                bundle._check_engines(name, target.tensorrt)
+                if target.tensorrt.form == "segments":
+                    bundle.segments[name] = bundle._read_segments(name, target.tensorrt)
         return bundle
 
     @property
@@ -121,6 +137,10 @@ class Bundle:
             )
         return self.programs[name]
 
+    def bucket_program(self, target: str, bucket: Bucket) -> LoweredProgram:
+        """The program of one of ``buckets[target]``; raises BundleError if it is damaged."""
+        return self._read_program(f"{target_folder(target)}/{bucket.file}")
+
     def read_bytes(self, name: str) -> bytes:
         """The contents of a listed file; raises BundleError if it isn't listed."""
         if name not in self.files:
@@ -146,10 +166,12 @@ class Bundle:
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
-        """Hashes every listed file; raises BundleError naming the first that differs.
+        """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
 
         ``progress`` is called with the number of bytes hashed since the last call.
         """
+        for name in (MANIFEST_PATH, *(target_manifest_path(target) for target in self.targets)):
+            check_own_hash(_read(self.path / name), str(self.path / name))
         for name, expected in self.files.items():
             digest = hashlib.sha256()
             with open(self.path / name, "rb") as file:
@@ -207,6 +229,50 @@ class Bundle:
                         hint="Export the bundle again.",
                     )
         return program
+
+    def _read_plan(self, target: str) -> BucketPlan:
+        path = plan_path(target)
+        context = self.manifest.model.context_length
+        plan = BucketPlan.from_json(self.read_bytes(path), source=str(self.path / path), context_length=context)
+        for bucket in plan.buckets:
+            if (file := f"{target_folder(target)}/{bucket.file}") not in self.files:
+                raise BundleError(
+                    f"{self.path / path}: the program {file} of a bucket is not listed in {MANIFEST_PATH} there",
+                    hint="Export the bundle again.",
+                )
+        return plan
+
+    def _check_engines(self, target: str, section: TensorRtSection) -> None:
+        source = self.path / target_manifest_path(target)
+        if not section.engines:
+            raise BundleError(f"{source}: tensorrt.engines: there is none", hint="Export the bundle again.")
+        for i, engine in enumerate(section.engines):
+            name = f"{target_folder(target)}/{engine.file}"
+            if self.files.get(name) != FileSection(bytes=engine.bytes, sha256=engine.sha256):
+                raise BundleError(
+                    f"{source}: tensorrt.engines.{i}: {engine.file} is not listed in files with these bytes and sha256",
+                    hint="Export the bundle again.",
+                )
+            if section.flavour != "rtx":
+                continue  # TensorRT's own plans have another header, which isn't known here
+            with open(self.path / name, "rb") as file:
+                header = PlanHeader.parse(file.read(HEADER_BYTES), str(self.path / name))
+            check_plan(
+                header,
+                str(self.path / name),
+                size=engine.bytes,
+                version=section.version,
+                compute_capabilities=section.compute_capabilities,
+            )
+
+    def _read_segments(self, target: str, section: TensorRtSection) -> SegmentSchedule:
+        path = segments_path(target)
+        source = str(self.path / path)
+        schedule = SegmentSchedule.from_json(self.read_bytes(path), source=source)
+        schedule.check_engines(section, source)
+        schedule.check_files(target, self.files, source)
+        schedule.check_weights(self.index, source)
+        return schedule
 
     def _map(self, blob: int) -> npt.NDArray[np.uint8]:
         if blob not in self._blobs:

@@ -7,8 +7,12 @@ it is (safetensors forbids the holes that alignment needs). Holes are zero. Layo
     panel32    [N, K] as [ceil(N/32)][K][32]: element (n, k) at ((n//32)*K + k)*32 + n%32
     panel32x2  [N, K] as [ceil(N/32)][ceil(K/2)][32][2], of bf16
     panel32x4  [N, K] as [ceil(N/32)][ceil(K/4)][32][4], of i8, each value + 128 in a byte without sign
+    panel32x8  [N, K] as [ceil(N/32)][ceil(K/8)][32][4] bytes, of i4 (each value + 8) or u4: byte j of the four has the
+               value at place j of the 8 in its low half, and the one at place j + 4 in its high half
+    sparse32   [N, K] of f32, bf16, i8 or i4, at most two of every four along K not zero: see ``sparse_panels.py``
+    nibbles    any shape, row-major, of i4 (two's complement) or u4: two to a byte, the first in its low half
 
-In the last three rows past N, and places past K, are zero. A weight [E, N, K] has E of them, one after the other.
+In all but rows and nibbles, what lies past N and past K is zero. A weight [E, N, K] has E of them, one after the other.
 """
 
 from __future__ import annotations
@@ -22,29 +26,38 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-from enginewright.plugins.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 
 from .manifest import BundlePath, check_format_version, parse
+from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 4
+"""2 added sparse32, 3 nibbles, 4 fp8. An index says the least that has all its layouts and types, so that older readers
+open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
 PANEL = 32
 
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4"]
-WeightDtype = Literal["f32", "bf16", "f16", "i32", "i8"]
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
+WeightDtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
+"""fp8 is e4m3fn of OCP's OFP8 specification."""
 
-NEIGHBOURS: dict[Layout, int] = {"panel32": 1, "panel32x2": 2, "panel32x4": 4}
+NEIGHBOURS: dict[Layout, int] = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8}
 """How many values along K lie side by side."""
 
 _DTYPES_OF: dict[Layout, tuple[WeightDtype, ...]] = {
     "panel32": ("f32", "f16", "bf16"),
     "panel32x2": ("bf16",),
     "panel32x4": ("i8",),
+    "panel32x8": ("i4", "u4"),
+    "sparse32": ("f32", "bf16", "i8", "i4"),
+    "nibbles": ("i4", "u4"),
 }
-_BIAS = 128  # of values in panel32x4
+_SINCE: dict[Layout | WeightDtype, int] = {"sparse32": 2, "nibbles": 3, "fp8": 4}
+"""The version of the index that added a layout or a type; 1 had the others."""
+_BIAS: dict[WeightDtype, int] = {"i8": 128, "i4": 8}
+"""What is added to a value before it is stored in bytes, or halves of bytes, without sign."""
 
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "f32": np.dtype(np.float32),
@@ -52,7 +65,11 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "f16": np.dtype(np.float16),
     "i32": np.dtype(np.int32),
     "i8": np.dtype(np.int8),
+    "i4": np.dtype(np.int8),
+    "u4": np.dtype(np.int8),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
 }
+"""The arrays that ``pack`` takes: of i4 and u4 one value in each int8."""
 
 
 class _Entry(BaseModel):
@@ -62,12 +79,19 @@ class _Entry(BaseModel):
 class SourceRows(_Entry):
     """Rows a <= r < b of a source tensor; the parts of a tensor are stacked in their order.
 
-    ``axis`` is the source's axis that they lie along: 1 where the source holds the weight transposed.
+    ``axis`` is the source's axis that they lie along: 1 where the source holds the weight transposed. ``mixed``: how
+    many rows they were mixed into, such as several heads' into one's; 0: into those of the part before, with that.
     """
 
     source: str
     rows: tuple[int, int]
     axis: int = Field(default=0, ge=0)
+    mixed: int | None = Field(default=None, ge=0)
+
+    @property
+    def size(self) -> int:
+        """How many rows of the tensor they are."""
+        return self.rows[1] - self.rows[0] if self.mixed is None else self.mixed
 
 
 class Blob(_Entry):
@@ -90,7 +114,7 @@ class TensorEntry(_Entry):
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        return stored_shape(self.shape, self.layout)
+        return stored_shape(self.shape, self.layout, self.dtype)
 
     @property
     def stored_dtype(self) -> np.dtype[np.generic]:
@@ -100,13 +124,26 @@ class TensorEntry(_Entry):
 class WeightsIndex(_Entry):
     """The whole index."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = 1
     blobs: tuple[Blob, ...] = ()
     tensors: dict[str, TensorEntry] = Field(default_factory=dict)
 
+    @classmethod
+    def of(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
+        """An index of the lowest version that has what it lists."""
+        least = max((_SINCE.get(kind, 1) for t in tensors.values() for kind in (t.layout, t.dtype)), default=1)
+        return cls(format_version=least, blobs=blobs, tensors=tensors)
+
+    def stored_once(self) -> dict[str, TensorEntry]:
+        """The tensors without those whose bytes are another's too: each byte belongs to the first of its tensors."""
+        first: dict[tuple[int, int, int], str] = {}
+        for name, t in self.tensors.items():
+            first.setdefault((t.blob, t.offset, t.bytes), name)
+        return {name: self.tensors[name] for name in first.values()}
+
     def to_json(self) -> str:
         """Stable text: the same index gives the same bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = INDEX_PATH) -> WeightsIndex:
@@ -123,12 +160,14 @@ class WeightsIndex(_Entry):
         return index
 
     def _problem(self, tensor: TensorEntry) -> str | None:
-        if tensor.layout != "rows" and len(tensor.shape) not in (2, 3):
+        if tensor.layout not in ("rows", "nibbles") and len(tensor.shape) not in (2, 3):
             return f"layout {tensor.layout} needs two dimensions or three, shape is {list(tensor.shape)}"
         if tensor.layout != "rows" and tensor.dtype not in _DTYPES_OF[tensor.layout]:
             return f"layout {tensor.layout} is not for {tensor.dtype}"
         if any(n < 0 for n in tensor.shape):
             return f"shape is {list(tensor.shape)}"
+        if tensor.layout == "sparse32" and (len(tensor.shape) != 2 or tensor.shape[1] % 4):
+            return f"layout sparse32 needs two dimensions, the second a multiple of 4, shape is {list(tensor.shape)}"
         if tensor.bytes != (expected := stored_bytes(tensor.shape, tensor.layout, tensor.dtype)):
             return f"bytes is {tensor.bytes}, but {tensor.dtype} {list(tensor.shape)} in {tensor.layout} has {expected}"
         if tensor.blob >= len(self.blobs):
@@ -139,55 +178,96 @@ class WeightsIndex(_Entry):
         return None
 
 
-def stored_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype = "f32") -> tuple[int, ...]:
     """Shape of the array as stored: [.., N, K] in panel32x4 is [.., ceil(N/32), ceil(K/4), 32, 4]."""
     if layout == "rows":
         return shape
+    if layout == "nibbles":
+        return (-(-math.prod(shape) // 2),)
     *lead, rows, columns = shape
+    if layout == "sparse32":
+        return (*lead, -(-rows // PANEL), -(-columns // 32), block_bytes(dtype))
     side = NEIGHBOURS[layout]
     panels = (*lead, -(-rows // PANEL), -(-columns // side), PANEL)
-    return panels if layout == "panel32" else (*panels, side)
+    if layout == "panel32":
+        return panels
+    return (*panels, side // 2 if layout == "panel32x8" else side)
 
 
 def stored_dtype(dtype: WeightDtype, layout: Layout) -> np.dtype[np.generic]:
-    """The type of the elements as stored: bytes without sign in panel32x4, else ``dtype``'s own."""
-    return np.dtype(np.uint8) if layout == "panel32x4" else NUMPY_DTYPES[dtype]
+    """The type of the elements as stored: bytes without sign for integers in panels, else ``dtype``'s own."""
+    bytes_of = ("panel32x4", "panel32x8", "sparse32", "nibbles")
+    return np.dtype(np.uint8) if layout in bytes_of else NUMPY_DTYPES[dtype]
 
 
 def stored_bytes(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype) -> int:
     """Bytes that a tensor takes in its blob, without the alignment before it."""
-    return math.prod(stored_shape(shape, layout)) * BYTES_PER_ELEMENT[dtype]
+    return math.prod(stored_shape(shape, layout, dtype)) * stored_dtype(dtype, layout).itemsize
 
 
 Array = npt.NDArray[Any]
 
 
-def pack(weight: Array, layout: Layout) -> Array:
-    """A weight [.., N, K] as ``layout`` stores it."""
+def pack(weight: Array, layout: Layout, dtype: WeightDtype | None = None) -> Array:
+    """A weight [.., N, K] as ``layout`` stores it. ``dtype`` says whether integers of 4 bits have a sign: i4 or u4.
+
+    Raises ValueError for sparse32 if more than two of four values are not zero.
+    """
     if layout == "rows":
         return np.ascontiguousarray(weight)
-    if layout == "panel32x4":
-        weight = weight.view(np.uint8) ^ _BIAS  # a signed byte + 128 is the same byte with its first bit flipped
+    if layout == "sparse32":
+        return pack_sparse(weight, dtype or "f32")
+    if layout == "nibbles":
+        return pack_nibbles(weight)
+    bias = _BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0) if weight.dtype == np.int8 else 0
+    if layout in ("panel32x4", "panel32x8"):
+        weight = weight.view(np.uint8) + np.uint8(bias)  # wraps around: -1 + 128 is 127
     *lead, rows, columns = weight.shape
     side = NEIGHBOURS[layout]
     panels, groups = -(-rows // PANEL), -(-columns // side)
     if (rows, columns) == (panels * PANEL, groups * side):
         padded = np.ascontiguousarray(weight)
     else:
-        padded = np.full((*lead, panels * PANEL, groups * side), _BIAS if layout == "panel32x4" else 0, weight.dtype)
+        padded = np.full((*lead, panels * PANEL, groups * side), bias, weight.dtype)
         padded[..., :rows, :columns] = weight
+    if layout == "panel32x8":
+        octets = padded.reshape(*lead, panels * PANEL, groups, 2, 4)
+        padded = (octets[..., 0, :] | octets[..., 1, :] << 4).reshape(*lead, panels * PANEL, groups * 4)
     # Neighbours move as one word.
     words = padded if layout == "panel32" else padded.view(np.uint32)
     moved = words.reshape(*lead, panels, PANEL, groups).swapaxes(-1, -2)
-    return np.ascontiguousarray(moved).view(weight.dtype).reshape(stored_shape((*lead, rows, columns), layout))
+    shape = stored_shape((*lead, rows, columns), layout, dtype or "f32")
+    return np.ascontiguousarray(moved).view(weight.dtype).reshape(shape)
 
 
-def unpack(stored: Array, shape: tuple[int, ...], layout: Layout) -> Array:
+def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: WeightDtype | None = None) -> Array:
     """The reverse of ``pack``: the weight [.., N, K] of this ``shape``."""
     if layout == "rows":
         return stored
+    if layout == "sparse32":
+        return unpack_sparse(stored, shape, dtype or "f32")
+    if layout == "nibbles":
+        return unpack_nibbles(stored, shape, dtype or "i4")
     *lead, rows, columns = shape
+    if layout == "panel32x8":
+        stored = np.concatenate((stored & 0xF, stored >> 4), axis=-1)
     panels, groups, side = stored.shape[len(lead)], stored.shape[len(lead) + 1], NEIGHBOURS[layout]
     values = stored.reshape(*lead, panels, groups, PANEL, side).swapaxes(-2, -3)
     weight = values.reshape(*lead, panels * PANEL, groups * side)[..., :rows, :columns]
-    return (weight ^ _BIAS).view(np.int8) if layout == "panel32x4" else weight
+    if layout in ("panel32x4", "panel32x8"):
+        return (weight - np.uint8(_BIAS.get("i8" if layout == "panel32x4" else dtype or "u4", 0))).view(np.int8)
+    return weight
+
+
+def pack_nibbles(values: Array) -> Array:
+    """int8 of any shape, each -8 .. 15 -> uint8 [ceil(n/2)]: their low 4 bits, the first of two in the low half."""
+    flat = values.reshape(-1).view(np.uint8) & 0xF
+    if flat.size % 2:
+        flat = np.append(flat, np.uint8(0))
+    return flat[0::2] | flat[1::2] << 4
+
+
+def unpack_nibbles(stored: Array, shape: tuple[int, ...], dtype: WeightDtype) -> Array:
+    """The reverse of ``pack_nibbles``; of i4 the upper half of the 16 values is below zero."""
+    values = np.stack((stored & 0xF, stored >> 4), axis=-1).reshape(-1)[: math.prod(shape)].view(np.int8)
+    return (np.where(values > 7, values - np.int8(16), values) if dtype == "i4" else values).reshape(shape)

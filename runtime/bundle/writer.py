@@ -8,6 +8,7 @@ while another process writes in it: the writer holds a lock (flock) on it, which
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import uuid
@@ -128,6 +129,23 @@ class BundleWriter:
             file.close()
         self._add(path, file)
 
+    def adopt(self, path: str, source: Path) -> FileSection:
+        """Moves the file ``source``, which lies on the bundle's disk, to ``path``; gives its size and hash.
+
+        Raises ValueError for a path written before, BundleError if it can't be moved.
+        """
+        if path in self._files or path == MANIFEST_PATH:
+            raise ValueError(f"{path} was written before")
+        place = self._folder / check_path(path)
+        with writing(self.final_path / path, 0):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(source, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+                size = os.fstat(file.fileno()).st_size
+            os.rename(source, place)
+        self._files[path] = FileSection(bytes=size, sha256=digest.hexdigest())
+        return self._files[path]
+
     @property
     def bytes_written(self) -> int:
         """Bytes of the files that the manifests list."""
@@ -237,7 +255,11 @@ class BundleWriter:
 
 
 class WeightsWriter:
-    """Streams tensors into blobs. Holds no more of them than the chunk being written."""
+    """Streams tensors into blobs. Holds no more of them than the chunk being written.
+
+    Bytes that are there already (a table or a norm that two targets read as it is) are not stored again: the index has
+    the same place for both tensors.
+    """
 
     def __init__(self, writer: BundleWriter) -> None:
         self.finished = False
@@ -245,6 +267,7 @@ class WeightsWriter:
         self._file: HashedFile | None = None
         self._blobs: list[Blob] = []
         self._tensors: dict[str, TensorEntry] = {}
+        self._places: dict[bytes, tuple[int, int]] = {}  # SHA-256 of a tensor's bytes -> its blob and offset
 
     def add(
         self,
@@ -277,18 +300,24 @@ class WeightsWriter:
                 raise ValueError(f"tensor {name}: shape is needed for chunks and for layout {layout}")
             shape = data.shape
         size = stored_bytes(shape, layout, dtype)
-        file = self._open_blob()
+        file, digest = self._open_blob(), hashlib.sha256()
+        before = file.mark()
         file.write(bytes(-file.bytes % ALIGNMENT), needed=size)
         offset = file.bytes
         for chunk in [data] if isinstance(data, np.ndarray) else data:
             if chunk.dtype != stored_dtype(dtype, layout):
                 raise ValueError(f"tensor {name}: a chunk is {chunk.dtype}, not {dtype}")
-            file.write(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data, needed=size)
+            data_of = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data
+            file.write(data_of, needed=size)
+            digest.update(data_of)
         if file.bytes - offset != size:
             raise ValueError(f"tensor {name}: {file.bytes - offset} bytes given, {dtype} {shape} {layout} has {size}")
+        place = self._places.setdefault(digest.digest(), (len(self._blobs), offset))
+        if place != (len(self._blobs), offset):
+            file.rewind(before)
         entry = TensorEntry(
-            blob=len(self._blobs),
-            offset=offset,
+            blob=place[0],
+            offset=place[1],
             bytes=size,
             dtype=dtype,
             shape=shape,
@@ -304,7 +333,7 @@ class WeightsWriter:
         """Completes the last blob and writes the index; called by ``BundleWriter.finish_weights``."""
         self.finished = True
         self._end_blob()
-        index = WeightsIndex(blobs=tuple(self._blobs), tensors=dict(sorted(self._tensors.items())))
+        index = WeightsIndex.of(tuple(self._blobs), dict(sorted(self._tensors.items())))
         self._writer.write_text(INDEX_PATH, index.to_json())
 
     def close(self) -> None:
@@ -312,24 +341,26 @@ class WeightsWriter:
         if self._file is not None:
             self._file.close()
 
-    def _blob_path(self) -> str:
-        return f"weights/weights-{len(self._blobs):05d}.bin"
-
     def _open_blob(self) -> HashedFile:
         if self._file is None:
-            path = self._blob_path()
+            path = blob_path(len(self._blobs))
             self._file = HashedFile(self._writer._folder / path, self._writer.final_path / path)
         return self._file
 
     def _end_blob(self) -> None:
         if self._file is None:
             return
-        file, path = self._file, self._blob_path()
+        file, path = self._file, blob_path(len(self._blobs))
         file.sync()
         file.close()
         self._file = None
         self._blobs.append(Blob(file=path, bytes=file.bytes))
         self._writer._add(path, file)
+
+
+def blob_path(index: int) -> str:
+    """The file of a blob."""
+    return f"weights/weights-{index:05d}.bin"
 
 
 def _is_bundle(path: Path) -> bool:

@@ -1,14 +1,20 @@
-"""The cpu target: our C++ interpreter of the lowered program."""
+"""The cpu target: our C++ interpreter of the lowered program, and of those that are specialised to buckets."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.errors import BundleError
 
+from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle
+
+Sizes = tuple[int, int, int]
+"""T, B and R of a step."""
 
 
 class CpuExecutor:
@@ -20,22 +26,55 @@ class CpuExecutor:
         threads: of the kernels; 0 takes as many as there are cores.
         isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
             best there is.
+        plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
+            in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
+            same bits.
+
+    Raises:
+        BundleError: a program doesn't hold together; names the bucket.
     """
 
-    def __init__(self, bundle: Bundle, blocks: Mapping[str, int], *, threads: int = 0, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        *,
+        threads: int = 0,
+        isa: str | None = None,
+        plan: BucketPlan | None = None,
+    ) -> None:
         program = bundle.program("cpu")
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
         self.caps = ExecutorCaps()
         self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa)
+        start = time.perf_counter()
+        self._specialized: dict[Sizes, CpuProgram] = {}
+        for bucket in plan.buckets if plan is not None else ():
+            try:
+                own = CpuProgram(bundle.bucket_program("cpu", bucket), weights, share=self._program)
+            except BundleError as e:
+                raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
+            self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
+        self._load_seconds = time.perf_counter() - start
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-cpu")
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
-        return self._thread.submit(self._program.run, step)
+        return self._thread.submit(self.program_of(step).run, step)
+
+    def program_of(self, step: StepInput) -> CpuProgram:
+        """The program that runs a step: that of its size, or that of any size."""
+        return self._specialized.get((len(step.ids), len(step.kv_len), len(step.rows)), self._program)
 
     def describe(self) -> dict[str, str | int]:
-        return {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
+        """With specialised programs, what they cost: milliseconds to load, and bytes of the arena that all share."""
+        about: dict[str, str | int] = {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
+        if self._specialized:
+            about["bucket_programs"] = len(self._specialized)
+            about["bucket_load_ms"] = round(self._load_seconds * 1000)
+            about["arena_bytes"] = self._program.arena_bytes
+        return about
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -47,8 +47,8 @@ class PoolPlan:
         return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools) or 'no blocks'} = {self.tokens} tokens"
 
 
-def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int) -> PoolPlan:
-    """Pools that fit in ``budget`` bytes, of no more than ``most_tokens`` (rounded up to whole blocks).
+def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int, reserved: int = 0) -> PoolPlan:
+    """Pools that fit in ``budget`` bytes, less ``reserved``, of no more than ``most_tokens`` (rounded up to blocks).
 
     Raises CapacityError if the budget holds no block of each group.
     """
@@ -56,12 +56,13 @@ def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int) -> P
     unit_bytes = sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
     units = -(-most_tokens // unit)
     if unit_bytes:
-        units = min(units, budget // unit_bytes)
+        units = min(units, (budget - reserved) // unit_bytes)
     if units < 1:
         raise CapacityError(
             f"memory: a KV budget of {format_bytes(budget)} holds no block: "
-            f"{unit} tokens need {format_bytes(unit_bytes)}",
-            hint=f"Pass memory of {unit_bytes} bytes or more.",
+            f"{unit} tokens need {format_bytes(unit_bytes)}"
+            + (f", beside {format_bytes(reserved)} for padding" if reserved else ""),
+            hint=f"Pass memory of {unit_bytes + reserved} bytes or more.",
         )
     return PoolPlan(tuple(groups), units * unit)
 

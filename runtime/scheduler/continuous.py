@@ -57,7 +57,7 @@ class ContinuousScheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.preemptions = 0
-        self._most_running = min(config.max_requests, caps.max_tokens)
+        self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
         self._decoded_last = False
 
     def check(self, request: Request) -> None:

@@ -1,7 +1,7 @@
 """Enginewright: compiles a language model to a bundle, and serves bundles.
 
-Importing this package loads nothing; every name is loaded when it is first used (PEP 562). ``export`` needs
-``enginewright[export]``; everything else runs without torch.
+Importing this package loads nothing; every name is loaded when it is first used (PEP 562). ``export`` and
+``recover`` need ``enginewright[export]``; everything else runs without torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .optimizer.export import export
+    from .optimizer.recover import RecoverOptions, recover
     from .plugins.errors import (
         BundleError,
         CapacityError,
@@ -36,6 +37,7 @@ __all__ = [
     "MissingDependencyError",
     "PassError",
     "RecipeError",
+    "RecoverOptions",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
@@ -45,17 +47,19 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "export",
+    "recover",
 ]
 
 _MODULES = {
     "LLM": "runtime.llm",
+    "RecoverOptions": "optimizer.recover",
     "RequestOutput": "runtime.outputs",
     "SamplingParams": "runtime.sampling",
     "StreamPiece": "runtime.outputs",
     "TokenLogprobs": "runtime.outputs",
     "export": "optimizer.export",
+    "recover": "optimizer.recover",
 }
-_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
 
 
 def __getattr__(name: str) -> object:
@@ -63,17 +67,10 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("importlib.metadata").version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.errors')}")
-    except ModuleNotFoundError as e:
-        if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
-            raise
-        from .plugins.errors import MissingDependencyError
+    from .plugins.errors import MissingDependencyError
 
-        raise MissingDependencyError(
-            f"{__name__}.{name} needs {e.name}, which is not installed",
-            hint="Install it with: pip install 'enginewright[export]'",
-        ) from e
+    with MissingDependencyError.of_export(f"{__name__}.{name}"):
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.errors')}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value

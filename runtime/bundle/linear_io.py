@@ -1,0 +1,142 @@
+"""The linear form of a step: what an ONNX file of a bundle takes and gives. The ``io`` section of a target's manifest.
+
+B requests of S tokens each, N = B*S; a request's cache is one slot of C tokens in a row, at the place that its index in
+the batch says. R rows of logits are wanted. Sizes B, S, C and R are known when a step runs.
+
+The last of a slot's C places is for rows that rest, so a request has C - 1 tokens at most, and a file for slots of one
+fixed size serves a context of one token less.
+
+    input_ids        i64 [B, S]
+    position_ids     i64 [B, S]
+    write_index      i64 [B]            where in its slot a request's first token of this step goes
+    MASK             bool [B, 1, S, C]  one for each window: True where the key may be attended to
+    rows             i64 [R]            indices into the N tokens
+    past_key_L       [B, Nkv, C, D]     for each layer L of a cache group
+    past_value_L     [B, Nkv, C, Dv]
+
+    logits           f32 [R, V]
+    present_key_L    as past_key_L, and may be the very memory of it
+    present_value_L  as past_value_L
+
+A contrib variant takes and gives the same, but no mask where GroupQueryAttention attends. Requests that run together,
+with more than one token each, must be at their beginning there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from enginewright.plugins.contracts import CacheDtype, CacheGroup
+
+MODEL_FILE = "model.onnx"
+"""At the bundle's root: external data must lie in the folder of the file that refers to it, or below."""
+
+CONTRIB_FILE = "model.contrib.onnx"
+"""Beside it, for the same reason."""
+
+Variant = Literal["standard", "contrib"]
+AccuracyLevel = Literal[1, 4]
+
+INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids", "write_index", "rows", "logits"
+
+
+class LinearCacheGroup(BaseModel):
+    """A cache group in the linear form. ``mask`` names the input that says what its layers attend to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int = Field(gt=0)
+    key_head_size: int = Field(gt=0)
+    value_head_size: int = Field(gt=0)
+    window: int = Field(default=0, ge=0)
+    dtype: CacheDtype = "f32"
+    mask: str
+
+    @classmethod
+    def of(cls, group: CacheGroup) -> LinearCacheGroup:
+        return cls(
+            name=group.name,
+            layers=group.layers,
+            kv_heads=group.kv_heads,
+            key_head_size=group.key_head_size,
+            value_head_size=group.value_head_size,
+            window=group.window,
+            dtype=group.dtype,
+            mask=mask_name(group.window),
+        )
+
+    def to_group(self, block_size: int) -> CacheGroup:
+        """The group as schedulers see it: a slot of ``block_size`` tokens is one block."""
+        fields = self.model_dump(exclude={"mask"})
+        return CacheGroup(**fields, block_size=block_size)
+
+
+class ContribVariant(BaseModel):
+    """A second file with onnxruntime's own operators, for the same weights.
+
+    Attributes:
+        file: its path in the bundle; "" where nothing would be in it that the standard file hasn't.
+        standard: the attentions that keep standard operators, each with the reason.
+        accuracy_level: see ``LinearIo``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str = CONTRIB_FILE
+    standard: tuple[str, ...] = ()
+    accuracy_level: AccuracyLevel = 1
+
+
+class LinearIo(BaseModel):
+    """What runs a step in the linear form.
+
+    Attributes:
+        file: the standard variant's, by its path in the bundle; "" where it was made into engines and isn't kept.
+        opset: of the standard operators in it.
+        onnxruntime: the smallest version that runs it.
+        variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too.
+        contrib: the variant beside a standard file, if one was asked for.
+        accuracy_level: of products with weights of 4 bits, in onnxruntime (MatMulNBits): 1 multiplies floats, 4 rounds
+            activations to 8 bits, in the groups of the weight.
+        cache_groups: in the program's order.
+        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str = MODEL_FILE
+    opset: int = Field(gt=0)
+    onnxruntime: str
+    variant: Variant = "standard"
+    contrib: ContribVariant | None = None
+    accuracy_level: AccuracyLevel = 1
+    cache_groups: tuple[LinearCacheGroup, ...]
+    summed_products: int = Field(ge=0)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The files there are."""
+        return (self.variant, "contrib") if self.contrib is not None and self.contrib.file else (self.variant,)
+
+    def of_variant(self, variant: Variant) -> LinearIo:
+        """The same with the file of one of ``variants``."""
+        if variant == self.variant:
+            return self
+        assert self.contrib is not None
+        own = {"file": self.contrib.file, "accuracy_level": self.contrib.accuracy_level}
+        return self.model_copy(update={"variant": variant, "contrib": None, **own})
+
+
+def mask_name(window: int) -> str:
+    """The mask of layers that see so many tokens back; 0: all."""
+    return f"mask_w{window}" if window else "mask"
+
+
+def cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """A layer's (past, present) names of its keys, then of its values."""
+    key, value = ((f"past_{kind}_{layer}", f"present_{kind}_{layer}") for kind in ("key", "value"))
+    return key, value

@@ -1,0 +1,128 @@
+"""The paged form of a step in TensorRT engines: what they take and give, and what they are built from.
+
+T packed tokens of B requests, R of whose logits are wanted; tables have room for M blocks a request, the pool of a
+cache group has P blocks of K tokens. Names and meaning are those of ``contracts.StepInput``; all integers are i32.
+
+    ids, positions           [T]
+    q_start                  [B + 1]
+    kv_len                   [B]
+    rows                     [R]
+    slots:GROUP              [T]              for each cache group; -1: the token isn't written
+    block_table:GROUP        [B, M]
+    k_cache:L, v_cache:L     [P, K, Nkv, D]   for each layer L, of the cache group's type
+    logits                   f32 [R, V]
+    k_cache_written:L, v_cache_written:L      the caches again: to be bound to the very memory of k_cache:L, v_cache:L
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
+
+NETWORK_FILE = "network.json"
+"""In the target's folder: the network that its engines are built of."""
+
+KERNELS_FOLDER = "kernels"
+"""In the target's folder: the code that the plugins launch, for each compute capability."""
+
+IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PagedCacheGroup(_Section):
+    """``contracts.CacheGroup`` as JSON, with the type that the engines' caches have."""
+
+    name: str
+    layers: tuple[int, ...]
+    kv_heads: int = Field(gt=0)
+    key_head_size: int = Field(gt=0)
+    value_head_size: int = Field(gt=0)
+    window: int = Field(default=0, ge=0)
+    dtype: CacheDtype
+    block_size: int = Field(default=KV_BLOCK_SIZE, gt=0)
+
+    @classmethod
+    def of(cls, group: CacheGroup, dtype: CacheDtype) -> PagedCacheGroup:
+        return cls(
+            name=group.name,
+            layers=group.layers,
+            kv_heads=group.kv_heads,
+            key_head_size=group.key_head_size,
+            value_head_size=group.value_head_size,
+            window=group.window,
+            dtype=dtype,
+            block_size=group.block_size,
+        )
+
+    def to_group(self) -> CacheGroup:
+        """The group as schedulers see it."""
+        return CacheGroup(**self.model_dump())
+
+
+class PagedProfile(_Section):
+    """Sizes of the steps of one engine, each (least, best, most). Steps of ``decode`` have one token a request.
+
+    The same holds for all cache groups. q_start has one more than B.
+    """
+
+    phase: Literal["decode", "prefill"]
+    T: tuple[int, int, int]
+    B: tuple[int, int, int]
+    R: tuple[int, int, int]
+    M: tuple[int, int, int]
+    P: tuple[int, int, int]
+
+    @model_validator(mode="after")
+    def _sizes_rise(self) -> Self:
+        for name, sizes in (("T", self.T), ("B", self.B), ("R", self.R), ("M", self.M), ("P", self.P)):
+            if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
+                raise ValueError(f"{name}: {list(sizes)} is no least, best and most size")
+        return self
+
+    def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
+        """Whether a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
+        given = ((tokens, self.T), (requests, self.B), (rows, self.R), (blocks, self.M))
+        return all(least <= n <= most for n, (least, _, most) in given)
+
+
+class PagedSection(_Section):
+    """What engines in the paged form are built from, and for which sizes.
+
+    Attributes:
+        library: the smallest version of TensorRT that can build them.
+        cache_groups: in the program's order.
+        profiles: one for each engine; engines have their ``phase``.
+        kernel_capabilities: of the GPUs that the target's kernels were compiled for: where it can be built.
+        split_keys: keys of the parts that a decode step's contexts are split into.
+        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+    """
+
+    network: str = NETWORK_FILE
+    library: str
+    cache_groups: tuple[PagedCacheGroup, ...]
+    profiles: tuple[PagedProfile, ...] = Field(min_length=1)
+    kernel_capabilities: tuple[str, ...] = Field(min_length=1)
+    split_keys: int = Field(gt=0)
+    summed_products: int = Field(default=0, ge=0)
+
+
+def slots_name(group: str) -> str:
+    """The input with the slots of a cache group's tokens."""
+    return f"slots:{group}"
+
+
+def table_name(group: str) -> str:
+    """The input with the block table of a cache group."""
+    return f"block_table:{group}"
+
+
+def paged_cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """A layer's (input, output) names of its keys, then of its values."""
+    keys, values = ((f"{kind}_cache:{layer}", f"{kind}_cache_written:{layer}") for kind in ("k", "v"))
+    return keys, values

@@ -1,0 +1,330 @@
+"""targets/NAME/segments.json: a model as small engines with our own attention between them. Versioned JSON.
+
+A *segment* is what lies between two attentions. Segments that are alike share one engine, which takes weights as
+inputs; the steps say which. Sizes of tensors are numbers or
+
+    T  tokens of the step, packed as in ``contracts.StepInput``
+    R  rows whose logits are wanted
+
+docs/bundle-format.md describes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
+
+from .manifest import BundlePath, check_format_version, parse, target_folder
+from .paged_section import PagedCacheGroup
+from .tensorrt_section import Capability, Range, TensorRtSection
+from .weights import INDEX_PATH, WeightsIndex
+
+FORMAT_VERSION = 1
+SEGMENTS_FILE = "segments.json"
+"""In a target's folder."""
+
+LOGITS = "logits"
+"""The buffer [R, V] of 32-bit floats that a step leaves its result in."""
+
+STEP_INPUTS = ("ids", "positions", "rows")
+"""What segments read of a ``contracts.StepInput``: i32 [T], [T] and [R]."""
+
+TensorDtype = Literal["f32", "f16", "bf16", "fp8", "i64", "i32", "i8", "i4", "u8", "bool"]
+"""fp8 is e4m3; of i4 two values are in a byte, the first in its low half, and of such weights that an engine takes for
+bytes they are u8 [.., K/2]."""
+
+Size = int | Literal["T", "R"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SegmentTensor(_Section):
+    """A tensor's type and shape, row-major without holes."""
+
+    dtype: TensorDtype
+    shape: tuple[Size, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+
+class Segment(_Section):
+    """One engine.
+
+    Attributes:
+        name: that steps call it by.
+        file: the engine, in the target's folder.
+        inputs: activations, by the engine's names.
+        weights: inputs too, of fixed shape.
+        outputs: by the engine's names.
+    """
+
+    name: str
+    file: BundlePath
+    inputs: dict[str, SegmentTensor]
+    weights: dict[str, SegmentTensor]
+    outputs: dict[str, SegmentTensor]
+
+
+class SegmentStep(_Section):
+    """Runs a segment: for each of its inputs a buffer or step input, for each weight a tensor of the bundle's weights,
+    for each output a buffer, which is none that it reads."""
+
+    op: Literal["segment"] = "segment"
+    segment: str
+    inputs: dict[str, str]
+    weights: dict[str, str]
+    outputs: dict[str, str]
+
+
+class AttentionStep(_Section):
+    """Writes ``k`` and ``v`` into a layer's cache, then attends with ``q`` over it: ``ew.kv_write`` and
+    ``ew.paged_attention``.
+
+    Attributes:
+        layer, group: whose cache.
+        q, k, v: buffers [T, Nq, D], [T, Nkv, D] and [T, Nkv, Dv].
+        out: a buffer [T, Nq, Dv].
+        scale, window, softcap: as ``ew.paged_attention`` has them.
+        sinks, slopes: f32 [Nq] of the bundle's weights, where the model has some.
+    """
+
+    op: Literal["attention"] = "attention"
+    layer: int = Field(ge=0)
+    group: str
+    q: str
+    k: str
+    v: str
+    out: str
+    scale: float
+    window: int = Field(default=0, ge=0)
+    softcap: float = 0.0
+    sinks: str | None = None
+    slopes: str | None = None
+
+
+Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="op")]
+
+
+class SegmentProfile(_Section):
+    """An optimization profile that every engine has, in this order: sizes that a step may have."""
+
+    T: Range
+    R: Range
+
+    def holds(self, tokens: int, rows: int) -> bool:
+        """Whether a step of these sizes runs in it."""
+        return self.T[0] <= tokens <= self.T[2] and self.R[0] <= rows <= self.R[2]
+
+
+class AttentionKernels(_Section):
+    """The kernels of ``layers`` on GPUs of one capability: stems of files in the target's ``kernels``.
+
+    ``prefill`` and ``decode`` are tiles to choose from, the first the likeliest; ``combine`` comes behind ``decode``.
+    """
+
+    layers: tuple[int, ...] = Field(min_length=1)
+    compute_capability: Capability
+    write: str
+    prefill: tuple[str, ...] = Field(min_length=1)
+    decode: tuple[str, ...] = Field(min_length=1)
+    combine: str
+
+    @property
+    def stems(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.write, *self.prefill, *self.decode, self.combine)
+
+
+class SegmentSchedule(_Section):
+    """A whole step.
+
+    Attributes:
+        dtype: of activations, weights and caches.
+        cache_groups: in the program's order.
+        profiles: of every engine.
+        segments: the engines, in the order in which steps first run them.
+        buffers: by name; what several steps use in turns is one.
+        steps: in order.
+        kernels: for each shape of attention and GPU.
+        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+    """
+
+    format_version: int = FORMAT_VERSION
+    dtype: Literal["f32", "f16", "bf16"]
+    cache_groups: tuple[PagedCacheGroup, ...]
+    profiles: tuple[SegmentProfile, ...] = Field(min_length=1)
+    segments: tuple[Segment, ...] = Field(min_length=1)
+    buffers: dict[str, SegmentTensor]
+    steps: tuple[Step, ...] = Field(min_length=1)
+    kernels: tuple[AttentionKernels, ...] = ()
+    summed_products: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        segments = {segment.name: segment for segment in self.segments}
+        if len(segments) < len(self.segments):
+            raise ValueError("segments: one name comes twice")
+        written: set[str] = set()
+        attended: list[int] = []
+        for i, step in enumerate(self.steps):
+            at = f"steps.{i}"
+            if isinstance(step, AttentionStep):
+                self._check_attention(step, at, written)
+                attended.append(step.layer)
+                written.add(step.out)
+            else:
+                if step.segment not in segments:
+                    raise ValueError(f"{at}: there is no segment {step.segment!r}")
+                self._check_segment(step, segments[step.segment], at, written)
+                written.update(step.outputs.values())
+        if self.buffers.get(LOGITS) is None or LOGITS not in written:
+            raise ValueError(f"no step writes the buffer {LOGITS!r}")
+        layers = [layer for group in self.cache_groups for layer in group.layers]
+        if sorted(attended) != sorted(layers):
+            raise ValueError(f"steps attend in the layers {sorted(attended)}, and cache_groups have {sorted(layers)}")
+        by_gpu: dict[str, list[int]] = {}
+        for kernels in self.kernels:
+            by_gpu.setdefault(kernels.compute_capability, []).extend(kernels.layers)
+        for gpu, some in by_gpu.items():
+            if sorted(some) != sorted(layers):
+                raise ValueError(f"kernels: those for {gpu} are of the layers {sorted(some)}, not of {sorted(layers)}")
+        return self
+
+    def _check_segment(self, step: SegmentStep, segment: Segment, at: str, written: set[str]) -> None:
+        _same_names(f"{at}.inputs", step.inputs, segment.inputs)
+        _same_names(f"{at}.weights", step.weights, segment.weights)
+        _same_names(f"{at}.outputs", step.outputs, segment.outputs)
+        for name, source in step.inputs.items():
+            self._check_tensor(f"{at}.inputs.{name}", source, segment.inputs[name], written)
+        for name, result in step.outputs.items():
+            self._check_tensor(f"{at}.outputs.{name}", result, segment.outputs[name], None)
+        results = list(step.outputs.values())
+        if len(set(results)) < len(results) or set(results) & set(step.inputs.values()):
+            raise ValueError(f"{at}.outputs: a buffer is written twice, or read and written")
+
+    def _check_attention(self, step: AttentionStep, at: str, written: set[str]) -> None:
+        group = next((g for g in self.cache_groups if g.name == step.group), None)
+        if group is None or step.layer not in group.layers:
+            raise ValueError(f"{at}: no cache group {step.group!r} has the layer {step.layer}")
+        q = self.buffers.get(step.q)
+        heads = q.shape[1] if q is not None and len(q.shape) == 3 else 0
+        key, value = group.key_head_size, group.value_head_size
+        wanted = {"q": ("T", heads, key), "k": ("T", group.kv_heads, key), "v": ("T", group.kv_heads, value)}
+        for name, shape in wanted.items():
+            tensor = SegmentTensor(dtype=self.dtype, shape=shape)
+            self._check_tensor(f"{at}.{name}", getattr(step, name), tensor, written)
+        out = SegmentTensor(dtype=self.dtype, shape=("T", heads, value))
+        self._check_tensor(f"{at}.out", step.out, out, None)
+
+    def _check_tensor(self, at: str, name: str, wanted: SegmentTensor, written: set[str] | None) -> None:
+        """``written``: the buffers that may be read; None: this one is written."""
+        if written is not None and name in STEP_INPUTS:
+            found = SegmentTensor(dtype="i32", shape=("R",) if name == "rows" else ("T",))
+        elif name not in self.buffers:
+            raise ValueError(f"{at}: there is no buffer {name!r}")
+        elif written is not None and name not in written:
+            raise ValueError(f"{at}: nothing has written the buffer {name!r} by then")
+        else:
+            found = self.buffers[name]
+        if found != wanted:
+            raise ValueError(f"{at}: {name!r} is {found}, and {wanted} is needed")
+
+    # ---- the bundle around it
+
+    def check_weights(self, index: WeightsIndex, source: str) -> None:
+        """Raises BundleError naming ``source``, the step and the weight that isn't there as it is needed."""
+        segments = {segment.name: segment for segment in self.segments}
+        for i, step in enumerate(self.steps):
+            needed: Iterable[tuple[str, SegmentTensor]]
+            if isinstance(step, AttentionStep):
+                heads = self.buffers[step.q].shape[1]
+                of_heads = SegmentTensor(dtype="f32", shape=(heads,))
+                needed = [(name, of_heads) for name in (step.sinks, step.slopes) if name is not None]
+            else:
+                needed = [(name, segments[step.segment].weights[given]) for given, name in step.weights.items()]
+            for name, tensor in needed:
+                _check_weight(index, name, tensor, f"{source}: steps.{i}")
+
+    def check_engines(self, section: TensorRtSection, source: str) -> None:
+        """Raises BundleError naming ``source`` if the target's manifest says something else of the engines."""
+        found = {
+            "engines": sorted(segment.file for segment in self.segments),
+            "dtype": self.dtype,
+            "compute_capabilities": sorted({k.compute_capability for k in self.kernels}),
+        }
+        wanted = {
+            "engines": sorted(engine.file for engine in section.engines),
+            "dtype": section.dtype,
+            "compute_capabilities": sorted(section.compute_capabilities),
+        }
+        for field, value in wanted.items():
+            if found[field] != value:
+                raise BundleError(
+                    f"{source}: {field}: they are {found[field]}, and {value} in the target's manifest",
+                    hint="Export the bundle again.",
+                )
+
+    def check_files(self, target: str, files: Mapping[str, object], source: str) -> None:
+        """Raises BundleError if an engine or a kernel isn't among the bundle's ``files``."""
+        needed = [segment.file for segment in self.segments]
+        needed += [kernel_file(stem, kind) for k in self.kernels for stem in k.stems for kind in ("json", "cubin")]
+        for file in needed:
+            if f"{target_folder(target)}/{file}" not in files:
+                raise BundleError(
+                    f"{source}: {file} is not listed in the target's manifest", hint="Export the bundle again."
+                )
+
+    def to_json(self) -> str:
+        """Stable, readable text: the same schedule gives the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
+        """Raises BundleError naming ``source`` and what is wrong, if it is no schedule that this version reads."""
+        try:
+            data = parse_json(text)
+        except ValueError as e:
+            raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
+        check_format_version(data, FORMAT_VERSION, source)
+        return parse(cls, data, source)
+
+
+def segments_path(target: str) -> str:
+    """Where a target's schedule is in the bundle."""
+    return f"{target_folder(target)}/{SEGMENTS_FILE}"
+
+
+def kernel_file(stem: str, kind: Literal["json", "cubin", "ptx"]) -> str:
+    """A kernel's file in the target's folder."""
+    return f"kernels/{stem}.{kind}"
+
+
+def _same_names(at: str, found: Mapping[str, str], wanted: Mapping[str, SegmentTensor]) -> None:
+    if found.keys() != wanted.keys():
+        raise ValueError(f"{at}: they are {sorted(found)}, and the segment has {sorted(wanted)}")
+
+
+def _check_weight(index: WeightsIndex, name: str, wanted: SegmentTensor, source: str) -> None:
+    entry = index.tensors.get(name)
+    if entry is None:
+        raise BundleError(f"{source}: weight {name!r} is not in {INDEX_PATH}", hint="Export the bundle again.")
+    dtypes: tuple[str, ...] = (wanted.dtype,)
+    shape: tuple[Size, ...] = wanted.shape
+    if wanted.dtype == "u8":
+        dtypes, shape = ("i4", "u4"), (*shape[:-1], *(2 * n for n in shape[-1:] if isinstance(n, int)))
+    layout = "nibbles" if wanted.dtype in ("i4", "u8") else "rows"
+    if entry.dtype not in dtypes or (entry.shape, entry.layout) != (shape, layout):
+        raise BundleError(
+            f"{source}: weight {name!r} has to be {wanted}, {INDEX_PATH} has {entry.dtype} {list(entry.shape)} in "
+            f"{entry.layout}",
+            hint="Export the bundle again.",
+        )

@@ -1,0 +1,98 @@
+"""Layout sparse32: a weight [N, K] of which at most two of every four values along K are not zero.
+
+It is stored as [ceil(N/32)][ceil(K/32)] blocks of 32 rows n and 32 columns k, a block being
+
+    places   32 words of 32 bits, one for each n: those of k = 4q .. 4q+3 are its bits 4q .. 4q+3, 2 for the place of
+             the first kept value, 2 for the second's, which is behind it
+    values   the two kept ones of each n, q after q:
+             f32     [8][2][32]: of all n the first, then of all n the second
+             bf16    [8][32][2]
+             i8      [8][32][2], each value + 128 in a byte without sign
+             i4      [4][32][2] bytes: value + 8, of an even q in the low half, of the odd one behind in the high half
+
+Where fewer than two are not zero, zeros are kept at the first places that are free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+PANEL = 32
+DEPTH = 32
+"""Rows and columns of a block."""
+
+_PLACE_BYTES = 4 * PANEL
+_QUADS = DEPTH // 4
+_VALUE_BYTES = {"f32": 2048, "bf16": 1024, "i8": 512, "i4": 256}
+_TYPES: dict[str, Any] = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i8": np.uint8, "i4": np.uint8}
+_BIAS = {"i8": 128, "i4": 8}
+
+
+def block_bytes(dtype: str) -> int:
+    """Bytes of a block. Raises KeyError for a type that is never sparse."""
+    return _PLACE_BYTES + _VALUE_BYTES[dtype]
+
+
+def is_sparse(weight: Array) -> bool:
+    """Whether K divides by 4 and no four neighbours along it have more than two values that are not zero."""
+    if weight.shape[-1] % 4:
+        return False
+    return bool(((weight != 0).reshape(*weight.shape[:-1], -1, 4).sum(-1) <= 2).all())
+
+
+def pack_sparse(weight: Array, dtype: str) -> Array:
+    """[N, K] -> uint8 [ceil(N/32), ceil(K/32), block]. Raises ValueError for a weight that isn't sparse."""
+    if not is_sparse(weight):
+        raise ValueError("more than two of four values are not zero, or K is no multiple of 4")
+    rows, columns = weight.shape
+    panels, blocks = -(-rows // PANEL), -(-columns // DEPTH)
+    padded = np.zeros((panels * PANEL, blocks * DEPTH), weight.dtype)
+    padded[:rows, :columns] = weight
+    quads = padded.reshape(-1, 4)
+    # The kept two of four, in their order: what is zero comes last, by its place.
+    order = np.argsort(quads == 0, axis=1, kind="stable")[:, :2]
+    order.sort(axis=1)
+    kept = np.take_along_axis(quads, order, axis=1)
+    places = (order[:, 0] | order[:, 1] << 2).astype(np.uint32)
+    words = (places.reshape(-1, blocks, _QUADS) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+    # [panels, 32, blocks, 8, 2] -> [panels, blocks, 8, 32, 2]
+    values = kept.reshape(panels, PANEL, blocks, _QUADS, 2).transpose(0, 2, 3, 1, 4)
+    if dtype == "f32":
+        values = values.swapaxes(-1, -2)
+    elif dtype in _BIAS:
+        values = values.view(np.uint8) + np.uint8(_BIAS[dtype])  # wraps around: -1 + 128 is 127
+    if dtype == "i4":
+        values = values[:, :, 0::2] | values[:, :, 1::2] << 4
+    out = np.empty((panels, blocks, block_bytes(dtype)), np.uint8)
+    out[..., :_PLACE_BYTES] = words.reshape(panels, PANEL, blocks).swapaxes(1, 2).copy().view(np.uint8)
+    out[..., _PLACE_BYTES:] = np.ascontiguousarray(values).reshape(panels, blocks, -1).view(np.uint8)
+    return out
+
+
+def unpack_sparse(stored: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """The reverse of ``pack_sparse``: the weight [N, K] of this ``shape``, zeros included."""
+    rows, columns = shape
+    panels, blocks = stored.shape[:2]
+    words = np.ascontiguousarray(stored[..., :_PLACE_BYTES]).view(np.uint32)  # [panels, blocks, 32]
+    places = words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15  # [panels, blocks, 32, 8]
+    values = np.ascontiguousarray(stored[..., _PLACE_BYTES:]).view(_TYPES[dtype])
+    if dtype == "i4":
+        halves = values.reshape(panels, blocks, _QUADS // 2, 1, PANEL, 2)
+        values = np.concatenate((halves & 15, halves >> 4), axis=3)
+    if dtype == "f32":
+        values = values.reshape(panels, blocks, _QUADS, 2, PANEL).swapaxes(-1, -2)
+    if dtype in _BIAS:
+        values = (values - np.uint8(_BIAS[dtype])).view(np.int8)
+    values = values.reshape(panels, blocks, _QUADS, PANEL, 2).swapaxes(2, 3)  # [panels, blocks, 32, 8, 2]
+    quads = np.zeros((panels, blocks, PANEL, _QUADS, 4), values.dtype)
+    for which in range(2):
+        at = (places >> (2 * which) & 3).astype(np.int64)[..., None]
+        np.put_along_axis(quads, at, values[..., which : which + 1], axis=-1)
+    dense = quads.reshape(panels, blocks, PANEL, DEPTH).swapaxes(1, 2).reshape(panels * PANEL, blocks * DEPTH)
+    return dense[:rows, :columns]

@@ -1,0 +1,104 @@
+"""The first 64 bytes of a serialized TensorRT-RTX engine, called a plan: read without TensorRT.
+
+What they mean isn't documented; it was found by building engines for one GPU and for several, and comparing them:
+
+    at   type      what
+     0   4 bytes   "vtrt"
+    16   u64       bytes of the whole file
+    24   4 bytes   version of the library that built it: major, minor, patch, build
+    32   u32       compute capabilities that it was built for, a bit each: see ``CAPABILITY_BITS``
+
+All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import builtins
+import struct
+from dataclasses import dataclass
+
+from enginewright.plugins.errors import BundleError
+
+HEADER_BYTES = 64
+MAGIC = b"vtrt"
+
+CAPABILITY_BITS: dict[str, int] = {
+    "7.5": 1 << 0,
+    "8.0": 1 << 1,
+    "8.6": 1 << 2,
+    "8.9": 1 << 3,
+    "12.0": 1 << 4,
+    "12.1": 1 << 5,
+}
+"""Of the compute capabilities that TensorRT-RTX builds for."""
+
+_AGAIN = "Copy the bundle again, or export it again."
+
+
+@dataclass(frozen=True)
+class PlanHeader:
+    """What a plan says of itself.
+
+    Attributes:
+        bytes: of the whole file.
+        version: of the library that built it, such as "1.7.1.116"; it has to be run by the same.
+        compute_capabilities: of the GPUs that it runs on, such as "8.9", in rising order.
+    """
+
+    bytes: int
+    version: str
+    compute_capabilities: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, data: builtins.bytes, source: str) -> PlanHeader:
+        """Of a plan's first bytes.
+
+        Args:
+            data: ``HEADER_BYTES`` or more.
+            source: the file that errors name.
+
+        Raises:
+            BundleError: it is no plan, was cut off, or is for a GPU that this version doesn't know; names the field.
+        """
+        if len(data) < HEADER_BYTES:
+            raise BundleError(
+                f"{source}: {len(data)} bytes, and a plan's header alone has {HEADER_BYTES}: it was cut off",
+                hint=_AGAIN,
+            )
+        if data[:4] != MAGIC:
+            raise BundleError(
+                f"{source}: magic: it begins with {data[:4]!r} instead of {MAGIC!r}: no TensorRT-RTX engine",
+                hint=_AGAIN,
+            )
+        (size,) = struct.unpack_from("<Q", data, 16)
+        (mask,) = struct.unpack_from("<I", data, 32)
+        unknown = mask & ~sum(CAPABILITY_BITS.values())
+        if unknown or not mask:
+            raise BundleError(
+                f"{source}: compute capabilities: the mask {mask:#x} has "
+                f"{f'{unknown:#x}, which this Enginewright does not know' if unknown else 'none'}",
+                hint="Install a newer enginewright, or export the bundle again.",
+            )
+        version = ".".join(map(str, data[24:28]))
+        return cls(size, version, tuple(name for name, bit in CAPABILITY_BITS.items() if mask & bit))
+
+
+def check_plan(
+    header: PlanHeader, source: str, *, size: int, version: str, compute_capabilities: tuple[str, ...]
+) -> None:
+    """Compares a plan with what its bundle's manifest says of it.
+
+    Raises BundleError naming ``source``, the field, and both values.
+    """
+    found = {
+        "bytes": header.bytes,
+        "version": header.version,
+        "compute capabilities": ", ".join(header.compute_capabilities),
+    }
+    wanted = {"bytes": size, "version": version, "compute capabilities": ", ".join(compute_capabilities)}
+    for field, value in wanted.items():
+        if found[field] != value:
+            raise BundleError(
+                f"{source}: {field}: the plan's header has {found[field]}, the target's manifest {value}",
+                hint=_AGAIN,
+            )

@@ -1,0 +1,107 @@
+"""The ``tensorrt`` section of a target's manifest: its engines, what they run on, and the sizes of their steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .paged_section import PagedSection
+
+Phase = Literal["decode", "prefill", "both"]
+"""Which steps: of one token a request, of prompts, or either."""
+
+
+def check_capability(name: str) -> str:
+    """``name`` if it is a compute capability such as "8.9"; else raises ValueError."""
+    major, dot, minor = name.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise ValueError(f"{name!r} is no compute capability such as 8.9")
+    return name
+
+
+Capability = Annotated[str, AfterValidator(check_capability)]
+
+
+def _check_range(sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+    if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
+        raise ValueError(f"{list(sizes)} is no least, best and most size")
+    return sizes
+
+
+Range = Annotated[tuple[int, int, int], AfterValidator(_check_range)]
+"""Least, best and most: an optimization profile's."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProfileSection(_Section):
+    """Sizes that an engine runs, an optimization profile of it; profiles are in the engine's order.
+
+    Attributes:
+        phase: what it is for.
+        B: requests.
+        S: tokens of each.
+        R: rows of logits.
+        C: places of a slot, the last of which is for rows that rest.
+    """
+
+    phase: Literal["decode", "prefill"]
+    B: Range
+    S: Range
+    R: Range
+    C: int = Field(gt=1)
+
+    def holds(self, requests: int, tokens: int, rows: int) -> bool:
+        """Whether a step of these sizes runs in it."""
+        return all(a <= n <= c for n, (a, _, c) in ((requests, self.B), (tokens, self.S), (rows, self.R)))
+
+
+class EngineSection(_Section):
+    """One plan. ``file`` is its path in the target's folder.
+
+    Engines that take packed tokens have no ``profiles`` here: those of segments are in segments.json, the same for all,
+    those of the paged form in its section, by phase.
+    """
+
+    file: str = Field(min_length=1)
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    phase: Phase = "both"
+    profiles: tuple[ProfileSection, ...] = ()
+
+
+class TensorRtSection(_Section):
+    """Engines of a target, or what they will be built for.
+
+    Attributes:
+        flavour: the library: "rtx" is TensorRT-RTX.
+        form: "whole" has the model in one engine, "segments" the parts between two attentions.
+        version: of the library that built them, which has to run them.
+        compute_capabilities: of the GPUs that they were built for, in rising order.
+        dtype: of activations and caches.
+        engines: none while the target waits to be built.
+        paged: of engines whose caches are blocks and whose attention is a plugin; None for the linear form.
+    """
+
+    flavour: Literal["rtx", "tensorrt"]
+    form: Literal["whole", "segments"] = "whole"
+    version: str = ""
+    compute_capabilities: tuple[Capability, ...] = Field(min_length=1)
+    dtype: Literal["f32", "f16", "bf16"] = "f16"
+    engines: tuple[EngineSection, ...] = ()
+    paged: PagedSection | None = None
+
+    @model_validator(mode="after")
+    def _files_differ(self) -> Self:
+        files = [engine.file for engine in self.engines]
+        if len(set(files)) < len(files):
+            raise ValueError("engines: one file is listed twice")
+        for i, engine in enumerate(self.engines):
+            linear = self.form == "whole" and self.paged is None
+            if bool(engine.profiles) != linear:
+                has = "none" if linear else "some, and those of packed tokens are in segments.json or in paged"
+                raise ValueError(f"engines.{i}.profiles: there are {has}")
+        return self

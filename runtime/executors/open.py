@@ -1,0 +1,245 @@
+"""Which of a bundle's targets runs, and its executor with a cache that fits into a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.errors import BundleError, CapacityError, RequestError
+
+from ..bundle.buckets import BucketPlan
+from ..bundle.linear_io import Variant
+from ..bundle.reader import Bundle
+from ..kv_cache.cache_groups import default_budget, plan_pools
+from .base import Executor
+from .static_shapes import StaticShapes, sink_blocks
+
+LEAST_CONTEXT = 2
+"""A prompt of one token, and one more."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a target runs on.
+
+    Attributes:
+        threads: of kernels on the CPU; 0 takes as many as there are cores.
+        isa: the cpu target's instruction set; None takes the best there is.
+        provider: the onnx target's execution provider; None takes "cpu".
+        variant: of the onnx target's file; None takes the fastest that there is for the provider.
+    """
+
+    threads: int = 0
+    isa: str | None = None
+    provider: str | None = None
+    variant: Variant | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What an executor is made for: see ``make_executor``."""
+
+    bundle: Bundle
+    target: str
+    blocks: Mapping[str, int]
+    context: int
+    placement: Placement
+    plan: BucketPlan | None
+
+
+@dataclass(frozen=True)
+class _Target:
+    """How a target is opened. What it needs is imported when it is.
+
+    Attributes:
+        groups: cache groups for requests of up to so many tokens.
+        make: the executor.
+        most_context: tokens that a request may have at most, if that is fewer than the model has.
+        memory: bytes for the caches where nobody says how many.
+        slots: whether a request takes a block of its whole context.
+        takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
+    """
+
+    groups: Callable[[Bundle, str, int], tuple[CacheGroup, ...]]
+    make: Callable[[_Asked], Executor]
+    most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
+    memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
+    slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
+    takes: tuple[str, ...] = ()
+
+
+def _cpu_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    return tuple(g.to_group() for g in bundle.program(target).cache_groups)
+
+
+def _make_cpu(asked: _Asked) -> Executor:
+    from .cpu import CpuExecutor  # needs the extension module
+
+    placement = asked.placement
+    return CpuExecutor(asked.bundle, asked.blocks, threads=placement.threads, isa=placement.isa, plan=asked.plan)
+
+
+def _onnx_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    from .onnxruntime import linear_io, slot_capacity, slot_groups
+
+    return slot_groups(linear_io(bundle, target), slot_capacity(context))
+
+
+def _make_onnx(asked: _Asked) -> Executor:
+    from .onnxruntime import OnnxExecutor, slot_capacity
+
+    return OnnxExecutor(
+        asked.bundle,
+        asked.blocks,
+        slot_capacity(asked.context),
+        threads=asked.placement.threads,
+        provider=asked.placement.provider or "cpu",
+        target=asked.target,
+        variant=asked.placement.variant,
+    )
+
+
+def _has_slots(bundle: Bundle, target: str) -> bool:
+    section = bundle.target(target).tensorrt
+    return section is not None and section.form == "whole" and section.paged is None
+
+
+def _engine_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    from .tensorrt import slot_groups_of
+    from .tensorrt_packed import packed_groups
+
+    return slot_groups_of(bundle, target) if _has_slots(bundle, target) else packed_groups(bundle, target)
+
+
+def _engine_context(bundle: Bundle, target: str) -> int:
+    from .tensorrt import slot_capacity_of
+    from .tensorrt_packed import packed_context
+
+    return slot_capacity_of(bundle, target) - 1 if _has_slots(bundle, target) else packed_context(bundle, target)
+
+
+def _gpu_budget(bundle: Bundle, target: str) -> int:
+    from .tensorrt import gpu_budget
+
+    return gpu_budget(bundle, target)
+
+
+def _make_engine(asked: _Asked) -> Executor:
+    from .tensorrt import TensorRtExecutor
+    from .tensorrt_packed import PackedExecutor
+
+    bundle, target, threads = asked.bundle, asked.target, asked.placement.threads
+    if _has_slots(bundle, target):
+        return TensorRtExecutor(bundle, asked.blocks, target=target, threads=threads)
+    return PackedExecutor(bundle, asked.blocks, asked.context, target=target, threads=threads)
+
+
+_ENGINES = _Target(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
+
+_TARGETS: Mapping[str, _Target] = {
+    "cpu": _Target(_cpu_groups, _make_cpu, takes=("isa",)),
+    "onnx": _Target(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant")),
+    "tensorrt-rtx": _ENGINES,
+    "tensorrt": _ENGINES,
+}
+
+ORDER = tuple(_TARGETS)
+"""Targets that run here. Where nobody says which, it is the first of them that the bundle has."""
+
+
+def choose_target(bundle: Bundle, target: str | None) -> str:
+    """``target`` if it is ready and runs here; of None, the first of ``ORDER`` that does. Raises BundleError."""
+    if target is None:
+        ready = [name for name in ORDER if name in bundle.targets and bundle.targets[name].state == "ready"]
+        target = next(iter(ready), None) or next(iter(bundle.targets), ORDER[0])
+    bundle.target(target)
+    if target not in _TARGETS:
+        raise BundleError(
+            f"{bundle.path}: this Enginewright can't run target {target!r}", hint=f"Use target {' or '.join(ORDER)}."
+        )
+    return target
+
+
+def variants_of(bundle: Bundle, target: str) -> tuple[Variant | None, ...]:
+    """What ``Placement.variant`` may be for a target; None alone where there are no two. Raises BundleError."""
+    io = bundle.target(target).io
+    return io.variants if io is not None and len(io.variants) > 1 else (None,)
+
+
+def context_of(bundle: Bundle, context: int | None, target: str | None = None) -> int:
+    """Most tokens of a request: the context of the model, or of the target's engines, or less if that is asked for.
+
+    Raises CapacityError if more is asked for, RequestError if it is too little for any request.
+    """
+    most, maker = bundle.model.context_length, "the bundle was"
+    if target is not None and (own := _TARGETS[target].most_context(bundle, target)) < most:
+        most, maker = own, f"the engines of target {target!r} were"
+    if context is None:
+        return most
+    if context > most:
+        raise CapacityError(
+            f"context: {context} tokens are more than the {most} that {maker} made for",
+            hint=f"Ask for {most} or fewer, or export the model with a longer context.",
+        )
+    if context < min(LEAST_CONTEXT, most):
+        raise RequestError(f"context: {context} is out of range", hint=f"It must be from {LEAST_CONTEXT} to {most}.")
+    return context
+
+
+def target_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    """The cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
+    return _TARGETS[target].groups(bundle, target, context)
+
+
+def make_executor(
+    bundle: Bundle,
+    target: str,
+    blocks: Mapping[str, int],
+    context: int,
+    placement: Placement = Placement(),
+    plan: BucketPlan | None = None,
+) -> Executor:
+    """The executor of a target that ``choose_target`` gave, with so many blocks, for ``context`` tokens of a request.
+
+    ``plan``: the target's buckets, if its steps will have their sizes; the cpu target has a program for each.
+
+    Raises:
+        BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
+        RequestError: ``placement`` names what the target doesn't have.
+    """
+    for field in ("isa", "provider", "variant"):
+        said = getattr(placement, field)
+        if said is not None and field not in _TARGETS[target].takes:
+            owners = " or ".join(repr(name) for name, one in _TARGETS.items() if field in one.takes)
+            raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
+    return _TARGETS[target].make(_Asked(bundle, target, blocks, context, placement, plan))
+
+
+def open_executor(
+    bundle: Bundle,
+    target: str,
+    context: int,
+    placement: Placement,
+    *,
+    memory: int | None,
+    max_requests: int,
+    buckets: bool,
+) -> Executor:
+    """As ``make_executor``, with as many blocks as ``memory`` bytes hold, and no more than ``max_requests`` need.
+
+    ``memory``: None takes a quarter of what is free, or on a GPU most of what the engines leave there.
+    ``buckets``: where the target has sizes of steps, its steps have those.
+
+    Raises CapacityError if the memory holds no block, and what ``make_executor`` raises.
+    """
+    groups = target_groups(bundle, target, context)
+    sizes = bundle.buckets.get(target) if buckets else None
+    sinks = sink_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
+    reserved = sum(g.bytes_per_block * sinks[g.name] for g in groups)
+    longest = groups[0].block_size if _TARGETS[target].slots(bundle, target) else context
+    budget = _TARGETS[target].memory(bundle, target) if memory is None else memory
+    plan = plan_pools(groups, budget, max_requests * longest, reserved)
+    blocks = {name: count + sinks[name] for name, count in plan.blocks.items()}
+    executor = make_executor(bundle, target, blocks, context, placement, sizes)
+    return executor if sizes is None else StaticShapes(executor, sizes)

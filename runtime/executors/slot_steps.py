@@ -1,0 +1,91 @@
+"""A step over slots, whatever holds them: its runs, its logits in order, and what is done about numbers that aren't."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from enginewright.plugins.contracts import CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
+from enginewright.plugins.cpu.sampling import sample
+from enginewright.plugins.errors import EnginewrightError, RequestError
+
+from .slots import SlotRun, plan_runs, slots_of
+
+
+class Slots(Protocol):
+    """The caches of all slots, and what runs over them."""
+
+    @property
+    def length(self) -> int:
+        """Places that a slot has now."""
+
+    def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
+        """Makes room for these requests, [B] each. Raises CapacityError where there is none."""
+
+    def run(self, run: SlotRun) -> FloatArray:
+        """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
+
+    def forget(self, slots: Int32Array) -> None:
+        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
+
+    def clear(self) -> None:
+        """Makes all slots zero, when all requests are lost."""
+
+
+class SlotSteps:
+    """Runs steps.
+
+    Args:
+        slots: the caches.
+        groups: the executor's cache groups, with slots as their blocks.
+        count: how many slots there are.
+        threads: of the sampler.
+        chunks_together: see ``plan_runs``.
+    """
+
+    def __init__(
+        self, slots: Slots, groups: Sequence[CacheGroup], count: int, threads: int, *, chunks_together: bool = True
+    ) -> None:
+        self._slots = slots
+        self._groups = groups
+        self._count = count
+        self._threads = threads
+        self._together = chunks_together
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Raises RequestError or CapacityError for a step that can't be; then no slot was written."""
+        slot_of = slots_of(step, self._groups, self._count)
+        self._slots.fit(slot_of, step.kv_len)
+        runs = plan_runs(step, slot_of, self._slots.length, chunks_together=self._together)
+        logits = self._logits(runs, len(step.rows), keep=step.return_logits)
+        if step.sampling is None:
+            bad = step.rows[~np.isfinite(logits).all(axis=-1)]
+            if len(bad):
+                owners = np.searchsorted(step.q_start, bad, side="right") - 1
+                self._slots.forget(slot_of[np.unique(owners)])
+            return StepOutput(tokens=None, logits=logits if step.return_logits else None)
+        try:
+            return sample(logits, step.sampling, threads=self._threads, return_logits=step.return_logits)
+        except RequestError:
+            raise
+        except EnginewrightError:  # of numbers that are not finite: in the caches, they would spread to others
+            self._slots.clear()
+            raise
+
+    def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
+        """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""
+        if not runs:
+            raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        if len(runs) == 1 and np.array_equal(runs[0].order, np.arange(rows)):  # as most decodes are
+            found = self._slots.run(runs[0])
+            return found.copy() if keep else found
+        logits: FloatArray | None = None
+        for run in runs:
+            found = self._slots.run(run)
+            if logits is None:
+                logits = np.empty((rows, found.shape[1]), np.float32)
+            logits[run.order] = found
+        assert logits is not None
+        return logits

@@ -1,0 +1,229 @@
+"""Steps of fixed sizes around any executor: each is padded to the tightest bucket that holds it, which is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
+from enginewright.plugins.errors import RequestError
+
+from ..bundle.buckets import Bucket, BucketPlan
+from .base import Executor, Pending
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass
+class BucketUse:
+    """What ran in one bucket so far.
+
+    Attributes:
+        tokens, rows: that were asked for; ``padded_tokens`` and ``padded_rows`` were computed on top.
+    """
+
+    name: str
+    steps: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    rows: int = 0
+    padded_rows: int = 0
+
+    @property
+    def waste(self) -> float:
+        """The share of padding in the tokens that were computed."""
+        return self.padded_tokens / max(self.tokens + self.padded_tokens, 1)
+
+
+class StaticShapes:
+    """An executor whose steps have the sizes of a plan's buckets. See ``executors.base.Executor``.
+
+    Padding are requests of token 0, whose keys and values go to blocks of their own, which no request gets: the last
+    of each pool. Nothing of theirs is sampled or given back, and no request's numbers depend on its company, so results
+    are those of the steps as they came. A step that wants logits of more rows than its bucket has (a prompt that is
+    scored) keeps its rows.
+
+    Args:
+        inner: with ``sink_blocks`` more in each pool than requests will get. It is closed with this one.
+        plan: the buckets.
+    """
+
+    def __init__(self, inner: Executor, plan: BucketPlan) -> None:
+        self.inner = inner
+        self.plan = plan
+        self.cache_groups: tuple[CacheGroup, ...] = inner.cache_groups
+        sinks = sink_blocks(plan, inner.cache_groups)
+        self.blocks: Mapping[str, int] = {name: count - sinks[name] for name, count in inner.blocks.items()}
+        self.caps: ExecutorCaps = replace(
+            inner.caps,
+            max_tokens=min(inner.caps.max_tokens, plan.most_tokens),
+            max_requests=min(inner.caps.max_requests, plan.most_requests),
+        )
+        self.use = {bucket.name: BucketUse(bucket.name) for bucket in plan.buckets}
+
+    def submit(self, step: StepInput) -> Pending:
+        """Raises RequestError for a step that no bucket holds."""
+        bucket = self.bucket_of(step)
+        use = self.use[bucket.name]
+        tokens, rows = len(step.ids), len(step.rows)
+        padded = pad(step, bucket, self.cache_groups, self.blocks)
+        use.steps += 1
+        use.tokens += tokens
+        use.padded_tokens += len(padded.ids) - tokens
+        use.rows += rows
+        use.padded_rows += len(padded.rows) - rows
+        return _Stripped(self.inner.submit(padded), rows)
+
+    def bucket_of(self, step: StepInput) -> Bucket:
+        """The tightest bucket: of the fewest tokens, then requests. Raises RequestError if none holds the step."""
+        tokens, requests = len(step.ids), len(step.kv_len)
+        fitting = [b for b in self.plan.buckets if _holds(b, tokens, requests)]
+        if not fitting:
+            raise RequestError(
+                f"step: no bucket holds {tokens} tokens of {requests} requests; the largest is of "
+                f"{self.plan.most_tokens} tokens and {self.plan.most_requests} requests",
+                hint="Plan steps by the executor's caps.",
+            )
+        return min(fitting, key=lambda b: (b.tokens, b.requests))
+
+    def statistics(self) -> list[dict[str, str | int | float]]:
+        """What ran in each bucket so far: ``BucketUse`` as plain values, with the share of padding."""
+        return [asdict(use) | {"waste": use.waste} for use in self.use.values()]
+
+    def describe(self) -> dict[str, str | int]:
+        return self.inner.describe() | {"buckets": len(self.plan.buckets)}
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def sink_blocks(plan: BucketPlan, groups: Sequence[CacheGroup]) -> dict[str, int]:
+    """Cache group -> blocks that padding is written to: each token of the most padding there can be has a slot."""
+    smallest = min((g.block_size for g in groups), default=1)
+    return {g.name: -(-plan.most_padding // smallest) for g in groups}
+
+
+def _holds(bucket: Bucket, tokens: int, requests: int) -> bool:
+    if bucket.kind == "batch":
+        return tokens == requests <= bucket.tokens
+    return tokens <= bucket.tokens and requests + (tokens < bucket.tokens) <= bucket.requests
+
+
+def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Mapping[str, int]) -> StepInput:
+    """``step`` with the sizes of ``bucket``, which holds it.
+
+    In a bucket of kind tokens all padding is one more request, at positions 0, 1, ...; further requests have no tokens.
+    In one of kind batch each is a request of one token. Rows are filled up with the first one again.
+
+    Args:
+        step: as it came.
+        bucket: that holds it.
+        groups: of the executor's caches.
+        sinks: cache group -> the first of the blocks that padding is written to.
+    """
+    tokens, requests, rows = len(step.ids), len(step.kv_len), len(step.rows)
+    more, new = bucket.tokens - tokens, bucket.requests - requests
+    if not (more or new or rows < bucket.rows):
+        return step
+    numbers = np.arange(more, dtype=np.int32)  # of the tokens of padding
+    if bucket.kind == "batch":
+        smallest = min((g.block_size for g in groups), default=1)
+        counts = np.ones(new, np.int32)
+        positions = numbers % np.int32(smallest)
+        lengths = positions + np.int32(1)
+    else:
+        counts = np.zeros(new, np.int32)
+        counts[:1] = more
+        positions = numbers
+        lengths = counts
+    tables, slots = {}, {}
+    for group in groups:
+        first, size = np.int32(sinks[group.name]), group.block_size
+        place = numbers // size if bucket.kind == "tokens" else numbers // smallest
+        blocks = first + place.astype(np.int32)  # [more], of each token
+        if bucket.kind == "batch":
+            own = blocks[:, None]  # [new, 1]
+        else:
+            width = -(-more // size)
+            own = np.full((new, max(width, 1)), -1, np.int32)
+            own[:1, :width] = first + np.arange(width, dtype=np.int32)
+        tables[group.name] = _stacked(step.block_tables[group.name], own)
+        slots[group.name] = np.concatenate([step.slots[group.name], blocks * np.int32(size) + positions % size])
+    filled = max(bucket.rows, rows)
+    return replace(
+        step,
+        ids=_longer(step.ids, more),
+        positions=np.concatenate([step.positions, positions]),
+        q_start=np.concatenate([step.q_start, tokens + np.cumsum(counts, dtype=np.int32)]),
+        kv_len=np.concatenate([step.kv_len, lengths]),
+        block_tables=tables,
+        slots=slots,
+        rows=np.concatenate([step.rows, np.full(filled - rows, step.rows[0] if rows else 0, np.int32)]),
+        sampling=None if step.sampling is None else _greedy(step.sampling, filled - rows),
+    )
+
+
+def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
+    """So many more rows, which take the likeliest token and draw nothing."""
+    return replace(
+        sampling,
+        temperature=_longer(sampling.temperature, more),
+        top_k=_longer(sampling.top_k, more),
+        top_p=_longer(sampling.top_p, more, 1),
+        min_p=_longer(sampling.min_p, more),
+        seed=_longer(sampling.seed, more),
+        counter=_longer(sampling.counter, more),
+    )
+
+
+def _longer(array: npt.NDArray[Number], more: int, value: int = 0) -> npt.NDArray[Number]:
+    return np.concatenate([array, np.full(more, value, array.dtype)])
+
+
+def _stacked(table: Int32Array, more: Int32Array) -> Int32Array:
+    """Block tables of different widths, one below the other, filled up with -1."""
+    width = max(table.shape[1], more.shape[1])
+    result = np.full((len(table) + len(more), width), -1, np.int32)
+    result[: len(table), : table.shape[1]] = table
+    result[len(table) :, : more.shape[1]] = more
+    return result
+
+
+class _Stripped:
+    """A step's result without what was padding."""
+
+    def __init__(self, pending: Pending, rows: int) -> None:
+        self._pending, self._rows = pending, rows
+
+    def result(self) -> StepOutput:
+        output = self._pending.result()
+        found = {name: array[: self._rows] for name, array in vars(output).items() if array is not None}
+        return replace(output, **found)
+
+
+def use_lines(statistics: Sequence[Mapping[str, str | int | float]]) -> list[str]:
+    """What ran in each bucket, from ``LLM.info()``, as a table; nothing where there are no buckets."""
+    if not statistics:
+        return []
+    lines = [f"{'bucket':<14}{'steps':>8}{'tokens':>10}{'padded':>10}{'waste':>8}"]
+    total = [0, 0, 0]
+    for use in statistics:
+        steps, tokens, padded = (int(use[key]) for key in ("steps", "tokens", "padded_tokens"))
+        lines.append(_use_line(str(use["name"]), steps, tokens, padded))
+        total = [a + b for a, b in zip(total, (steps, tokens, padded), strict=True)]
+    return [*lines, _use_line("all", *total)]
+
+
+def _use_line(name: str, steps: int, tokens: int, padded: int) -> str:
+    return f"{name:<14}{steps:>8,}{tokens:>10,}{padded:>10,}{padded / max(tokens + padded, 1):>8.1%}"

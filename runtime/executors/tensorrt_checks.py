@@ -1,0 +1,135 @@
+"""What a TensorRT engine needs of a machine, compared with what is there: before anything of TensorRT is called.
+
+TensorRT itself says "plugin not found", or nothing, where a library, a driver or a GPU is not the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, TargetError
+
+from ..bundle.tensorrt_plan import CAPABILITY_BITS
+from .cuda_driver import Gpu
+from .onnx_session import is_older
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A library that runs engines.
+
+    Attributes:
+        name: for people.
+        module: as Python imports it.
+        install: the command that installs it; ``{version}`` is where a version goes.
+        capabilities: compute capabilities that it builds for and runs on; none where it doesn't say.
+    """
+
+    name: str
+    module: str
+    install: str
+    capabilities: tuple[str, ...] = ()
+
+
+FLAVOURS = {
+    "rtx": Flavour("TensorRT-RTX", "tensorrt_rtx", "pip install 'tensorrt_rtx{version}'", tuple(CAPABILITY_BITS)),
+    "tensorrt": Flavour("TensorRT", "tensorrt", "pip install 'tensorrt{version}'"),
+}
+"""By the name in a target's manifest."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an engine can't run: what is there and what is needed, and what to do. ``missing``: a package is."""
+
+    message: str
+    hint: str
+    missing: bool = False
+
+    def error(self) -> EnginewrightError:
+        """The error that says it."""
+        return (MissingDependencyError if self.missing else TargetError)(self.message, hint=self.hint)
+
+
+def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Problem | None:
+    """A library that is missing, or isn't the one that built the engines.
+
+    Args:
+        flavour: which.
+        found: its version here; None: it isn't installed.
+        built_by: the version that built the engines; "": any will do.
+    """
+    install = flavour.install.format(version=f"=={built_by}" if built_by else "")
+    if found is None:
+        needed = f"; the engines were built by {built_by}" if built_by else ""
+        return Problem(f"{flavour.name} is not installed{needed}", f"Install it with: {install}", missing=True)
+    if built_by and _release(found) != _release(built_by):
+        return Problem(
+            f"the engines were built by {flavour.name} {built_by}, and {found} is installed; engines run in the "
+            "version that built them",
+            f"Install that one ({install}), or export again with the one that is here.",
+        )
+    return None
+
+
+def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem | None:
+    """A library that is missing, or too old to build engines.
+
+    Args:
+        flavour: which.
+        found: its version here; None: it isn't installed.
+        oldest: the smallest version that will do.
+    """
+    install = flavour.install.format(version=f">={oldest}")
+    if found is None:
+        message = f"{flavour.name}, which builds the engines, is not installed"
+        return Problem(message, f"Install it with: {install}", missing=True)
+    if is_older(found, oldest):
+        return Problem(
+            f"building the engines needs {flavour.name} {oldest} or newer, and {found} is installed",
+            f"Install a newer one: {install}",
+        )
+    return None
+
+
+def gpu_problem(
+    gpus: Sequence[Gpu], why_none: str, capabilities: Sequence[str], what: str = "the engines"
+) -> Problem | None:
+    """No GPU, or none of the right kind.
+
+    Args:
+        gpus: those here.
+        why_none: what is known about there being none.
+        capabilities: compute capabilities that will do; none: all will.
+        what: is for them.
+    """
+    if not gpus:
+        needed = f" of compute capability {_listed(capabilities)}" if capabilities else ""
+        return Problem(
+            f"it needs an NVIDIA GPU{needed}, and {why_none or 'there is none'}",
+            "Run it on a machine with such a GPU and NVIDIA's driver.",
+        )
+    if capabilities and choose_gpu(gpus, capabilities) is None:
+        here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
+        wanted = ", ".join(dict.fromkeys(gpu.capability for gpu in gpus))
+        return Problem(
+            f"{what} are for compute capability {_listed(capabilities)}, and the GPU here is another: {here}",
+            f"Export again for it (--gpu {wanted}), or run the bundle on such a GPU.",
+        )
+    return None
+
+
+def choose_gpu(gpus: Sequence[Gpu], capabilities: Sequence[str]) -> Gpu | None:
+    """The first GPU of one of the capabilities; of none, the first at all."""
+    return next((gpu for gpu in gpus if not capabilities or gpu.capability in capabilities), None)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """ "8.0, 8.6 or 8.9"."""
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Of "1.7.1.116" 1, 7 and 1: builds of a release run each other's engines."""
+    return tuple(version.partition("+")[0].split(".")[:3])

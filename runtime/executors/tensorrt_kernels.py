@@ -1,0 +1,138 @@
+"""The attention kernels of a bundle, launched between engines: what ``ew.kv_write`` and ``ew.paged_attention`` mean.
+
+Grids and arguments are those of TensorRT's plugins (``plugins.tensorrt.kernels``), which launch the same code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
+from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, splits_of
+from enginewright.plugins.triton.tiles import FloatType
+
+from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
+from ..bundle.segments import AttentionKernels, AttentionStep
+from .cuda_driver import Argument, Device
+from .tensorrt_blocks import StepMemory, StepShape
+
+
+def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
+    """A kernel of a bundle. Raises BundleError where it is missing, damaged, or isn't what its name says."""
+    path = folder / f"{stem}.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        spec = KernelSpec(
+            kernel=said["kernel"],
+            capability=said["capability"],
+            arguments=tuple((name, of) for name, of in said["arguments"]),
+            constants=tuple(said["constants"].items()),
+            aligned=tuple(said["aligned"]),
+            warps=said["warps"],
+            stages=said["stages"],
+        )
+        cubin = path.with_suffix(".cubin").read_bytes()
+        kernel = CompiledKernel(spec, said["entry"], "", cubin, said["shared_memory"], said["compiler"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e
+    if spec.stem != stem:
+        raise BundleError(f"{path}: made for something else than its name says", hint="Export the bundle again.")
+    return kernel
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    kernel: CompiledKernel
+    handle: int
+
+
+class AttentionLaunches:
+    """The kernels of some layers, loaded.
+
+    Args:
+        kernels: their stems.
+        folder: of their files.
+        device: the GPU, open for this thread.
+
+    Raises:
+        BundleError: a kernel can't be read.
+        EnginewrightError: the driver refuses one.
+    """
+
+    def __init__(self, kernels: AttentionKernels, folder: Path, device: Device) -> None:
+        self._device = device
+        self._write, self._prefill, self._decode, self._combine = (
+            self._load(folder, stem) for stem in (kernels.write, kernels.prefill[0], kernels.decode[0], kernels.combine)
+        )
+
+    def scratch_bytes(self, heads: int, group: CacheGroup, tokens: int, blocks: int) -> tuple[int, int]:
+        """Bytes of the parts of ``tokens`` tokens and of their logarithms, with tables of ``blocks`` blocks."""
+        splits = self._splits(group, blocks)
+        return 4 * tokens * heads * splits * group.value_head_size, 4 * tokens * heads * splits
+
+    def launch(
+        self,
+        step: AttentionStep,
+        shape: StepShape,
+        heads: int,
+        dtype: FloatType,
+        group: CacheGroup,
+        pool: int,
+        memory: StepMemory,
+        buffers: Mapping[str, int],
+    ) -> None:
+        """Puts a write and an attention on the stream.
+
+        Args:
+            step: which layer, and what of it.
+            shape: of the whole step. Steps of one token a request go over their contexts in parts.
+            heads, dtype: of the queries.
+            group, pool: the layer's cache group, and its blocks (P).
+            memory: of all steps.
+            buffers: addresses of activations, of "sinks" and "slopes", and of the scratch "parts" and "lse".
+        """
+        sizes = (heads, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
+        of = AttentionShape(*sizes, dtype=dtype, cache=dtype, scale=step.scale)
+        caches = {name: memory.caches[f"{name}:{step.layer}"] for name in ("k_cache", "v_cache")}
+        given = {
+            **caches,
+            **{f"{name}_before": address for name, address in caches.items()},
+            **{"k": buffers[step.k], "v": buffers[step.v], "q": buffers[step.q], "out": buffers[step.out]},
+            **{"sinks": buffers["sinks"], "slopes": buffers["slopes"], "slots": memory.inputs[slots_name(group.name)]},
+            **{"q_start": memory.inputs[Q_START], "kv_len": memory.inputs[KV_LEN]},
+            "block_table": memory.inputs[table_name(group.name)],
+        }
+        self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), given)
+        if not shape.decodes:
+            run = attention_launch(self._prefill.kernel, of, shape.tokens, shape.requests, shape.blocks)
+            self._run(self._prefill, run, given)
+            return
+        run = attention_launch(self._decode.kernel, of, shape.tokens, shape.requests, shape.blocks)
+        parts = {"parts": buffers["parts"], "lse": buffers["lse"]}
+        self._run(self._decode, run, given | {"out": parts["parts"], "lse": parts["lse"]})
+        combine = combine_launch(self._combine.kernel, heads, shape.tokens, self._splits(group, shape.blocks))
+        self._run(self._combine, combine, given | parts)
+
+    def _splits(self, group: CacheGroup, blocks: int) -> int:
+        split_keys = self._decode.kernel.constant("SPLIT_KEYS")
+        assert isinstance(split_keys, int)
+        return splits_of(blocks, group.block_size, split_keys)
+
+    def _load(self, folder: Path, stem: str) -> _Loaded:
+        kernel = read_by_stem(folder, stem)
+        return _Loaded(kernel, self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory))
+
+    def _run(self, loaded: _Loaded, run: Launch[int], given: Mapping[str, int]) -> None:
+        integers = iter(run.integers)
+        arguments: list[Argument] = [
+            np.int32(next(integers)) if of == "i32" else given[name] for name, of in loaded.kernel.spec.arguments
+        ]
+        self._device.launch(loaded.handle, run.grid, run.threads, run.shared_memory, arguments)

@@ -1,0 +1,179 @@
+"""Targets of TensorRT engines that take packed tokens and caches in blocks: engines with plugins, or segments.
+
+Everything that touches the GPU runs on a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.errors import BundleError, CapacityError
+
+from ..bundle.manifest import target_folder
+from ..bundle.reader import Bundle
+from ..bundle.segments import SegmentSchedule
+from ..bundle.tensorrt_section import TensorRtSection
+from .cuda_driver import Device
+from .tensorrt import engine_section
+from .tensorrt_blocks import PackedProgram, PackedSteps, StepLimits, StepMemory
+from .tensorrt_library import open_library
+from .tensorrt_paged import PagedEngines, caps_of, limits_of, profile_of_each
+from .tensorrt_segments import SegmentProgram, segment_limits
+
+MOST_REQUESTS = 256
+"""Of a step in the segments form, whose profiles don't say."""
+
+
+class PackedExecutor:
+    """See ``executors.base.Executor``: caches are blocks, and a step may have prompts and decodes.
+
+    Args:
+        bundle: with a ready target of the paged form, or of segments.
+        blocks: cache group -> blocks to allocate; no more than engines were made for.
+        context: most tokens of a request.
+        target: the target's name.
+        threads: of the sampler on the CPU; 0 takes as many as there are cores.
+
+    Raises:
+        BundleError: the bundle has no such target, or an engine or kernel is damaged or not what the manifest says.
+        MissingDependencyError: the library is missing.
+        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+        CapacityError: there is no memory for caches, weights and activations.
+    """
+
+    def __init__(
+        self, bundle: Bundle, blocks: Mapping[str, int], context: int, *, target: str, threads: int = 0
+    ) -> None:
+        section = engine_section(bundle, target)
+        self.cache_groups: tuple[CacheGroup, ...] = packed_groups(bundle, target)
+        most = most_blocks(section)
+        self.blocks = {name: count if most is None else min(count, most) for name, count in blocks.items()}
+        self._limits = _limits(bundle, target, context)
+        self.caps = ExecutorCaps(max_tokens=self._limits.tokens, max_requests=self._limits.requests)
+        if section.paged is not None:
+            self.caps = caps_of(profile_of_each(section))
+        self._target = target
+        self._threads = threads or available_threads()
+        self._library = open_library(section, f"target {target!r}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
+        self._open = True
+        try:
+            self._device, self._steps = self._thread.submit(self._load, bundle, section).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def submit(self, step: StepInput) -> Future[StepOutput]:
+        return self._thread.submit(self._steps.run, step)
+
+    def describe(self) -> dict[str, str | int]:
+        gpu = self._library.gpu
+        return {
+            "target": self._target,
+            "library": f"{self._library.flavour.name} {self._library.version}",
+            "gpu": f"{gpu.name} ({gpu.capability})",
+            "graph_launches": self._steps.graph_launches,
+        }
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._thread.submit(self._unload).result()
+            self._thread.shutdown()
+
+    def _load(self, bundle: Bundle, section: TensorRtSection) -> tuple[Device, PackedSteps]:
+        device = self._library.open_device()
+        try:
+            vocab = bundle.model.vocab_size
+            memory = StepMemory(device, self.cache_groups, self.blocks, self._limits, vocab)
+            steps = PackedSteps(
+                device,
+                memory,
+                self._program(bundle, section, memory, device),
+                self.cache_groups,
+                vocab=vocab,
+                threads=self._threads,
+                graphs=not self._library.captures_itself,
+            )
+        except CapacityError as e:
+            device.close()
+            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            raise CapacityError(
+                f"memory: caches of {caches:,} bytes, and what engines need beside them, don't fit into the memory "
+                f"of {device.gpu.name}",
+                hint="Pass less memory for the caches, or take a larger GPU.",
+            ) from e
+        except BaseException:
+            device.close()
+            raise
+        return device, steps
+
+    def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory, device: Device) -> PackedProgram:
+        folder = bundle.path / target_folder(self._target)
+        engines = {engine.file: self._library.load_engine(folder / engine.file) for engine in section.engines}
+        if section.paged is not None:
+            return PagedEngines(
+                list(engines.values()),
+                profile_of_each(section),
+                section.paged,
+                self.cache_groups,
+                self.blocks,
+                memory,
+                device,
+            )
+        schedule = segment_schedule(bundle, self._target)
+        by_name = {segment.name: engines[segment.file] for segment in schedule.segments}
+        return SegmentProgram(
+            bundle,
+            self._target,
+            schedule,
+            by_name,
+            self.cache_groups,
+            self.blocks,
+            self._limits,
+            memory,
+            device,
+        )
+
+    def _unload(self) -> None:
+        self._steps.close()
+        self._device.close()
+
+
+def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:
+    """The schedule of a target of segments. Raises BundleError if it has none."""
+    if target not in bundle.segments:
+        raise BundleError(f"{bundle.path}: target {target!r} has no segments.json", hint="Export the bundle again.")
+    return bundle.segments[target]
+
+
+def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
+    """The cache groups of a target of packed steps. Raises BundleError."""
+    section = engine_section(bundle, target)
+    if section.paged is not None:
+        return tuple(group.to_group() for group in section.paged.cache_groups)
+    return tuple(group.to_group() for group in segment_schedule(bundle, target).cache_groups)
+
+
+def packed_context(bundle: Bundle, target: str) -> int:
+    """Most tokens of a request that the engines hold. Raises BundleError."""
+    section = engine_section(bundle, target)
+    if section.paged is None:
+        return bundle.model.context_length
+    smallest = min(group.block_size for group in section.paged.cache_groups)
+    return limits_of(profile_of_each(section)).blocks * smallest
+
+
+def most_blocks(section: TensorRtSection) -> int | None:
+    """Blocks that a pool may have; None where engines don't say."""
+    return None if section.paged is None else min(profile.P[2] for profile in section.paged.profiles)
+
+
+def _limits(bundle: Bundle, target: str, context: int) -> StepLimits:
+    section = engine_section(bundle, target)
+    if section.paged is not None:
+        return limits_of(profile_of_each(section))
+    return segment_limits(segment_schedule(bundle, target), MOST_REQUESTS, context)
