@@ -2,97 +2,73 @@
 
 from __future__ import annotations
 
-import json
-import math
-import shutil
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from enginewright.passes.base import PassContext, PassRecord
-from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
-from enginewright.passes.quantization.report import QuantizationReport, quantization_report
-from enginewright.plugins.errors import CapacityError, RecipeError
-from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
-from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.passes.attention.group_kv_heads import GroupKvHeads
+from enginewright.passes.quantization.report import quantization_report
 from enginewright.runtime.bundle.writer import BundleWriter
 
-from .capture import CapturedModel, capture
-from .emit.base import Emitter
-from .emit.cpu import CpuEmitter
-from .pipeline import OPTIONAL, choose_passes
+from .auto import RECIPE_COMMENT, RECIPE_FILE
+from .calibration import Calibration, calibration_report
+from .compose.search import Searched
+from .export_report import ExportReport
+from .export_request import ExportRequest
+from .export_stages import (
+    Clock,
+    OpenModel,
+    Ran,
+    Written,
+    calibration_tokens,
+    measure_source,
+    open_model,
+    run_bundle,
+    run_passes,
+    search_within_budget,
+    write_bundle,
+)
+from .kv_search.report import heads_report
 from .progress import Progress, ProgressEvent, silent
-from .recipes.recipe import Recipe, load_recipe
+from .recipes.recipe import Recipe
+from .recipes.to_toml import to_toml
+from .report.export_report import report_files
 from .resources import peak_rss_bytes
-from .verify import VerificationReport, verify
-
-EMITTERS: dict[str, Emitter] = {"cpu": CpuEmitter()}
-"""One for each target that can be emitted; the names are those of recipes and bundles."""
-
-_WIDEST = 4
-"""Bytes of a number in a bundle: 64-bit ones of the program become 32-bit ones."""
-
-
-@dataclass(frozen=True)
-class PassSummary:
-    """What one run of a pass did."""
-
-    name: str
-    matched: int
-    rejected: list[dict[str, str]]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system.
-
-    ``bundle_bytes`` counts all files but the manifests and report/; ``verification`` has an entry for each target.
-    """
-
-    path: str
-    recipe: str
-    targets: list[str]
-    parameters: int
-    context_length: int
-    seconds: float
-    peak_rss_bytes: int
-    bundle_bytes: int
-    stages: dict[str, float]
-    passes: list[PassSummary]
-    quantization: QuantizationReport | None
-    verification: list[VerificationReport]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values for ``--json`` and report/report.json."""
-        return asdict(self)
+from .rewrite import Rewritten
+from .verify import PassVerification
 
 
 def export(
     source: str | Path | PreTrainedModel,
     output: str | Path,
     *,
-    recipe: str | Path | Recipe = "f32",
+    recipe: str | Path | Recipe | None = None,
     targets: Sequence[str] | None = None,
     context_length: int | None = None,
+    calibration: str | Path | None = None,
+    recovered: str | Path | None = None,
+    max_memory: int | str | None = None,
+    gpus: Sequence[str] | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source before it gets its name.
+    """Captures a decoder, rewrites it, writes a bundle, and compares it with the source all the way.
 
     Args:
         source: a Hugging Face directory, a GGUF file, or a transformers model, which is not touched.
         output: the bundle to write: a folder that appears whole or not at all.
-        recipe: a built-in recipe's name, a TOML file, or a Recipe.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe. By default f32, or what was recovered for.
         targets: instead of the recipe's.
         context_length: instead of the recipe's: the longest request in tokens.
+        calibration: a file of text or JSONL for passes that look at what the model computes; without one a recipe that
+            has such passes samples from the model.
+        recovered: a folder of ``recover``, whose weights are exported in the places of the source's.
+        max_memory: most bytes that the process may have resident, or a size such as "4GiB". More is never used in
+            silence: the report says what was.
+        gpus: instead of the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         progress: called as the work goes on.
@@ -100,103 +76,104 @@ def export(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
             names the file, field or module. Nothing is left behind, also after Ctrl-C.
-        VerificationError: what was exported differs from the source by more than the recipe allows; says by how much.
+        RequestError: the calibration file, or a recipe's file of lengths, is no good, or ``max_memory`` no size.
+        TargetError: there is no such GPU, or engines for it can't be built.
+        VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
+            much, and what a pass changed most.
     """
-    start = time.perf_counter()
-    tell = progress or silent
-    stages: dict[str, float] = {}
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    _check_passes(chosen)
-    wanted = _check_targets(tuple(targets) if targets is not None else chosen.targets)
-    passes, required = choose_passes(chosen.passes)
-
+    clock, tell = Clock(), progress or silent
+    asked = ExportRequest.of(
+        source,
+        recipe=recipe,
+        targets=targets,
+        context_length=context_length,
+        calibration=calibration,
+        recovered=recovered,
+        max_memory=max_memory,
+        gpus=gpus,
+        tokenizer=tokenizer,
+        tell=tell,
+    )
     with BundleWriter(output, overwrite=overwrite) as writer:
-        tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
-        captured = capture(source, tokenizer=tokenizer, context_length=context_length or chosen.context_length)
-        program = captured.program
-        tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
-        stages["capture"] = time.perf_counter() - start
+        # 1. The model's graph; its weights are read when they are needed.
+        model = open_model(asked)
+        clock.end("capture")
 
-        records: list[PassRecord] = []
+        # 2. What passes look at, what a budget leaves to be found, and what passes are held to.
+        found = calibration_tokens(asked, model)
+        sequences = () if found is None else found.sequences
+        clock.end("calibration")
+        scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
+        scratch.mkdir()
+        searched = search_within_budget(asked, model, sequences, scratch)
+        model = replace(model, recipe=searched.recipe)
+        clock.end("search")
+        measurements = measure_source(asked, model, sequences, clock)
+        clock.end("measure")
 
-        def after_pass(_: Program, record: PassRecord) -> None:
-            records.append(record)
-            tell(ProgressEvent("passes", len(records), len(passes), record.name))
+        # 3. The passes, each measured.
+        before = measurements.seconds
+        rewritten = run_passes(asked, model, sequences, scratch, measurements)
+        clock.end("passes", elsewhere=measurements.seconds - before)
+        measured = measurements.finish()
 
-        PassManager(passes, PassContext(required, chosen.weights.to_formats()), after_pass).run(program)
-        stages["passes"] = time.perf_counter() - start - sum(stages.values())
+        # 4. The bundle, complete but for its name; then run as a user's will be.
+        written = write_bundle(asked, model, rewritten, writer, scratch)
+        clock.end("emit")
+        ran = run_bundle(asked, model, rewritten, written, writer.folder, clock)
 
-        _check_disk(program, writer.final_path)
-        emitted = {name: EMITTERS[name].emit(program, writer, tell) for name in wanted}
-        for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
-            writer.write_bytes(path, data)
-        writer.complete(_manifest(captured, chosen, records), emitted)
-        stages["emit"] = time.perf_counter() - start - sum(stages.values())
-
-        verification = [verify(writer.folder, source, chosen, name, tell) for name in wanted]
-        stages["verify"] = time.perf_counter() - start - sum(stages.values())
-
+        # 5. The report, and the name.
         tell(ProgressEvent("write", 0, 1, str(output)))
-        summaries = [
-            PassSummary(r.name, r.matched, [asdict(x) for x in r.rejected], round(r.seconds, 4)) for r in records
-        ]
-        report = ExportReport(
-            path=str(output),
-            recipe=chosen.name,
-            targets=list(wanted),
-            parameters=captured.model_info.parameters,
-            context_length=captured.model_info.context_length,
-            seconds=round(time.perf_counter() - start, 3),
-            peak_rss_bytes=peak_rss_bytes(),
-            bundle_bytes=writer.bytes_written,
-            stages={k: round(v, 3) for k, v in stages.items()},
-            passes=summaries,
-            quantization=quantization_report((name, program.weights[name]) for name in program.weights),
-            verification=verification,
-        )
-        writer.write_text("report/report.json", json.dumps(report.to_json(), indent=1) + "\n")
+        report = _report(asked, model, found, searched, measured, rewritten, written, ran, writer, clock, str(output))
+        for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
+            writer.write_text(path, text)
+        if searched.anything:
+            writer.write_text(RECIPE_FILE, to_toml(model.recipe, RECIPE_COMMENT))
         writer.publish()
         tell(ProgressEvent("write", 1, 1, str(output)))
     return report
 
 
-def _manifest(captured: CapturedModel, recipe: Recipe, records: Sequence[PassRecord]) -> Manifest:
-    """The manifest before targets and files are known."""
-    return Manifest(
-        model=ModelSection.of(captured.model_info),
-        source=captured.source,
-        targets=(),
-        recipe=recipe.model_dump(mode="json"),
-        passes=tuple(PassSection(name=r.name, matched=r.matched, rejected=len(r.rejected)) for r in records),
-        toolchain={name: version(name) for name in ("enginewright", "torch", "transformers")},
+def _report(
+    asked: ExportRequest,
+    model: OpenModel,
+    calibration: Calibration | None,
+    searched: Searched,
+    measured: PassVerification,
+    rewritten: Rewritten,
+    written: Written,
+    ran: Ran,
+    writer: BundleWriter,
+    clock: Clock,
+    path: str,
+) -> ExportReport:
+    program, info = model.captured.program, model.captured.model_info
+    figures = [figure for record in rewritten.records for figure in record.figures]
+    grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
+    groups = rewritten.programs[asked.targets[0]].cache_groups
+    return ExportReport(
+        path=path,
+        recipe=model.recipe.name,
+        targets=list(asked.targets),
+        parameters=written.info.parameters,
+        context_length=info.context_length,
+        seconds=round(clock.elapsed, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+        memory=asked.limit.report(),
+        bundle_bytes=writer.bytes_written,
+        stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
+        passes=rewritten.summaries,
+        calibration=calibration_report(calibration, info.vocab_size, figures),
+        quantization=quantization_report((name, program.weights[name]) for name in program.weights),
+        auto=searched.auto,
+        pruning=searched.pruning,
+        pass_verification=measured,
+        verification=ran.verification,
+        storage=ran.storage,
+        rooflines=ran.rooflines,
+        fusion_effects=ran.fusion_effects,
+        buckets=ran.buckets,
+        engines=list(written.engines),
+        kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
+        ways=list(searched.ways),
     )
-
-
-def _check_passes(recipe: Recipe) -> None:
-    for name in recipe.passes:
-        if name not in OPTIONAL:
-            raise RecipeError(
-                f"recipe {recipe.name}: passes.{name}: there is no pass of that name to turn on or off",
-                hint=f"Passes that can be: {', '.join(sorted(OPTIONAL))}.",
-            )
-
-
-def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
-    for name in targets:
-        if name not in EMITTERS:
-            raise RecipeError(f"there is no target {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
-    if not targets:
-        raise RecipeError("no target is given", hint=f"Targets: {', '.join(EMITTERS)}.")
-    return targets
-
-
-def _check_disk(program: Program, output: Path) -> None:
-    """Fails now rather than after minutes of writing; the writer still reports a disk that fills up meanwhile."""
-    exprs = [program.weights[name] for name in program.weights]
-    needed = sum(math.prod(e.shape) * min(e.dtype.itemsize, _WIDEST) for e in exprs)
-    free = shutil.disk_usage(output.parent).free
-    if needed > free:
-        raise CapacityError(
-            f"{output}: the weights need {needed:,} bytes, and {free:,} are free on that disk",
-            hint="Free space there, or write the bundle to another disk.",
-        )

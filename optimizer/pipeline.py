@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.base import Pass
 from enginewright.passes.cleanup.fold_constants import FoldConstants
@@ -25,11 +28,19 @@ from enginewright.passes.normalize.normalize_spellings import NormalizeSpellings
 from enginewright.passes.normalize.sink_views import SinkViews
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
+from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.scale_channels import ScaleChannels
+from enginewright.passes.recovery.load_recovered import LoadRecovered
+from enginewright.passes.sparsity.choose_kept import ChooseKept
+from enginewright.passes.sparsity.drop_layers import DropLayers
+from enginewright.passes.sparsity.prune_channels import PruneChannels
+from enginewright.passes.sparsity.prune_heads import PruneHeads
 
 OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
-"""Passes that a recipe may turn off; every other is needed for the program to be lowered."""
+"""Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
 
 
 def default_pipeline() -> list[Pass]:
@@ -57,6 +68,14 @@ def default_pipeline() -> list[Pass]:
         RemoveNoops(),
         MergeCommonSubexpressions(),
         RemoveDeadCode(),
+        # What the recipe takes out of the model: layers, heads, groups of heads, channels. Passes that it has no work
+        # for aren't run.
+        DropLayers(),
+        PruneHeads(),
+        GroupKvHeads(),
+        PruneChannels(),
+        # Weights that training has recovered, in the shapes that the passes above leave.
+        LoadRecovered(),
         # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's move too.
         FuseQkv(),
         FuseGateUp(),
@@ -66,9 +85,14 @@ def default_pipeline() -> list[Pass]:
         LowerExperts(),
         LowerAttention(),
         # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
+        # Which weights a sparse format keeps, and which integers are best, passes say that look at calibration tokens.
         ChooseFormats(),
+        ChooseKept(),
+        ScaleChannels(),
+        ChooseIntegers(),
         QuantizeLinears(),
         QuantizeEmbeddings(),
+        RoundWeightsToFp8(),
         CastWeightsToBf16(),
         # 7. What that left over.
         RemoveNoops(),
@@ -82,5 +106,9 @@ def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]
 
     ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe.
     """
-    off = {name for name, on in switches.items() if not on}
-    return [p for p in default_pipeline() if p.name not in off], frozenset(switches) - off
+    return left_on(default_pipeline(), switches), frozenset(name for name, on in switches.items() if on)
+
+
+def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:
+    """Those of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
+    return [p for p in passes if switches.get(p.name, True)]

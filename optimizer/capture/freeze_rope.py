@@ -46,9 +46,10 @@ def freeze_rope(model: PreTrainedModel, context_length: int | None = None) -> in
 
 
 def own_context_length(config: PretrainedConfig) -> int:
-    """``max_position_embeddings``, or 2048 for a model that says nothing."""
-    length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(length) if length else _DEFAULT_CONTEXT
+    """``max_position_embeddings`` (of speech decoders ``max_target_positions``), or 2048 for one without either."""
+    text = config.get_text_config()
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((int(length) for length in lengths if length), _DEFAULT_CONTEXT)
 
 
 def _of_the_batch(module: torch.nn.Module) -> list[str | None]:

@@ -10,6 +10,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from enginewright.optimizer.resources import release_pages
+from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
 from .config_sizes import check_sizes
+from .gguf_blocks import format_of, read_codes, rows_of, shape_of
 
 MAGIC = b"GGUF"
 
@@ -217,20 +221,24 @@ def _expression(
 
     def read() -> torch.Tensor:
         value = np.ascontiguousarray(rearranged(_dequantize), dtype=np.float32)
-        return torch.from_numpy(value if value.flags.writeable else value.copy())
+        result = torch.from_numpy(value if value.flags.writeable else value.copy())
+        release_pages(tensors[0].data)
+        return result
 
     # Zeros that take no memory, to see which shape the processor makes of them.
-    shape = rearranged(lambda t: np.broadcast_to(np.float32(0), _shape(t))).shape
-    return Source("+".join(t.name for t in tensors), tuple(shape), torch.float32, read, origin)
-
-
-def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
-    return tuple(int(n) for n in reversed(tensor.shape))  # GGUF counts dimensions from the innermost
+    shape = tuple(rearranged(lambda t: np.broadcast_to(np.float32(0), shape_of(t))).shape)
+    label = "+".join(t.name for t in tensors)
+    code_format = format_of(tensors)
+    rows = None if code_format is None else rows_of(tensors, rearranged)
+    if code_format is None or rows is None:
+        return Source(label, shape, torch.float32, read, origin)
+    codes = partial(read_codes, tensors, rows)
+    return SourceCodes(label, shape, torch.float32, read, origin, format=code_format, read_codes=codes)
 
 
 def _dequantize(tensor: gguf.ReaderTensor) -> np.ndarray[Any, Any]:
     value: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
-    return value.astype(np.float32, copy=False).reshape(_shape(tensor))
+    return value.astype(np.float32, copy=False).reshape(shape_of(tensor))
 
 
 def _check_type(path: Path, tensor: gguf.ReaderTensor) -> None:

@@ -19,6 +19,7 @@ from enginewright.plugins.errors import SourceError, UnsupportedModelError
 from enginewright.plugins.json_document import parse_json
 
 from .config_sizes import check_sizes
+from .tensor_file import read_tensor, tensor_places
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 
@@ -145,6 +146,7 @@ def _read_file(path: Path) -> dict[str, WeightExpr]:
     try:
         # The library checks the header: offsets in order, without holes or overlap, and ending with the file.
         handle: Any = safe_open(str(path), framework="pt")
+        places = tensor_places(path)
         tensors: dict[str, WeightExpr] = {}
         for name in handle.keys():  # noqa: SIM118  not a mapping
             part = handle.get_slice(name)
@@ -156,7 +158,9 @@ def _read_file(path: Path) -> dict[str, WeightExpr]:
                 )
             if math.prod(shape) == 0:
                 raise SourceError(f"{path}: tensor {name} is empty (shape {shape})")
-            tensors[name] = Source(name, shape, dtype, partial(handle.get_tensor, name), str(path))
+            tensors[name] = Source(
+                name, shape, dtype, partial(read_tensor, path, places[name], shape, dtype), str(path)
+            )
     except (SafetensorError, OSError, ValueError) as e:
         raise SourceError(f"{path}: damaged or truncated: {e}", hint="Download the file again.") from e
     return tensors

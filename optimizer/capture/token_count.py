@@ -2,6 +2,7 @@
 
 torch.export says that the number of tokens T had to be fixed or bounded, but not by whom. Every assumption it makes is
 a guard; so the module that was running when the first guard came that doesn't hold for every T is the one to name.
+Tracing ends there, for nothing behind it can change the verdict, and recurrences are unrolled for half a minute.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 
 import sympy
 import torch
+from torch.overrides import TorchFunctionMode
 
 _TRIED = (2, 3, 5, 7, 13, 64, 100, 129, 1000, 4097, 2**19 + 1)
 """Numbers of tokens for which the guards of a model that takes any number hold."""
+
+
+class TokenCountError(RuntimeError):
+    """Ends the tracing of a model that works for some numbers of tokens only."""
 
 
 @dataclass
@@ -28,12 +34,16 @@ class TokenCountWatch:
     def __post_init__(self) -> None:
         self._running: list[str] = []
         self._events: list[tuple[int, str]] = []  # guards that are older, and the module that runs from then on
+        self._checked = 0  # guards
+        self._ended = False
 
     def enter(self, path: str) -> None:
+        """The module at ``path`` is about to run."""
         self._running.append(path)
         self._note()
 
     def leave(self) -> None:
+        """It has."""
         self._running.pop()
         self._note()
 
@@ -58,12 +68,37 @@ class TokenCountWatch:
     def _note(self) -> None:
         if self.shape_env is not None:
             self._events.append((len(self.shape_env.guards), self._running[-1] if self._running else ""))
+        self.check()
+
+    def check(self) -> None:
+        """Raises TokenCountError, once, if a guard is there by now that doesn't hold for every number of tokens."""
+        if self.shape_env is not None and len(self.shape_env.guards) > self._checked:
+            new = self.shape_env.guards[self._checked :]
+            self._checked += len(new)
+            if not self._ended and any(
+                not isinstance(g.expr, sympy.Ne) and not self._holds_for_all(g.expr) for g in new
+            ):
+                self._ended = True  # the modules around this one are left by the error itself
+                raise TokenCountError(self.culprit())
 
     def _holds_for_all(self, guard: Any) -> bool:
         """Whether a guard is no assumption on T, or one that holds for every number tried."""
         if guard.free_symbols != {self.tokens}:
             return True  # of other sizes, or that two inputs agree in T
         return all(guard.xreplace({self.tokens: sympy.Integer(n)}) == sympy.true for n in _TRIED)
+
+
+class _AfterEachCall(TorchFunctionMode):
+    """Checks the guards whenever a function of torch has been called: a module may unroll a recurrence by itself."""
+
+    def __init__(self, watch: TokenCountWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._watch.check()
+        return result
 
 
 @contextmanager
@@ -84,7 +119,8 @@ def watching(model: torch.nn.Module) -> Iterator[TokenCountWatch]:
         hooks.append(module.register_forward_pre_hook(enter(path)))
         hooks.append(module.register_forward_hook(lambda *_: watch.leave(), always_call=True))
     try:
-        yield watch
+        with _AfterEachCall(watch):
+            yield watch
     finally:
         for hook in hooks:
             hook.remove()

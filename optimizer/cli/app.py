@@ -6,13 +6,30 @@ command imports what it calls when it is called.
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from . import chat, export, generate, inspect, recipes
+from . import (
+    bisect,
+    buckets,
+    build,
+    chat,
+    diff,
+    doctor,
+    export,
+    generate,
+    inspect,
+    recipes,
+    recover,
+    report,
+    sbom,
+    trace,
+    verify,
+)
 from . import eval as evaluation
 
 app = typer.Typer(
@@ -30,7 +47,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (export, generate, chat, inspect, evaluation, recipes):
+for _module in (
+    export,
+    recover,
+    generate,
+    chat,
+    inspect,
+    evaluation,
+    recipes,
+    report,
+    trace,
+    verify,
+    diff,
+    bisect,
+    sbom,
+    buckets,
+    doctor,
+    build,
+):
     app.command(name=_module.NAME, epilog=_module.EPILOG)(_module.command)
 
 
@@ -51,6 +85,9 @@ def _root(
 
 def main() -> None:
     """Entry point of the ``optimize`` command. docs/cli.md lists the exit codes."""
+    # PyTorch's threads wait for each other many times a second. Left alone they spin meanwhile, which takes the core
+    # from the one that is waited for as soon as anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     finally:  # all is said and done: a Ctrl-C now ends the process, and is no exception in what Python still does

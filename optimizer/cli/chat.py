@@ -12,13 +12,16 @@ from enginewright.plugins.errors import RequestError
 from .console import print_error, print_styled, reported
 from .options import (
     BundlePath,
+    Context,
     MaxTokens,
     Memory,
     MinP,
+    Provider,
     Sampling,
     Seed,
     Stop,
     System,
+    Target,
     Temperature,
     Threads,
     TopK,
@@ -59,6 +62,9 @@ def command(
     min_p: MinP = None,
     seed: Seed = None,
     stop: Stop = None,
+    target: Target = None,
+    provider: Provider = None,
+    context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
 ) -> None:
@@ -70,7 +76,7 @@ def command(
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
-    with LLM(bundle, threads=threads, memory=memory) as llm:
+    with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:

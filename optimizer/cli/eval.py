@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Memory, Threads
+from .options import AsJson, BundlePath, Context, Memory, Provider, Target, Threads
 
 if TYPE_CHECKING:
     from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport
@@ -19,6 +19,7 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize eval smollm2.bundle\n\n"
     "  optimize eval smollm2-int8.bundle --against SmolLM2-135M-Instruct\n\n"
+    "  optimize eval smollm2.bundle --target onnx --against smollm2.bundle\n\n"
     "  optimize eval smollm2.bundle --text book.txt --window 1024 --stride 512\n\n"
     "  optimize eval smollm2.bundle --choices questions.jsonl --json --quiet > figures.json"
 )
@@ -44,6 +45,9 @@ def command(
     stride: Annotated[
         int | None, typer.Option(help="Tokens from a window's start to the next; by default half of the window.")
     ] = None,
+    target: Target = None,
+    provider: Provider = None,
+    context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
     as_json: AsJson = False,
@@ -80,6 +84,9 @@ def command(
             choices=choices,
             window=window,
             stride=stride,
+            target=target,
+            provider=provider,
+            context=context,
             threads=threads,
             memory=memory,
             progress=show,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,10 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson
-from .verification import figures
+from .report import print_summary
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.export import ExportReport
+    from enginewright.optimizer.export_report import ExportReport
     from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "export"
@@ -21,6 +20,7 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
     "  optimize export model.gguf --recipe int8 --target cpu --force\n\n"
+    "  optimize export model.gguf --target onnx --target tensorrt-rtx --gpu 8.6,8.9\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
 )
 
@@ -38,8 +38,13 @@ def command(
         Path | None, typer.Option("--output", "-o", help="The bundle to write; by default named after the model.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="A built-in recipe (see `optimize recipes`) or a TOML file.")
-    ] = "f32",
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="A built-in recipe (see `optimize recipes`) or a TOML file. Default: f32, or what was recovered for.",
+        ),
+    ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option("--target", "-t", help="What to build for, instead of what the recipe says; may be repeated."),
@@ -47,6 +52,27 @@ def command(
     context_length: Annotated[
         int | None,
         typer.Option("--context-length", min=1, help="The longest request in tokens, instead of what the recipe says."),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            help="Text, or JSONL, that calibrated recipes look at; without it they sample from the model.",
+        ),
+    ] = None,
+    recovered: Annotated[
+        Path | None,
+        typer.Option("--recovered", help="A folder of `optimize recover`, whose weights are exported."),
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", help="Most memory that the export may take, such as 4GiB."),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", help="Compute capabilities that engines are built for, such as 8.9,12.0; may be repeated."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
@@ -79,6 +105,10 @@ def command(
             recipe=recipe,
             targets=target or None,
             context_length=context_length,
+            calibration=calibration,
+            recovered=recovered,
+            max_memory=max_memory,
+            gpus=gpu or None,
             overwrite=force,
             progress=show,
         )
@@ -89,33 +119,21 @@ def command(
 
 
 def _print_report(report: ExportReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from enginewright.optimizer.report.bundle_report import open_report
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
-    console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("pass")
-    for heading in ("matched", "turned down", "seconds"):
-        table.add_column(heading, justify="right")
-    for summary in report.passes:
-        table.add_row(summary.name, str(summary.matched), str(len(summary.rejected)), f"{summary.seconds:.2f}")
-    console.print(table)
-    if (q := report.quantization) is not None:
-        console.print(
-            f"\n{q.values:,} weights in 8 bits: {q.saturated:,} saturated, "
-            f"{q.vanished:,} groups of small ones became zero",
-            markup=False,
-            soft_wrap=True,
-        )
-    console.print()
-    for verification in report.verification:
-        console.print(figures(asdict(verification)), markup=False, soft_wrap=True)
-    console.print(
+    print_summary(open_report(Path(report.path)))
+    print(
         f"\n{report.path}: for requests of up to {report.context_length:,} tokens; "
         f"{format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
-        f"{format_bytes(report.peak_rss_bytes)} of memory at most",
-        markup=False,
-        soft_wrap=True,
+        f"{format_bytes(report.peak_rss_bytes)} of memory at most{_of_limit(report)}"
     )
+
+
+def _of_limit(report: ExportReport) -> str:
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    if report.memory is None:
+        return ""
+    allowed = format_bytes(report.memory.limit)
+    return f" of {allowed} allowed" if report.memory.kept else f"\nwarning: that is more than the {allowed} allowed"

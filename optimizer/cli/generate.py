@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +13,16 @@ from .console import print_json, reported
 from .options import (
     AsJson,
     BundlePath,
+    Context,
     MaxTokens,
     Memory,
     MinP,
+    Provider,
     Sampling,
     Seed,
     Stop,
     System,
+    Target,
     Temperature,
     Threads,
     TopK,
@@ -33,6 +37,7 @@ EPILOG = (
     '  optimize generate smollm2.bundle "What is the capital of France?"\n\n'
     '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
+    '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'
     '  echo "Once upon a time" | optimize generate smollm2.bundle - --raw'
 )
 
@@ -52,8 +57,12 @@ def command(
     tools: Tools = None,
     variables: Set = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
+    target: Target = None,
+    provider: Provider = None,
+    context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
@@ -68,7 +77,7 @@ def command(
     params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
-    with LLM(bundle, threads=threads, memory=memory) as llm:
+    with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)
@@ -78,20 +87,34 @@ def command(
             printer = StreamPrinter()
             printer.print(stream)
             print(printer.speed(), file=sys.stderr)
+            if stats:
+                _print_stats(llm.info())
             return
         start = time.perf_counter()
         results = llm.chat(conversations, params, **options) if chat else llm.generate(texts, params)
         seconds = time.perf_counter() - start
+        info = llm.info()
     tokens = sum(len(result.token_ids) for result in results)
     pairs = zip(texts, results, strict=True)
     if as_json:
         keys = ("text", "token_ids", "prompt_token_ids", "finish_reason")
         rows = [{"prompt": prompt} | {key: getattr(result, key) for key in keys} for prompt, result in pairs]
-        print_json({"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds})
+        answer = {"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds}
+        print_json(answer | ({"stats": info} if stats else {}))
         return
     for prompt, result in pairs:
         print(f"> {prompt}\n{result.text}\n")
     print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
+    if stats:
+        _print_stats(info)
+
+
+def _print_stats(info: Mapping[str, Any]) -> None:
+    from enginewright.runtime.executors.static_shapes import use_lines
+
+    running = ", ".join(f"{key} {value}" for key, value in info["executor"].items())
+    lines = [running, info["kv_cache"], f"preemptions: {info['preemptions']}", *use_lines(info["buckets"])]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:

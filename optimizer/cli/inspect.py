@@ -75,9 +75,9 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
     sections["targets"] = {n: t.model_dump(mode="json", exclude={"files"}) for n, t in bundle.targets.items()}
     recipe = manifest.recipe.get("name")
     sizes = {"bundle_bytes": sum(f.bytes for f in bundle.files.values())}
-    sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.tensors.values())
+    sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.stored_once().values())
     types = Counter[str]()
-    for tensor in bundle.index.tensors.values():
+    for tensor in bundle.index.stored_once().values():
         types[tensor.dtype] += tensor.bytes
     groups = {name: [g.model_dump(mode="json") for g in p.cache_groups] for name, p in bundle.programs.items()}
     return sections | {
@@ -85,6 +85,7 @@ def _summary(bundle: Bundle) -> dict[str, Any]:
         "sizes": sizes,
         "weight_bytes_by_type": dict(types.most_common()),
         "cache_groups": groups,
+        "buckets": {name: [b.model_dump(mode="json") for b in plan.buckets] for name, plan in bundle.buckets.items()},
         "passes": len(manifest.passes),
         "verification": _verification(bundle),
     }
@@ -144,6 +145,10 @@ def _print_summary(bundle: Bundle) -> None:
                 f"{group.key_head_size}, {group.dtype}{window}, "
                 f"{format_bytes(group.to_group().bytes_per_block // group.block_size)} a token",
             )
+    for name, plan in bundle.buckets.items():
+        for i, kind in enumerate(("tokens", "batch")):
+            sizes = ", ".join(str(b.tokens) for b in plan.buckets if b.kind == kind)
+            _row("" if i else "buckets", f"{name}, {kind}: {sizes or 'none'}")
     for verification in summary["verification"] or []:
         for i, line in enumerate(figures(verification).splitlines()):
             _row("" if i else "verified", line.strip())

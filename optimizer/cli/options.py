@@ -22,6 +22,19 @@ Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes on
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        help="What to run of the bundle: cpu, onnx, tensorrt-rtx or tensorrt; by default the first of these.",
+    ),
+]
+Provider = Annotated[
+    str | None,
+    typer.Option(help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino, as far as installed."),
+]
+Context = Annotated[int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")]
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
 

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from enginewright.passes.base import Pass
 from enginewright.passes.ir.program import Program
+from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress
+from ..recipes.engine_section import EnginesSection
+from .engine_report import EngineReport
+
+
+def unrecorded(report: EngineReport) -> None:
+    """Keeps no report."""
+
+
+@dataclass(frozen=True)
+class EmitOptions:
+    """What a target may be told beside the program.
+
+    Attributes:
+        engines: the recipe's [engines].
+        context_length: the longest request of the bundle; 0 if it isn't known.
+        buckets: fixed sizes of steps.
+        record: told of each engine that is built.
+        contrib: whether the onnx target has its contrib variant, too.
+    """
+
+    engines: EnginesSection = field(default_factory=EnginesSection)
+    context_length: int = 0
+    buckets: BucketPlan | None = None
+    record: Callable[[EngineReport], None] = unrecorded
+    contrib: bool = False
 
 
 class Emitter(Protocol):
@@ -17,19 +46,30 @@ class Emitter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def emit(self, program: Program, writer: BundleWriter, progress: Progress) -> TargetManifest:
+    def passes(self) -> list[Pass]:
+        """The fusions that pay on this target, in order. A recipe may turn each off, or require it, by its name.
+
+        They run on a copy of the program, which ``emit`` then gets.
+        """
+        ...
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
         """Writes the target's files and weights; leaves ``program`` as it is. The same program gives the same bytes.
 
         Args:
-            program: with attention in its paged form.
+            program: with attention in its paged form, and what ``passes`` made of it.
             writer: the bundle being written; it is not committed here.
             progress: told the stage "emit", weight by weight.
+            options: what else the target may be told; most need none of it.
 
         Returns:
             the target's manifest; its files are filled in when the bundle is committed.
 
         Raises:
             UnsupportedModelError: the target can't run an op of the program.
+            TargetError, RecipeError: what ``options`` say can't be made.
             BundleError, CapacityError: a file can't be written.
         """
         ...

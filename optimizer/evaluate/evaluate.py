@@ -88,6 +88,9 @@ def evaluate(
     choices: str | Path | None = None,
     window: int | None = None,
     stride: int | None = None,
+    target: str | None = None,
+    provider: str | None = None,
+    context: int | None = None,
     threads: int = 0,
     memory: str | int | None = None,
     progress: Progress | None = None,
@@ -100,6 +103,7 @@ def evaluate(
         against: a bundle, a Hugging Face directory or a GGUF file to compare with; the last two need the export extra.
         choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
         window, stride: see ``windows.plan_windows``.
+        target, provider, context: as for LLM, for the bundle that is evaluated.
         threads, memory: as for LLM, for each model.
         progress: called after each window and question.
 
@@ -113,7 +117,11 @@ def evaluate(
     written = read_text(text, "text", EVALUATION_TEXT)
     questions = [] if choices is None else read_questions(choices)
     with ExitStack() as stack:
-        model = stack.enter_context(closing(BundleModel(bundle, threads=threads, memory=memory)))
+        model = stack.enter_context(
+            closing(
+                BundleModel(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory)
+            )
+        )
         reference: ScoredModel | None = None
         if against is not None:
             tell(ProgressEvent("load", 0, 1, str(against)))
@@ -126,8 +134,8 @@ def evaluate(
             raise RequestError(
                 f"text: {text} is too short: it has {len(ids)} token", hint="Pass a text of two tokens or more."
             )
-        context = min(m.context_length for m in (model, reference) if m is not None)
-        windows = plan_windows(window, stride, context, prefix)
+        shared_context = min(m.context_length for m in (model, reference) if m is not None)
+        windows = plan_windows(window, stride, shared_context, prefix)
         most = windows.size + len(prefix)
         encoded = [(q, encode_choices(q, model.tokenizer, most)) for q in questions]
 

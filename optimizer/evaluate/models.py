@@ -14,8 +14,6 @@ from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.tokenizer import Tokenizer
 
-_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
-
 
 class ScoredModel(Protocol):
     """A bundle or a source model, ready to give logits.
@@ -45,10 +43,27 @@ class ScoredModel(Protocol):
 class BundleModel:
     """A bundle, run by the runtime. Raises what LLM raises."""
 
-    def __init__(self, path: str | Path, *, threads: int, memory: str | int | None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threads: int,
+        memory: str | int | None,
+        target: str | None = None,
+        provider: str | None = None,
+        context: int | None = None,
+    ) -> None:
         self.path = str(path)
         # One request at a time, so the pool needs no more than one context.
-        self._llm = LLM(path, threads=threads, memory=memory, max_requests=1)
+        self._llm = LLM(
+            path,
+            target=target,
+            provider=provider,
+            context=context,
+            threads=threads,
+            memory=memory,
+            max_requests=1,
+        )
         self.name = self._llm.model.name
         self.vocab_size = self._llm.model.vocab_size
         self.context_length = self._llm.model.context_length
@@ -77,15 +92,8 @@ def open_reference(path: str | Path, *, threads: int, memory: str | int | None) 
         raise SourceError(
             f"against: {path} doesn't exist", hint="Pass a bundle, a Hugging Face directory or a GGUF file."
         )
-    try:
+    with MissingDependencyError.of_export("against: a source model"):
         from .source_model import SourceModel  # torch and transformers, which bundles do without
-    except ModuleNotFoundError as e:
-        if e.name is None or e.name.partition(".")[0] not in _EXPORT_PACKAGES:
-            raise
-        raise MissingDependencyError(
-            f"against: a source model needs {e.name}, which is not installed",
-            hint="Install it with: pip install 'enginewright[export]'",
-        ) from e
     return SourceModel(place, threads=threads)
 
 

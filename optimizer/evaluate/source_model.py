@@ -38,7 +38,7 @@ class SourceModel:
         self.name = info.name
         self.vocab_size = info.vocab_size
         self.context_length = info.context_length
-        files = _tokenizer_files(path)
+        files = source_tokenizer_files(path)
         self.tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
@@ -51,7 +51,8 @@ class SourceModel:
         del self._runner
 
 
-def _tokenizer_files(path: Path) -> TokenizerFiles | None:
+def source_tokenizer_files(path: Path) -> TokenizerFiles | None:
+    """The files that a bundle of this source has; None if it has no tokenizer."""
     if path.is_dir():
         tokenizer = load_tokenizer(path)
         return None if tokenizer is None else tokenizer_files(tokenizer)

@@ -1,4 +1,4 @@
-"""What a recipe says: the schema, the built-in ones, and how one is loaded from TOML.
+"""A recipe: what it says, the built-in ones, and how one is loaded from TOML.
 
 A recipe holds everything that decides what an export makes of a model. Unknown keys are errors, and no environment
 variable changes a result.
@@ -9,129 +9,36 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.contracts import Activation, CacheDtype, Rotation, Sparsity, Storage, WeightFormat
 from enginewright.plugins.errors import RecipeError
 
-Name = TypeVar("Name", bound=str)
-
-TARGETS = ("cpu",)
-"""Targets that can be emitted today."""
-
-WEIGHT_STORAGES: tuple[Storage, ...] = ("f32", "bf16", "int8")
-"""Weight storage types that can be emitted today."""
-
-ACTIVATION_OF: dict[Storage, Activation] = {"f32": "float", "bf16": "bf16", "int8": "int8"}
-"""What each of them is multiplied with."""
-
-GROUP_SIZES = (0, 32, 64)
-"""Of int8 weights and activations; 0 is one scale a row."""
-
-CACHE_DTYPES: tuple[CacheDtype, ...] = ("f32",)
-"""KV-cache formats that can be emitted today."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class WeightFormatSection(_Section):
-    """``contracts.WeightFormat`` as a TOML table."""
-
-    storage: Storage = "f32"
-    group_size: int = Field(default=0, ge=0)
-    zero_point: StrictBool = False
-    activation: Activation = "float"
-    activation_group_size: int = Field(default=0, ge=0)
-    rotation: Rotation = "none"
-    sparsity: Sparsity = "dense"
-
-    @field_validator("storage")
-    @classmethod
-    def _storage_exists(cls, value: Storage) -> Storage:
-        return _supported(value, WEIGHT_STORAGES, "weights")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if (wanted := ACTIVATION_OF[self.storage]) != self.activation:
-            raise ValueError(f"storage {self.storage!r} goes with activation {wanted!r}, not {self.activation!r}")
-        groups = {"group_size": self.group_size, "activation_group_size": self.activation_group_size}
-        for key, size in groups.items():
-            if self.storage != "int8" and size:
-                raise ValueError(f"{key} is {size}, but storage {self.storage!r} has no scales")
-            if size not in GROUP_SIZES:
-                raise ValueError(f"{key} is {size}, which can't be made yet, only {_listed(GROUP_SIZES)}")
-        if self.group_size and self.activation_group_size and self.group_size != self.activation_group_size:
-            raise ValueError(
-                f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
-                "where both are not 0 they must be the same"
-            )
-        if self.zero_point:
-            raise ValueError("zero_point can't be true yet: values are symmetric around 0")
-        if self.rotation != "none":
-            raise ValueError(f"rotation {self.rotation!r} can't be made yet, only 'none'")
-        if self.sparsity != "dense":
-            raise ValueError(f"sparsity {self.sparsity!r} can't be made yet, only 'dense'")
-        return self
-
-    def to_format(self) -> WeightFormat:
-        """The same as the dataclass that passes and emitters take."""
-        return WeightFormat(**self.model_dump())
-
-
-class WeightOverride(_Section):
-    """A weight format for the modules whose path ``layers`` matches (shell pattern, e.g. ``*.mlp.down_proj``)."""
-
-    layers: str = Field(min_length=1)
-    format: WeightFormatSection
-
-
-class WeightsSection(_Section):
-    """The format of the weight of every linear and embedding: the first override that matches, or the default."""
-
-    default: WeightFormatSection = WeightFormatSection()
-    overrides: tuple[WeightOverride, ...] = ()
-
-    def to_formats(self) -> WeightFormats:
-        """The same as passes take it."""
-        overrides = tuple(FormatOverride(o.layers, o.format.to_format()) for o in self.overrides)
-        return WeightFormats(self.default.to_format(), overrides)
-
-
-class CacheSection(_Section):
-    """How keys and values are stored."""
-
-    dtype: CacheDtype = "f32"
-
-    @field_validator("dtype")
-    @classmethod
-    def _dtype_exists(cls, value: CacheDtype) -> CacheDtype:
-        return _supported(value, CACHE_DTYPES, "a KV cache")
-
-
-class BudgetSection(_Section):
-    """How far from its source an exported model may be.
-
-    ``max_kl``: mean KL divergence per token in nats, above which the export fails. None takes the default of formats
-    that lose precision; exact recipes are held to rounding instead.
-    """
-
-    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
+from .attention_section import AttentionSection
+from .bucket_section import BucketsSection
+from .builtin import builtin_files
+from .engine_section import EnginesSection
+from .onnx_section import OnnxSection
+from .sections import (
+    TARGETS,
+    AutoSection,
+    BudgetSection,
+    CacheSection,
+    CalibrationSection,
+    Section,
+    WeightsSection,
+    supported,
+)
+from .shape_sections import PruneSection
 
 TargetName = Annotated[str, Field(min_length=1)]
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """What an export does to a model.
 
     ``passes`` turns optional passes on or off by name; a pass that is on and matches nothing is an error, one that is
@@ -147,39 +54,107 @@ class Recipe(_Section):
     kv_cache: CacheSection = CacheSection()
     passes: dict[str, StrictBool] = Field(default_factory=dict)
     budget: BudgetSection = BudgetSection()
+    calibration: CalibrationSection = CalibrationSection()
+    auto: AutoSection | None = None
+    attention: AttentionSection | None = None
+    prune: PruneSection | None = None
+    buckets: BucketsSection | None = None
+    engines: EnginesSection | None = None
+    onnx: OnnxSection | None = None
 
     @property
     def exact(self) -> bool:
-        """Whether nothing loses precision: every weight, activation and cache entry is a 32-bit float."""
-        formats = [self.weights.default, *(o.format for o in self.weights.overrides)]
-        return self.kv_cache.dtype == "f32" and all(f.storage == "f32" and f.activation == "float" for f in formats)
+        """Whether nothing is lost: the model is whole, every weight, activation and cache entry a 32-bit float."""
+        return self.prune is None and self.attention is None and not self.rounded
+
+    @property
+    def rounded(self) -> bool:
+        """Whether a weight, activation or cache entry is, or may become, less than a 32-bit float."""
+        return self.kv_cache.dtype != "f32" or not self.weights.exact or self.auto is not None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether passes look at calibration tokens, beside a search before them."""
+        fitted = self.attention is not None and self.attention.calibrated
+        kept = self.sparse and self.weights.sparsify != "magnitude"
+        return self.weights.method != "nearest" or self.prune is not None or fitted or kept
+
+    @property
+    def sparse(self) -> bool:
+        """Whether weights may have two of every four left."""
+        formats = (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
+        return any(f.sparsity != "dense" for f in formats)
+
+    @property
+    def searched(self) -> bool:
+        """Whether a budget decides on formats or shapes: what passes do, an export finds before they run."""
+        heads = self.attention is not None and self.attention.searched
+        return self.auto is not None or heads or (self.prune is not None and self.prune.max_kl is not None)
+
+    @model_validator(mode="after")
+    def _auto_fits(self) -> Self:
+        method = self.weights.method
+        formats = (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
+        if method != "nearest" and not any(f.storage == "int4" for f in formats):
+            raise ValueError(f"method {method!r} chooses integers of int4, which no format here is")
+        if self.weights.sparsify is not None and not self.sparse:
+            raise ValueError(f"sparsify {self.weights.sparsify!r} is for formats of sparsity '2:4', which none here is")
+        if self.weights.keep_blocks and (remade := self._remade):
+            raise ValueError(
+                f"weights.keep_blocks keeps a file's integers, and {remade} makes other weights of them: leave one out"
+            )
+        if self.weights.sparsify == "sparsegpt" and method == "awq":
+            raise ValueError("sparsify 'sparsegpt' chooses integers too, so that method can't be 'awq'")
+        if self.auto is None:
+            return self
+        if self.budget.max_kl is None and self.budget.max_bytes is None:
+            raise ValueError("[auto] needs a budget: max_kl or max_bytes in [budget]")
+        if self.weights != WeightsSection(method=method, sparsify=self.weights.sparsify):
+            raise ValueError("[auto] chooses all formats: leave all but the method out of [weights]")
+        if self.shares and self.budget.max_kl is None:
+            raise ValueError(
+                f"[auto] beside {' and '.join(self.shares)} with a max_kl needs max_kl in [budget]: what all may cost "
+                "together, of which formats have the rest"
+            )
+        return self
+
+    @property
+    def _remade(self) -> str:
+        """What has weights fitted anew, or of other rows and columns; layers that go leave the others as they are."""
+        if self.attention is not None:
+            return "[attention]"
+        within = self.prune is not None and (self.prune.channels or self.prune.heads or self.prune.overrides)
+        return "[prune]" if within else ""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the budget, what searches for shapes may use, by their sections."""
+        sections = {"[prune]": self.prune, "[attention]": self.attention}
+        return {name: s.max_kl for name, s in sections.items() if s is not None and s.max_kl is not None}
+
+    @model_validator(mode="after")
+    def _shapes_fit_the_budget(self) -> Self:
+        together, whole = sum(self.shares.values()), self.budget.max_kl
+        if whole is None or together < whole or (together == whole and self.auto is None):
+            return self
+        each = " and ".join(f"{share:g} in {name}" for name, share in self.shares.items())
+        left = "" if self.auto is None or together > whole else ", of which nothing is left for formats"
+        raise ValueError(f"max_kl is {each}, and all together may cost {whole:g} by [budget]{left}")
 
     @field_validator("targets")
     @classmethod
     def _targets_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            _supported(target, TARGETS, "a target")
+            supported(target, TARGETS, "a target")
         return value
 
 
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(str(v) for v in values)
-
-
-def _supported(value: Name, known: Sequence[Name], what: str) -> Name:
-    """Refuses what the schema has a word for and no emitter can make yet."""
-    if value not in known:
-        recipes = ", ".join(_builtin_files())
-        raise ValueError(f"{value!r} can't be made for {what} yet, only {', '.join(known)} (recipes: {recipes})")
-    return value
-
-
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """The built-in recipe of that name, or the recipe in that TOML file.
+    """The built-in recipe of that name, or the recipe in that TOML file. Files that it names are beside it.
 
     Raises RecipeError naming the file, the line and the key.
     """
-    builtin = _builtin_files()
+    builtin = builtin_files()
     if str(name_or_path) in builtin:
         return _parse(builtin[str(name_or_path)].read_text(encoding="utf-8"), f"{name_or_path}.toml")
     path = Path(name_or_path)
@@ -195,25 +170,23 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         ) from e
     except UnicodeDecodeError as e:
         raise RecipeError(f"{path}: not UTF-8 text", hint="A recipe is a TOML file.") from e
-    return _parse(text, str(path))
+    recipe = _parse(text, str(path))
+    if recipe.buckets is not None:
+        recipe = recipe.model_copy(update={"buckets": recipe.buckets.beside(path.parent)})
+    return recipe
 
 
 def list_recipes() -> list[Recipe]:
     """The built-in recipes, in the order of their names."""
-    return [load_recipe(name) for name in _builtin_files()]
+    return [load_recipe(name) for name in builtin_files()]
 
 
 def recipe_text(name: str) -> str:
     """The TOML of a built-in recipe, comments included. Raises RecipeError."""
-    builtin = _builtin_files()
+    builtin = builtin_files()
     if name not in builtin:
         raise RecipeError(f"there is no recipe {name!r}", hint=_suggest(name, builtin, "recipe"))
     return builtin[name].read_text(encoding="utf-8")
-
-
-def _builtin_files() -> dict[str, Traversable]:
-    files = (f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml"))
-    return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name)}
 
 
 def _suggest(word: str, known: Iterable[str], what: str) -> str:
@@ -235,7 +208,8 @@ def _parse(text: str, source: str) -> Recipe:
         line = _line_of(text, first["loc"])
         where = f"{source}:{line}" if line else source
         key = ".".join(str(part) for part in first["loc"])
-        raise RecipeError(f"{where}: {key}: {_reason(first)}", hint=_hint(first)) from e
+        named = f"{where}: {key}" if key else where  # what doesn't go together is no single key's fault
+        raise RecipeError(f"{named}: {_reason(first)}", hint=_hint(first)) from e
 
 
 _REASONS = {  # in the words of TOML, where pydantic's are those of Python

@@ -49,7 +49,9 @@ def blocks_for(plan: Plan, block_size: int) -> int:
 def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, seed: int) -> list[FloatArray]:
     """Logits after every token of both sequences, [S] -> [S, V] each.
 
-    ``executor`` has ``blocks_for`` blocks in each group; they are dealt out in a random order.
+    ``executor`` has ``blocks_for`` blocks in each group; they are dealt out in a random order. One without ragged
+    steps has slots for blocks, and a request the same slot in each group, as from a scheduler; the steps of a plan are
+    of prompts alone or of decodes alone, and so fit it too.
     """
     sizes = {group.name: group.block_size for group in executor.cache_groups}
     generator = np.random.default_rng(seed)
@@ -57,6 +59,8 @@ def run_packed(executor: Executor, sequences: Sequence[Int32Array], plan: Plan, 
         name: generator.permutation(blocks_for(plan, size)).astype(np.int32).reshape(2, -1)
         for name, size in sizes.items()
     }  # group -> [2, blocks]
+    if not executor.caps.ragged:
+        tables = dict.fromkeys(tables, next(iter(tables.values())))
     done = [0, 0]
     found: list[list[FloatArray]] = [[], []]
     for counts in plan.steps:

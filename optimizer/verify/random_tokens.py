@@ -9,6 +9,7 @@ from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
 from enginewright.plugins.contracts import FloatArray, Int32Array, ModelInfo
 from enginewright.plugins.errors import VerificationError
 from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 
 from .packed_run import plan_steps, run_packed
@@ -32,6 +33,17 @@ def relative_tolerance(program: LoweredProgram) -> float:
         for operand in step.inputs:
             if operand.kind == "weight" and len(operand.shape) > 1 and step.op != "embedding":
                 terms += operand.shape[-1].evaluate(1, 1, 1)
+    return tolerance_of(terms)
+
+
+def tolerance_of_target(bundle: Bundle, target: str) -> float:
+    """``relative_tolerance`` of a target of any form."""
+    io = bundle.target(target).io
+    return relative_tolerance(bundle.program(target)) if io is None else tolerance_of(io.summed_products)
+
+
+def tolerance_of(terms: int) -> float:
+    """The same where so many products are summed on the way to a logit."""
     return _MARGIN * _EPSILON * float(np.sqrt(terms))
 
 
@@ -41,9 +53,7 @@ def compare_random_tokens(runner: SourceRunner, executor: Executor, info: ModelI
     Raises VerificationError if one of the two gives numbers that are not finite, or they differ in shape.
     """
     plan = plan_steps(info.context_length)
-    longest = max(plan.lengths)
-    ids = np.random.default_rng(seed).integers(0, info.vocab_size, (2, longest), dtype=np.int32)  # [2, S]
-    sequences: list[Int32Array] = [row[:length] for row, length in zip(ids, plan.lengths, strict=True)]
+    ids, sequences = random_sequences(info, seed)
     # What comes behind the shorter sequence doesn't reach back into it: these are causal models.
     expected = runner.logits(torch.from_numpy(ids).long())  # [2, S, V]
     divergence = Divergence(Likelihood(), Likelihood())
@@ -52,6 +62,13 @@ def compare_random_tokens(runner: SourceRunner, executor: Executor, info: ModelI
         check_logits(logits, reference)
         divergence.add(logits, reference)
     return comparison(divergence)
+
+
+def random_sequences(info: ModelInfo, seed: int) -> tuple[Int32Array, list[Int32Array]]:
+    """The tokens of ``compare_random_tokens``: two sequences, and both in rows of one array [2, S]."""
+    lengths = plan_steps(info.context_length).lengths
+    ids = np.random.default_rng(seed).integers(0, info.vocab_size, (2, max(lengths)), dtype=np.int32)
+    return ids, [row[:length] for row, length in zip(ids, lengths, strict=True)]
 
 
 def comparison(divergence: Divergence) -> Comparison:

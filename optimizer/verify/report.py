@@ -70,3 +70,45 @@ class VerificationReport:
     text_omitted: str | None
     seconds: float
     peak_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Measurement(Comparison):
+    """How far the program is from the source after a pass, over calibration tokens.
+
+    Attributes:
+        perplexity, source_perplexity: of the same tokens, those that begin a sequence left out; None if all do.
+        seconds: that measuring took.
+        unchanged: the pass changed nothing, and the figures are those from before it.
+    """
+
+    perplexity: float | None
+    source_perplexity: float | None
+    seconds: float
+    unchanged: bool = False
+
+
+@dataclass(frozen=True)
+class PassVerification:
+    """How the program was compared with its source from pass to pass.
+
+    Attributes:
+        origin: where the tokens are from.
+        sequences, tokens: how many.
+        exact_tokens: how many of them are looked at while nothing but rounding may differ.
+        relative_tolerance: most that a logit may then be off, as a share of the largest one.
+        max_kl: most that the mean KL may be after a pass that loses precision; None if the recipe is exact.
+        captured: the program as it was captured.
+        measured: how often it was compared.
+        seconds: that all this took, the source's part included.
+    """
+
+    origin: str
+    sequences: int
+    tokens: int
+    exact_tokens: int
+    relative_tolerance: float
+    max_kl: float | None
+    captured: Measurement
+    measured: int
+    seconds: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -50,8 +50,10 @@ class SourceRunner:
         self.model.set_attn_implementation("eager")
         self.model.set_experts_implementation("eager")
         self.model.eval()
+        self._kept: Mapping[str, WeightExpr] = {}
         if weight_bytes(self.model) <= keep_bytes:
             load_weights(self.model, weights)
+            self._kept = weights
         else:
             bring_weights_lazily(self.model, weights)
 
@@ -61,6 +63,12 @@ class SourceRunner:
             logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
         result: FloatArray = logits.float().numpy()
         return result
+
+    def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
+        """The weights that are in memory, with what they were read by."""
+        for name, parameter in self.model.named_parameters():
+            if name in self._kept:
+                yield self._kept[name], parameter.data
 
 
 def weight_bytes(model: torch.nn.Module) -> int:

@@ -17,14 +17,14 @@ from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.open import Placement, make_executor, target_groups
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps
-from .random_tokens import compare_random_tokens, relative_tolerance
+from .random_tokens import compare_random_tokens, tolerance_of_target
 from .report import Comparison, TextComparison, VerificationReport
-from .source_runner import SourceRunner
+from .source_runner import KEEP_BYTES, SourceRunner
 from .text import compare_text, why_no_text
 
 SEEDS = (20261120, 20261121, 20261122)
@@ -36,20 +36,26 @@ DEFAULT_MAX_KL = 0.05
 PREFILL_CHUNK = 128
 """Prompt tokens of a step: the logits of a step are in memory twice."""
 
-_EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
-_LOSSY_HINT = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
-
-_EXECUTORS: dict[str, type[CpuExecutor]] = {"cpu": CpuExecutor}
+EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
+LOSSY_HINT = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
 
 
 def verify(
-    folder: Path, source: str | Path | PreTrainedModel, recipe: Recipe, target: str, progress: Progress
+    folder: Path,
+    source: str | Path | PreTrainedModel,
+    recipe: Recipe,
+    target: str,
+    progress: Progress,
+    keep_bytes: int = KEEP_BYTES,
+    placement: Placement = Placement(),
 ) -> VerificationReport:
     """Compares a target of the bundle in ``folder``, run as a user's would be, with the source as transformers runs it.
 
     First on random tokens: two sequences, packed, with some decode steps. An exact recipe must be within rounding on
     them, any other within its KL budget. A recipe that loses precision is then also compared on the package's text, if
     the model has a tokenizer and room for it, and must be within the budget there too.
+
+    ``placement``: what the target runs on, where it isn't a user's default.
 
     Raises:
         VerificationError: they differ by more; says by how much.
@@ -60,12 +66,12 @@ def verify(
     bundle = Bundle.open(folder)
     info = bundle.model
     given = source if isinstance(source, PreTrainedModel) else Path(source)
-    runner = SourceRunner(given, context_length=info.context_length)
+    runner = SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     omitted = "the recipe is exact" if recipe.exact else why_no_text(tokenizer, info)
-    executor = _open(bundle, target, info, with_text=omitted is None)
-    max_kl = None if recipe.exact else recipe.budget.max_kl or DEFAULT_MAX_KL
+    executor = _open(bundle, target, info, placement, with_text=omitted is None)
+    max_kl = max_kl_of(recipe)
     with closing(LLM.from_executor(executor, info, max_requests=1, prefill_chunk=PREFILL_CHUNK)) as llm:
         progress(ProgressEvent("verify", 0, 1, f"{target}: random tokens"))
         tolerance: float | None = None
@@ -73,7 +79,7 @@ def verify(
         if max_kl is None:
             seed, random, tolerance = _exact(
                 lambda seed: compare_random_tokens(runner, executor, info, seed),
-                relative_tolerance(bundle.program(target)),
+                tolerance_of_target(bundle, target),
                 target,
             )
         else:
@@ -84,7 +90,7 @@ def verify(
             _check_kl(text, max_kl, target, "the text")
     progress(ProgressEvent("verify", 1, 1, target))
     return VerificationReport(
-        target=target,
+        target=target if placement.variant is None else f"{target} ({placement.variant})",
         exact=recipe.exact,
         seed=seed,
         random_tokens=random,
@@ -97,13 +103,19 @@ def verify(
     )
 
 
-def _open(bundle: Bundle, target: str, info: ModelInfo, *, with_text: bool) -> Executor:
+def max_kl_of(recipe: Recipe) -> float | None:
+    """Mean KL per token in nats that the recipe may cost; None if nothing may change but by rounding."""
+    return None if recipe.exact else recipe.budget.max_kl or DEFAULT_MAX_KL
+
+
+def _open(bundle: Bundle, target: str, info: ModelInfo, placement: Placement, *, with_text: bool) -> Executor:
     """The executor that a user gets, with KV blocks for what is compared and no more."""
     text = min(DEFAULT_WINDOW, info.context_length) if with_text else 0
     plan = plan_steps(info.context_length)
-    groups = [g.to_group() for g in bundle.program(target).cache_groups]
+    context = max(*plan.lengths, text)  # of slots, where they take the place of blocks
+    groups = target_groups(bundle, target, context)
     blocks = {g.name: max(blocks_for(plan, g.block_size), -(-text // g.block_size)) for g in groups}
-    return _EXECUTORS[target](bundle, blocks)
+    return make_executor(bundle, target, blocks, context, placement)
 
 
 def _exact(
@@ -129,7 +141,7 @@ def _exact(
         f"target {target}: the exported program differs from its source: on random tokens a logit is off by "
         f"{found.max_logit_error:.3g}, where rounding explains {tolerance:.3g} (logits reach "
         f"{found.largest_logit:.3g}, KL {found.kl_mean:.3g} in the mean, top-1 agreement {found.top1_agreement:.1%})",
-        hint=_EXACT_HINT,
+        hint=EXACT_HINT,
     )
 
 
@@ -139,5 +151,5 @@ def _check_kl(found: Comparison, max_kl: float, target: str, what: str) -> None:
             f"target {target}: the exported program is too far from its source: KL {found.kl_mean:.3g} nats a token on "
             f"{what}, and the recipe's max_kl is {max_kl:.3g} (top-1 agreement {found.top1_agreement:.1%}, a logit is "
             f"off by {found.max_logit_error:.3g} at most)",
-            hint=_LOSSY_HINT,
+            hint=LOSSY_HINT,
         )

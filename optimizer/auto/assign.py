@@ -1,0 +1,112 @@
+"""Which unit gets which format: fewest bytes within a KL, or least KL within some bytes, by an additive model.
+
+A format's cost is taken to be its own, whatever the others have: the KL of an assignment is the sum over its units.
+Minimising KL + price * bytes unit by unit, for every price, walks along the lower convex hull of all assignments
+(Everett, 1963); what the budget leaves between two of its points is spent on single changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one unit can have: bytes and predicted KL of each of its formats."""
+
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """An option for each unit, by index, and what they take and cost together."""
+
+    chosen: tuple[int, ...]
+    size: int
+    cost: float
+
+
+def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
+    """The assignments on the lower convex hull, from the least KL to the fewest bytes."""
+    hulls = [_hull(u) for u in units]
+    steps = []  # price of a byte saved, unit, how far along its hull
+    for i, (unit, hull) in enumerate(zip(units, hulls, strict=True)):
+        for at in range(1, len(hull)):
+            before, after = hull[at - 1], hull[at]
+            price = (unit.costs[after] - unit.costs[before]) / (unit.sizes[before] - unit.sizes[after])
+            steps.append((price, i, at))
+    chosen = [hull[0] for hull in hulls]
+    curve = [_assignment(units, chosen)]
+    for _, i, at in sorted(steps):  # along a hull the prices rise, so that a unit's steps come in order
+        chosen[i] = hulls[i][at]
+        curve.append(_assignment(units, chosen))
+    return curve
+
+
+def fewest_bytes(units: Sequence[Options], most_cost: float) -> Assignment | None:
+    """The smallest assignment found whose predicted KL is at most that; None if none is."""
+    fitting = [a for a in pareto_curve(units) if a.cost <= most_cost]
+    if not fitting:
+        return None
+    sizes, costs = [u.sizes for u in units], [u.costs for u in units]
+    return _assignment(units, _spend(fitting[-1].chosen, most_cost, sizes, costs))
+
+
+def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
+    """The assignment of the least predicted KL found that takes at most so many bytes; None if none does."""
+    fitting = [a for a in pareto_curve(units) if a.size <= most_bytes]
+    if not fitting:
+        return None
+    sizes, costs = [u.sizes for u in units], [u.costs for u in units]
+    return _assignment(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
+
+
+def _spend(
+    start: Sequence[int], budget: float, lowered: Sequence[Sequence[float]], paid: Sequence[Sequence[float]]
+) -> list[int]:
+    """Better options than ``start``, one unit at a time, while the sum of what they cost stays within the budget.
+
+    ``lowered`` is what should become less, ``paid`` what that costs, both by unit and option. The largest step is made
+    first.
+    """
+    chosen = list(start)
+    while True:
+        left = budget - sum(p[o] for p, o in zip(paid, chosen, strict=True))
+        moves = [
+            (w[chosen[i]] - w[o], p[chosen[i]] - p[o], i, o)
+            for i, (w, p) in enumerate(zip(lowered, paid, strict=True))
+            for o in range(len(w))
+            if w[o] < w[chosen[i]] and p[o] - p[chosen[i]] <= left
+        ]
+        if not moves:
+            return chosen
+        *_, i, o = max(moves)
+        chosen[i] = o
+
+
+def _assignment(units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
+    return Assignment(
+        tuple(chosen),
+        sum(u.sizes[o] for u, o in zip(units, chosen, strict=True)),
+        sum(u.costs[o] for u, o in zip(units, chosen, strict=True)),
+    )
+
+
+def _hull(unit: Options) -> list[int]:
+    """The options on the lower convex hull of one unit, from the least cost to the fewest bytes."""
+    hull: list[int] = []
+    for o in sorted(range(len(unit.sizes)), key=lambda o: (unit.sizes[o], unit.costs[o])):
+        if hull and unit.costs[o] >= unit.costs[hull[-1]]:
+            continue  # larger than another, and no better
+        while len(hull) > 1 and not _below(unit, hull[-2], hull[-1], o):
+            hull.pop()
+        hull.append(o)
+    return hull[::-1]
+
+
+def _below(unit: Options, a: int, b: int, c: int) -> bool:
+    """Whether b, between a and c in size, is below the line from a to c."""
+    along = (unit.costs[c] - unit.costs[a]) * (unit.sizes[b] - unit.sizes[a])
+    return (unit.costs[b] - unit.costs[a]) * (unit.sizes[c] - unit.sizes[a]) < along

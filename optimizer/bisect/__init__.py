@@ -1,0 +1,6 @@
+"""Bisect: where two ways of computing a model part, by pass, layer, call and tensor."""
+
+from .bisection import Given, Options, bisect
+from .report import BisectReport, Parting, Place
+
+__all__ = ["BisectReport", "Given", "Options", "Parting", "Place", "bisect"]

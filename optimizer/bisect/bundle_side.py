@@ -1,0 +1,313 @@
+"""A target of a bundle as a side: the cpu program, watched step by step while the runtime's kernels run it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from enginewright.plugins.contracts import FloatArray, Int32Array, StepInput
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.lowered_program import Affine, LoweredProgram, Operand, Step
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import unpack
+
+from .points import Point, Recording, Values, leaves_of
+from .rows import token_axis
+from .scaling import Scaling
+from .sides import Role, Tensor
+from .taps import LINEARS, Call, Piece, Tap, find_taps, owner_of, pieces_of, store_of
+from .tensors import Stored, cut, dequantized
+
+_TOKENS, _ROWS = Affine(t=1), Affine(r=1)
+_SEED = 0
+"""Of the order in which KV blocks are dealt out."""
+
+
+class BundleSide:
+    """A target of a bundle.
+
+    The sequences are run as they are served: a chunk of each, the rest but one token, and a decode step. So keys and
+    values of the past are read from the cache.
+
+    Args:
+        bundle: open.
+        target: a ready target that has a lowered program.
+        isa: instruction set; None takes the best there is.
+        leaves: as of ``ProgramSide``.
+        scaling: what the passes of its recipe have done to the channels of values.
+
+    Raises:
+        BundleError: it has no such target, or the program doesn't hold together.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        name: str,
+        *,
+        target: str = "cpu",
+        isa: str | None = None,
+        leaves: frozenset[str] | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        self.scaling = scaling or Scaling()
+        self.bundle = bundle
+        self.name = name
+        self.program = bundle.program(target)
+        self.isa = isa
+        self.calls = calls_of(self.program, bundle)
+        paths = (path for call in self.calls for path in call.where)
+        self.leaves = leaves_of(paths) if leaves is None else leaves
+        self.taps = find_taps(self.calls, self.leaves, self.program.outputs["logits"].name)
+
+    @property
+    def points(self) -> Collection[Point]:
+        """See ``Side.points``."""
+        return {tap.point for tap in self.taps}
+
+    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
+        """The values at its points, of sequences [S]; see ``Recording`` for ``given``."""
+        lengths = [len(s) for s in sequences]
+        recording = Recording(sum(lengths), given, self.scaling.scales, self.scaling.unknown)
+        plan = _Plan(lengths, self.program)
+        weights = {use.name: self.bundle.weight(use.name) for use in self.program.weights}
+        executable = CpuProgram(self.program, weights, blocks=plan.blocks, isa=self.isa)
+        self.isa = executable.isa
+        ids = np.concatenate([s.numpy().astype(np.int32) for s in sequences])
+        for tokens, step in plan.steps(ids):
+            watcher = _Places(executable, self.taps, recording, tokens, step)
+            executable.watch(step, watcher.watch)
+        return recording.values
+
+    def tensors(self, path: str) -> list[Tensor]:
+        """See ``Side.tensors``."""
+        found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
+        return [tensor for tensor in found if tensor.path == path]
+
+    def tensors_of(self, call: Call) -> list[Tensor]:
+        """See ``Calls.tensors_of``."""
+        assert isinstance(call.key, int)
+        return cut(call, _stored(self.bundle, self.program.steps[call.key]))
+
+    def describe(self, call: Call) -> str:
+        """See ``Calls.describe``."""
+        return f"step {call.key}: {call.op}" + (f" ({' + '.join(call.where)})" if call.where else "")
+
+
+def _stored(bundle: Bundle, step: Step) -> list[Stored]:
+    """Weights come in an order of their own: what is multiplied, its scales, its offsets, then a bias."""
+    weights = [o for o in step.inputs if o.kind == "weight"]
+    group = int(step.attrs.get("weight_group", step.attrs.get("group_size", 0)))
+    found: list[Stored] = []
+    while weights:
+        first, *weights = weights
+        scales = [w for w in weights if w.dtype == "f16"] if first.dtype in ("i8", "i4", "u4") else []
+        weights = weights[len(scales) :]
+        entry = bundle.tensor(first.name)
+
+        def read(first: Operand = first, scales: Sequence[Operand] = scales) -> FloatArray:
+            values, *factors = (_unpacked(bundle, o.name) for o in (first, *scales))
+            if not factors:
+                return values
+            return dequantized(values, factors[0], factors[1] if len(factors) > 1 else None, group)
+
+        role: Role = "bias" if found else "weight"
+        parts = tuple((p.source, *p.rows, p.size) for p in entry.parts)
+        found.append(Stored(role, first.name, parts, read))
+    return found
+
+
+def _unpacked(bundle: Bundle, name: str) -> FloatArray:
+    entry = bundle.tensor(name)
+    value: FloatArray = unpack(bundle.weight(name), entry.shape, entry.layout, entry.dtype).astype(np.float32)
+    return value
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How sequences of these lengths go through the program, and where their keys and values lie."""
+
+    lengths: Sequence[int]
+    program: LoweredProgram
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """KV blocks of each cache group."""
+        return {g.name: sum(-(-n // g.block_size) for n in self.lengths) for g in self.program.cache_groups}
+
+    def _tables(self) -> dict[str, Int32Array]:
+        """group -> [B, blocks], padded with -1; blocks are dealt out in a random order."""
+        tables = {}
+        generator = np.random.default_rng(_SEED)
+        for group in self.program.cache_groups:
+            counts = [-(-n // group.block_size) for n in self.lengths]
+            order = generator.permutation(sum(counts)).astype(np.int32)
+            table = np.full((len(counts), max(counts)), -1, np.int32)
+            for row, own in zip(table, np.split(order, np.cumsum(counts)[:-1]), strict=True):
+                row[: len(own)] = own
+            tables[group.name] = table
+        return tables
+
+    def steps(self, ids: Int32Array) -> Iterator[tuple[npt.NDArray[np.int64], StepInput]]:
+        """Each step's tokens by their numbers in the whole run, and what goes into the program."""
+        tables = self._tables()
+        sizes = {g.name: g.block_size for g in self.program.cache_groups}
+        first = np.cumsum([0, *self.lengths])  # of each sequence, in the run
+        ends = [sorted({0, -(-n // 2), n - 1, n} - {0}) for n in self.lengths]
+        for number in range(max(len(e) for e in ends)):
+            bounds = [[0, *e][number : number + 2] for e in ends]
+            active = [b for b, bound in enumerate(bounds) if len(bound) == 2]
+            chunks = [np.arange(*bounds[b]) for b in active]
+            positions = np.concatenate(chunks).astype(np.int32)
+            owners = np.repeat(active, [len(c) for c in chunks])
+            tokens = first[owners] + positions
+            yield (
+                tokens,
+                StepInput(
+                    ids=ids[tokens],
+                    positions=positions,
+                    q_start=np.cumsum([0, *(len(c) for c in chunks)]).astype(np.int32),
+                    kv_len=np.asarray([bounds[b][1] for b in active], np.int32),
+                    block_tables={name: np.ascontiguousarray(table[active]) for name, table in tables.items()},
+                    slots={
+                        name: (table[owners, positions // sizes[name]] * sizes[name] + positions % sizes[name]).astype(
+                            np.int32
+                        )
+                        for name, table in tables.items()
+                    },
+                    rows=np.arange(len(tokens), dtype=np.int32),
+                ),
+            )
+
+
+@dataclass
+class _Sum:
+    """The first input of a step that adds: where it is, what it was, and what it was given instead."""
+
+    place: npt.NDArray[Any]
+    value: npt.NDArray[Any]
+    other: npt.NDArray[Any]
+
+
+class _Places:
+    """The taps of one step of the run, by step of the program and before or after."""
+
+    def __init__(
+        self,
+        executable: CpuProgram,
+        taps: Sequence[Tap],
+        recording: Recording,
+        tokens: npt.NDArray[np.int64],
+        given: StepInput,
+    ) -> None:
+        self._executable = executable
+        self._program = executable.lowered
+        self._slots = given.slots
+        self._own: _Sum | None = None
+        self._recording = recording
+        self._tokens = tokens
+        self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
+        for tap in taps:
+            self._taps[tap.key, tap.before].append(tap)
+
+    def watch(self, index: int, before: bool, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        step = self._program.steps[index]
+        if before:
+            self._before_sum(index, arrays)
+        for tap in self._taps.get((index, before), ()):
+            if tap.cached:
+                self._after_write(tap, step)
+                continue
+            if tap.added and self._own is not None:
+                self._after_sum(tap, arrays[tap.slot])
+                continue
+            operand = (step.inputs if before else step.outputs)[tap.slot]
+            array = arrays[tap.slot]
+            axis = _axis(operand)
+            if array is None or axis is None:
+                continue
+            if tap.columns is not None:
+                array = array[..., slice(*tap.columns)]
+            moved = np.moveaxis(array, axis, 0)  # a view of the arena
+            rows: FloatArray = moved.reshape(len(self._tokens), -1).astype(np.float32)
+            given = self._recording.see(tap.point, rows, self._tokens)
+            if given is not None:
+                moved[...] = given.reshape(moved.shape)
+
+    def _before_sum(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        """Makes a step that adds its first two inputs find the sum that is given."""
+        for tap in [tap for tap in self._taps.get((index, False), ()) if tap.added]:
+            first, second = arrays[:2]
+            assert first is not None
+            assert second is not None
+            given = self._recording.instead(tap.point, first.size // len(self._tokens), self._tokens)
+            if given is not None:
+                self._own = _Sum(first, first.copy(), given.reshape(first.shape) - second)
+                first[...] = self._own.other
+
+    def _after_sum(self, tap: Tap, total: npt.NDArray[Any] | None) -> None:
+        """Its own sum: what it would have been, and what the step does to a sum. The input is put back."""
+        own, self._own = self._own, None
+        assert own is not None
+        assert total is not None
+        rows = own.value + (total - own.other)
+        self._recording.see(tap.point, rows.reshape(len(self._tokens), -1).astype(np.float32), self._tokens)
+        if not np.may_share_memory(own.place, total):
+            own.place[...] = own.value
+
+    def _after_write(self, tap: Tap, step: Step) -> None:
+        """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written."""
+        (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
+        group, _, layer = cache.name.rpartition("/")
+        keys, _ = self._executable.cache_arrays(group, int(layer))
+        blocks, places = np.divmod(self._slots[group], keys.shape[3])
+        rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
+        given = self._recording.see(tap.point, rows.reshape(len(rows), -1), self._tokens)
+        if given is not None:
+            keys[blocks, :, :, places] = given.reshape(rows.shape)
+
+
+def _axis(operand: Operand) -> int | None:
+    """The axis of tokens. The sampled rows are all tokens, in order."""
+    return token_axis([_TOKENS if size == _ROWS else size for size in operand.shape], _TOKENS)
+
+
+def calls_of(program: LoweredProgram, bundle: Bundle) -> list[Call]:
+    """The steps of a program. A value is a buffer: views of one are not told apart."""
+    return [_call(index, step, bundle) for index, step in enumerate(program.steps)]
+
+
+def _call(index: int, step: Step, bundle: Bundle) -> Call:
+    where = tuple(step.where.split(" + ")) if step.where else ()
+    reads = tuple((i, o.name) for i, o in enumerate(step.inputs) if _is_float(o))
+    writes = tuple((i, o.name) for i, o in enumerate(step.outputs) if _is_float(o))
+    pieces: tuple[Piece, ...] = ()
+    if step.op in LINEARS:
+        weight = next((o.name for o in step.inputs if o.kind == "weight"), None)
+        if weight is None:
+            raise BundleError(f"{bundle.path}: step {index} {step.op} has no weight", hint="Export the bundle again.")
+        parts = [(p.source, p.size) for p in bundle.tensor(weight).parts]
+        pieces = pieces_of(where, weight, parts)
+    store = store_of(bool(step.attrs.get("activation")), bool(step.attrs.get("has_residual")))
+    first = next((o.name for o in step.inputs if o.kind == "weight"), "")
+    views = {("read", i): _view(o) for i, o in enumerate(step.inputs)}
+    views |= {("write", i): _view(o) for i, o in enumerate(step.outputs)}
+    return Call(index, step.op, where, reads, writes, pieces, store, owner_of(where, first) or "", views)
+
+
+def _view(operand: Operand) -> Hashable:
+    """What of its buffer an operand is: where it begins, its rows, how far apart these are, and how long."""
+    rows = [str(x) for x in (operand.offset, *operand.shape[:1], *operand.strides[:1])]
+    return (*rows, math.prod(size.constant for size in operand.shape[1:]))
+
+
+def _is_float(operand: Operand) -> bool:
+    return operand.kind == "buffer" and operand.dtype == "f32"

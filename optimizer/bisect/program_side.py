@@ -1,0 +1,268 @@
+"""A Program as a side: evaluated in torch, its nodes found by the module paths that they come from."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import WHERE, join_where
+from enginewright.passes.match import bound_arguments
+from enginewright.passes.step_inputs import packed_inputs
+from enginewright.plugins.contracts import FloatArray
+
+from .points import Point, Recording, Values, leaves_of
+from .rows import from_rows, to_rows, token_axis
+from .scaling import scaling_of
+from .sides import Role, Tensor
+from .taps import LINEARS, Call, Piece, Store, Tap, find_taps, owner_of, pieces_of, store_of
+from .tensors import Stored, cut, dequantized
+
+
+class ProgramSide:
+    """A program at some stage.
+
+    Args:
+        program: not changed.
+        name: what to call it, such as "after fuse_qkv".
+        cache: values of weights, shared among the stages of one model.
+        leaves: paths of the modules that have none in them; by default as far as the program tells.
+    """
+
+    def __init__(
+        self, program: Program, name: str, *, cache: WeightCache | None = None, leaves: frozenset[str] | None = None
+    ) -> None:
+        self.program = program
+        self.name = name
+        self.calls = calls_of(program)
+        paths = (path for call in self.calls for path in call.where)
+        self.leaves = leaves_of(paths) if leaves is None else leaves
+        self.taps = find_taps(self.calls, self.leaves, _value_of(program.logits))
+        self.scaling = scaling_of(program, self.calls)
+        self._fast = FastEvaluation(program, cache)
+
+    @property
+    def points(self) -> Collection[Point]:
+        """See ``Side.points``."""
+        return {tap.point for tap in self.taps}
+
+    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
+        """The values at its points, of sequences [S] packed in one step; see ``Recording`` for ``given``."""
+        tokens = sum(len(s) for s in sequences)
+        recording = Recording(tokens, given, self.scaling.scales, self.scaling.unknown)
+        places = _Places(self.program, self.taps, recording)
+
+        def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            values, named = places.before(node, args, kwargs)
+            own = places.before_sum(node, values)
+            return places.after(node, values, self._fast.compute(node, values, named), own)
+
+        self.program.evaluate(packed_inputs(self.program, sequences), compute=compute, read=self._fast.read)
+        return recording.values
+
+    def tensors(self, path: str) -> list[Tensor]:
+        """See ``Side.tensors``."""
+        found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
+        return [tensor for tensor in found if tensor.path == path]
+
+    def tensors_of(self, call: Call) -> list[Tensor]:
+        """See ``Calls.tensors_of``."""
+        assert isinstance(call.key, Node)
+        return cut(call, _stored(self.program, call.key))
+
+    def describe(self, call: Call) -> str:
+        """See ``Calls.describe``."""
+        assert isinstance(call.key, Node)
+        return f"node {call.key.name}: {call.op}" + (f" ({join_where(call.where)})" if call.where else "")
+
+
+def _stored(program: Program, node: Node) -> list[Stored]:
+    given = bound_arguments(node)
+    names = {name: str(value.target) for name, value in given.items() if program.weight_of(value) is not None}
+    group = int(given.get("weight_group", given.get("group_size", 0)) or 0)
+
+    def read(name: str) -> FloatArray:
+        value: FloatArray = program.weights[names[name]].evaluate().float().numpy()
+        return value
+
+    found: list[Stored] = []
+    for role, (values, scales, offsets) in _TENSORS:
+        if values not in names:
+            continue
+
+        def tensor(values: str = values, scales: str = scales, offsets: str = offsets) -> FloatArray:
+            if scales not in names:
+                return read(values)
+            return dequantized(read(values), read(scales), read(offsets) if offsets in names else None, group)
+
+        parts = tuple((p.source, p.start, p.stop, p.size) for p in program.weights[names[values]].parts(0))
+        found.append(Stored(role, names[values], parts, tensor))
+    return found
+
+
+_TENSORS: tuple[tuple[Role, tuple[str, str, str]], ...] = (
+    ("weight", ("weight", "weight_scales", "weight_offsets")),
+    ("weight", ("table", "scales", "offsets")),
+    ("weight", ("inv_freq", "", "")),
+    ("weight", ("gate_up", "", "")),
+    ("weight", ("down", "", "")),
+    ("bias", ("bias", "", "")),
+)
+"""What ops call their weights: the values, and the scales and offsets that these may have."""
+
+
+class _Places:
+    """The taps of a run, by node."""
+
+    def __init__(self, program: Program, taps: Sequence[Tap], recording: Recording) -> None:
+        self._program = program
+        self._recording = recording
+        self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
+        self._replaced: dict[Node, torch.Tensor] = {}  # values that their other readers go on with too
+        for tap in taps:
+            self._taps[tap.key, tap.before].append(tap)
+
+    def before(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """A call's arguments, as it is to get them."""
+
+        def current(argument: Any, value: Any) -> Any:
+            return self._replaced.get(argument, value) if isinstance(argument, Node) else value
+
+        values = [current(a, v) for a, v in zip(node.args, args, strict=True)]
+        for tap in self._taps.get((node, True), ()):
+            source = node.args[tap.slot]
+            assert isinstance(source, Node)
+            given = self._see(tap, values[tap.slot], source.meta["val"])
+            if given is not None:
+                values[tap.slot] = self._replaced[source] = given
+        return values, {key: current(node.kwargs[key], value) for key, value in kwargs.items()}
+
+    def before_sum(self, node: Node, values: list[Any]) -> torch.Tensor | None:
+        """Makes a call that adds its first two arguments find the sum that is given; what the first one was."""
+        for tap in self._taps.get((node, False), ()):
+            axis = _axis(self._program, node.meta["val"][tap.slot]) if tap.added else None
+            if axis is not None:
+                first, second = values[:2]
+                given = self._recording.instead(tap.point, first.numel() // first.shape[axis])
+                if given is not None:
+                    values[0] = from_rows(given, first, axis) - second
+                    return first  # type: ignore[no-any-return]
+        return None
+
+    def after(self, node: Node, args: Sequence[Any], result: Any, own: torch.Tensor | None) -> Any:
+        """A call's result, as the program is to go on with it. ``own``: see ``before_sum``."""
+        for tap in self._taps.get((node, False), ()):
+            if tap.added and own is not None:
+                # Its own sum: what it would have been, and what the call does to a sum.
+                axis = _axis(self._program, node.meta["val"][tap.slot])
+                assert axis is not None
+                self._recording.see(tap.point, to_rows(own + (result[tap.slot] - args[0]), axis))
+                continue
+            if tap.cached:
+                result = self._after_write(tap, args[list(bound_arguments(node)).index("slots")], result)
+                continue
+            several = isinstance(result, (tuple, list))
+            value = result[tap.slot] if several else result
+            fake = node.meta["val"][tap.slot] if several else node.meta["val"]
+            given = self._see(tap, value, fake)
+            if given is not None:
+                result = (*result[: tap.slot], given, *result[tap.slot + 1 :]) if several else given
+        return result
+
+    def _after_write(self, tap: Tap, slots: torch.Tensor, result: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The second of the results is the cache of keys, [P, K, Nkv, D]; ``slots`` [T] are those just written."""
+        query, cache, *others = result
+        keys = cache.flatten(0, 1)[slots.long()]
+        given = self._recording.see(tap.point, to_rows(keys, 0))
+        if given is not None:
+            cache = cache.flatten(0, 1).index_put((slots.long(),), from_rows(given, keys, 0)).view_as(cache)
+        return query, cache, *others
+
+    def _see(self, tap: Tap, value: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
+        axis = _axis(self._program, fake)
+        if axis is None:
+            return None
+        if tap.columns is None:
+            given = self._recording.see(tap.point, to_rows(value, axis))
+            return None if given is None else from_rows(given, value, axis)
+        start, stop = tap.columns
+        part = value[..., start:stop]
+        given = self._recording.see(tap.point, to_rows(part, axis))
+        if given is None:
+            return None
+        return torch.cat([value[..., :start], from_rows(given, part, axis), value[..., stop:]], -1)
+
+
+def _axis(program: Program, fake: torch.Tensor) -> int | None:
+    """The axis of tokens. The sampled rows are all tokens, in order."""
+    sizes = [str(program.expression(size)) for size in fake.shape]
+    return token_axis(["T" if size == "R" else size for size in sizes], "T")
+
+
+def calls_of(program: Program) -> list[Call]:
+    """The calls of a program, but those that only pick one of several results."""
+    return [
+        _call(program, node)
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem
+    ]
+
+
+def _call(program: Program, node: Node) -> Call:
+    value = node.meta["val"]
+    results = value if isinstance(value, (tuple, list)) else (value,)
+    several = isinstance(value, (tuple, list))
+    writes = tuple((i, (node, i) if several else node) for i, v in enumerate(results) if _is_float(v))
+    reads: list[tuple[int, Hashable]] = []
+    for slot, argument in enumerate(node.args):
+        if isinstance(argument, Node):
+            reads += [(slot, _value_of(argument))] if _is_computed(argument) else []
+        elif isinstance(argument, (list, tuple)):
+            reads += [(-1, _value_of(a)) for a in argument if isinstance(a, Node) and _is_computed(a)]
+    reads += [(-1, _value_of(a)) for a in node.kwargs.values() if isinstance(a, Node) and _is_computed(a)]
+    op, where = op_name(node), tuple(node.meta.get(WHERE, ()))
+    pieces: tuple[Piece, ...] = ()
+    store: Store = ""
+    if op in LINEARS:
+        given = bound_arguments(node)
+        expr = program.weight_of(given["weight"])
+        if expr is not None:
+            parts = [(part.source, part.size) for part in expr.parts(0)]
+            pieces = pieces_of(where, str(given["weight"].target), parts)
+        store = store_of(bool(given.get("activation")), given.get("residual") is not None)
+    weight = bound_arguments(node).get("weight") if "norm" in op else None
+    owner = owner_of(where, str(weight.target)) if isinstance(weight, Node) else None
+    return Call(node, op, where, tuple(reads), writes, pieces, store, owner or "")
+
+
+def op_name(node: Node) -> str:
+    """ "linear" of ew.linear, "aten.linear" of another library's."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        namespace, _, name = node.target._schema.name.partition("::")
+        if name in ("_to_copy", "to") and node.meta["val"].dtype == torch.bfloat16:
+            return "cast_bf16"
+        return name if namespace == "ew" else f"{namespace}.{name}"
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _value_of(node: Node) -> Hashable:
+    """What names a node's value: of one of several results, the call and the result's number."""
+    if node.target is operator.getitem:
+        source, index = node.args
+        assert isinstance(source, Node)
+        return source, index
+    return node
+
+
+def _is_computed(node: Node) -> bool:
+    return node.op == "call_function" and _is_float(node.meta.get("val"))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32

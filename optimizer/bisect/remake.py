@@ -1,0 +1,148 @@
+"""The way from a source to a target's program once more: captured, then pass by pass as a recipe says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.calibration import calibrate
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.emit.emitters import EMITTERS
+from enginewright.optimizer.pass_context import pass_context
+from enginewright.optimizer.pipeline import choose_passes, left_on
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recover import FinishedRecovery
+from enginewright.passes.ir.program import Program
+from enginewright.passes.recovery.load_recovered import LoadRecovered
+from enginewright.plugins.errors import ComparisonError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.tokenizer import Tokenizer
+
+_REPORT = "report/report.json"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The program as a pass left it.
+
+    Attributes:
+        name: the pass; "capture" before the first one.
+        target: whose pass it is; "" for those of the common pipeline.
+        exact: whether nothing but rounding may differ from the stage before.
+        program: a copy.
+        reshapes: whether it is another model than the stage before, on purpose.
+    """
+
+    name: str
+    target: str
+    exact: bool
+    program: Program
+    reshapes: bool = False
+
+    @property
+    def label(self) -> str:
+        """What to call it: "the pass fuse_qkv"."""
+        if self.name == CAPTURE:
+            return "capture"
+        return f"the pass {self.name}" + (f" (of target {self.target})" if self.target else "")
+
+
+CAPTURE = "capture"
+
+
+def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None:
+    """Raises ComparisonError if the bundle was calibrated with a file, and none is given to repeat that with."""
+    if not recipe.calibrated or file is not None:
+        return
+    try:
+        report = json.loads((bundle.path / _REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # without its report nothing says so; then the programs part at a calibrated weight
+    calibration = report.get("calibration") if isinstance(report, dict) else None
+    origin = calibration.get("origin") if isinstance(calibration, dict) else None
+    if isinstance(origin, str) and not origin.startswith("sampled"):
+        raise ComparisonError(
+            f"{bundle.path}: its recipe can't be repeated without the file {origin} that it was calibrated with",
+            hint="Pass that file with --calibration.",
+        )
+
+
+def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
+    """What was trained for a bundle. Raises ComparisonError if the folder is missing, or there is none of it."""
+    trained = any(p.name == LoadRecovered.name and p.matched for p in bundle.manifest.passes)
+    if trained == (folder is not None):
+        return None if folder is None else FinishedRecovery.open(folder)
+    if trained:
+        raise ComparisonError(
+            f"{bundle.path}: its weights were recovered, and can't be made again without the folder of that",
+            hint="Pass it with --recovered.",
+        )
+    raise ComparisonError(f"{bundle.path}: its weights are not recovered ones", hint="Leave --recovered out.")
+
+
+def remake(
+    source: Path | PreTrainedModel,
+    captured: CapturedModel,
+    recipe: Recipe,
+    target: str,
+    *,
+    calibration: Path | None,
+    recovered: FinishedRecovery | None = None,
+    scratch: Path,
+    progress: Progress,
+) -> list[Stage]:
+    """Repeats an export up to what a target is lowered from: the stages, of which the first is what was captured.
+
+    Args:
+        source: what was captured; to sample calibration tokens from.
+        captured: its program is rewritten.
+        recipe: its passes and formats.
+        target: whose passes come last.
+        calibration: a file to calibrate with, for a recipe that needs it; None samples from the model.
+        recovered: what was trained, for a bundle of it.
+        scratch: a folder that lasts as long as the stages: weights that a pass has computed are there.
+        progress: told the stages "calibration" and "passes".
+
+    Raises:
+        SourceError, UnsupportedModelError, RecipeError, PassError, RequestError: as for an export.
+    """
+    passes, required = choose_passes(recipe.passes)
+    chosen = [("", p) for p in passes] + [(target, p) for p in left_on(EMITTERS[target].passes(), recipe.passes)]
+    program = captured.program
+    stages = [Stage(CAPTURE, "", True, program.copy())]
+    known = None if recovered is None else recovered.calibration(captured.model_info, calibration)
+    tokens = known.sequences if known else _tokens(source, captured, recipe, calibration, progress)
+    trained = None if recovered is None else recovered.weights()
+    context = pass_context(
+        recipe,
+        required,
+        tokens,
+        scratch=scratch,
+        progress=progress,
+        recovered=trained,
+        shaped_by=None if recovered is None else recovered.recipe,
+    )
+    for done, (owner, one) in enumerate(chosen, 1):
+        record = one.run(program, context)
+        stages.append(Stage(one.name, owner, one.exact, program.copy(), one.reshapes and record.matched > 0))
+        progress(ProgressEvent("passes", done, len(chosen), one.name))
+    return stages
+
+
+def _tokens(
+    source: Path | PreTrainedModel, captured: CapturedModel, recipe: Recipe, file: Path | None, progress: Progress
+) -> tuple[torch.Tensor, ...]:
+    """What the recipe's passes look at, if they do."""
+    if not recipe.calibrated:
+        return ()
+    files = captured.tokenizer_files
+    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+    found = calibrate(
+        source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=progress
+    )
+    return found.sequences

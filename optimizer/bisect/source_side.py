@@ -1,0 +1,176 @@
+"""A source as a side: transformers' own forward pass with eager attention, seen through hooks.
+
+Nothing of ours computes here: a hook on each module without modules in it sees its input and its output, and an
+attention function around the model's own eager one sees what attention gets and gives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from enginewright.optimizer.verify.source_runner import SourceRunner
+from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.errors import UnsupportedModelError
+
+from .points import LOGITS, Point, Recording, Values, What
+from .rows import batch_axis, from_rows, to_rows
+from .sides import Role, Tensor
+
+_OF_LEAF: tuple[What, ...] = ("input", "output")
+_OF_ATTENTION: tuple[What, ...] = ("query", "key", "value", "context")
+
+_NAME = "enginewright_watched"
+"""The attention implementation to ask transformers for."""
+
+
+class SourceSide:
+    """A Hugging Face directory, a GGUF file or a transformers model, which is not touched.
+
+    Args:
+        source: what an export takes.
+        context_length: rotary frequencies that depend on the longest position are those of that length.
+
+    Attributes:
+        leaves: paths of the modules that have none in them.
+        model: what runs, for a look at its weights.
+
+    Raises:
+        SourceError, UnsupportedModelError: as for an export.
+    """
+
+    def __init__(self, source: Path | PreTrainedModel, name: str, *, context_length: int | None = None) -> None:
+        self.name = name
+        self.model = SourceRunner(source, context_length=context_length).model
+        ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, eager_mask)
+        self.model.set_attn_implementation(_NAME)
+        self._paths = {id(module): path for path, module in self.model.named_modules()}
+        children = {path for path, module in self.model.named_modules() if not any(True for _ in module.children())}
+        self.leaves = frozenset(children - {""})
+
+    @property
+    def points(self) -> Collection[Point]:
+        """See ``Side.points``."""
+        modules = {Point(path, what) for path in self.leaves for what in _OF_LEAF}
+        return modules | {Point(path, what) for path in self._paths.values() for what in _OF_ATTENTION} | {LOGITS}
+
+    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
+        """The values at its points, of sequences [S], each by itself; see ``Recording`` for ``given``."""
+        recording = Recording(sum(len(s) for s in sequences), given)
+        start = 0
+        for ids in sequences:
+            watch = _Forward(recording, np.arange(start, start + len(ids)), self._paths)
+            with _watching(self.model, watch), torch.no_grad():
+                logits = self.model(input_ids=ids[None].long(), use_cache=False).logits
+            recording.see(LOGITS, to_rows(logits[0], 0), watch.tokens)
+            start += len(ids)
+        return recording.values
+
+    def tensors(self, path: str) -> list[Tensor]:
+        """See ``Side.tensors``. Of modules other than products and embeddings nothing is known."""
+        module = self.model.get_submodule(path)
+        found = []
+        for role in _ROLES:
+            value = getattr(module, role, None)
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) and isinstance(value, torch.Tensor):
+                turned = isinstance(module, Conv1D) and role == "weight"
+
+                def read(role: Role = role, turned: bool = turned) -> FloatArray:
+                    tensor: torch.Tensor = getattr(module, role).detach().float()
+                    rows: FloatArray = (tensor.t() if turned else tensor).numpy()
+                    return rows
+
+                found.append(Tensor(path, role, f"{path}.{role}", (), read))
+        return found
+
+
+_ROLES: tuple[Role, Role] = ("weight", "bias")
+
+
+class _Forward:
+    """One forward pass of one sequence."""
+
+    def __init__(self, recording: Recording, tokens: np.ndarray, paths: dict[int, str]) -> None:
+        self.tokens = tokens
+        self._recording = recording
+        self._paths = paths
+        self._seen: set[Point] = set()
+
+    def see(self, module: torch.nn.Module, what: What, value: object, axis: int | None = None) -> torch.Tensor | None:
+        """What to go on with instead of ``value``, if it is another."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return None
+        point = Point(self._paths[id(module)], what)
+        axis = batch_axis(value.shape, len(self.tokens)) if axis is None else axis
+        if point in self._seen or axis is None:
+            self._recording.drop(point)  # a module that runs twice, or a value that isn't one of each token
+            return None
+        self._seen.add(point)
+        given = self._recording.see(point, to_rows(value, axis), self.tokens)
+        return None if given is None else from_rows(given, value, axis)
+
+    def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        other = self.see(module, "input", args[0]) if args else None
+        return None if other is None else (other, *args[1:])
+
+    def after(self, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> torch.Tensor | None:
+        return self.see(module, "output", output)
+
+
+_WATCH: ContextVar[_Forward] = ContextVar("enginewright_watched_forward")
+
+
+@contextmanager
+def _watching(model: torch.nn.Module, watch: _Forward) -> Iterator[None]:
+    handles = []
+    for module in model.modules():
+        if not any(True for _ in module.children()):
+            handles += [module.register_forward_pre_hook(watch.before), module.register_forward_hook(watch.after)]
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+        for handle in handles:
+            handle.remove()
+
+
+def _attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **others: Any
+) -> tuple[torch.Tensor, Any]:
+    """The model's own eager attention; query, key, value [1, N, T, D] -> ([1, T, Nq, Dv], weights)."""
+    watch = _WATCH.get()
+
+    def see(what: What, tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.transpose(1, 2)  # [1, T, N, D]
+        other = watch.see(module, what, moved, axis=1)
+        return tensor if other is None else other.transpose(1, 2)
+
+    query, key, value = see("query", query), see("key", key), see("value", value)
+    context, weights = _eager(module)(module, query, key, value, *args, **others)
+    other = watch.see(module, "context", context, axis=1)
+    return context if other is None else other, weights
+
+
+def _eager(module: torch.nn.Module) -> Callable[..., tuple[torch.Tensor, Any]]:
+    """The eager attention of the file that a module's class, or one that it is derived from, is in."""
+    for kind in type(module).__mro__:
+        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    raise UnsupportedModelError(
+        f"{type(module).__name__} has no eager attention that could be watched",
+        hint="Compare two bundles, or two sources, of this model instead.",
+    )

@@ -1,0 +1,120 @@
+"""From what a recipe or the command says to sizes: the histogram, and the share of buckets that each kind gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from enginewright.plugins.errors import RequestError
+
+from .histogram import Histogram, Trace, default_histogram, read_histogram, read_trace, uniform
+from .report import KindReport, SizesReport, share_out
+from .solve import solve
+
+MULTIPLE = 8
+MOST_REQUESTS = 64
+"""The decode steps' largest batch, unless told otherwise: as many requests as ``LLM`` runs at a time."""
+
+
+@dataclass(frozen=True)
+class BucketSource:
+    """What sizes are chosen by.
+
+    Attributes:
+        histogram, trace, default: one of them: a file of lengths, a file of requests, a name of ``DEFAULTS``.
+        batches: a file of decode batches and how often each comes; None: each from 1 to ``max_batch`` alike.
+        max_batch: most requests of a step.
+        most: buckets of both kinds together.
+        multiple: sizes of prompts are rounded up to multiples of it.
+        chunk: prompts above it come in chunks of so many tokens; None: in one piece.
+    """
+
+    histogram: str | None = None
+    trace: str | None = None
+    default: str | None = None
+    batches: str | None = None
+    max_batch: int = MOST_REQUESTS
+    most: int = 8
+    multiple: int = MULTIPLE
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Sizes for prompts and decode steps, and what was looked at."""
+
+    tokens: tuple[int, ...]
+    batch: tuple[int, ...]
+    report: SizesReport
+
+
+def choose(source: BucketSource, context_length: int | None = None) -> Chosen:
+    """The best buckets.
+
+    ``most`` buckets are shared between prompts and decode steps so that padding is least over all requests: the tokens
+    of padding of each prompt's step, and those of each decode step. There are as many decode steps as it takes to
+    generate the trace's completion tokens at the batches' distribution; where only lengths are known, as many tokens
+    are generated as are read.
+
+    Args:
+        source: what to choose by.
+        context_length: the longest request; None: any.
+
+    Raises:
+        RequestError: a file is no good, a length or batch is beyond the context, a number is out of range.
+    """
+    trace = _prompts(source, context_length)
+    prompts = trace.prompts
+    if context_length is not None:
+        prompts.check_context(context_length)
+    if source.chunk is not None:
+        if source.chunk < 1:
+            raise RequestError(f"chunk: {source.chunk} is below 1", hint="Leave it out for prompts in one piece.")
+        prompts = prompts.in_chunks(source.chunk)
+    curve = solve(prompts, source.most, source.multiple, context_length)
+    batches = _batches(source, curve[0].sizes[-1])
+    decodes = solve(batches, max(source.most - 1, 1))
+    weight = Fraction(trace.generated, batches.tokens)
+    if trace.generated == 0:
+        weight = Fraction(0)
+    for_prompts, for_decodes = share_out(curve, decodes, source.most, weight)
+    kinds = [KindReport.of("tokens", prompts, curve, for_prompts, source.multiple)]
+    if for_decodes:
+        kinds.append(KindReport.of("batch", batches, decodes, for_decodes, 1))
+    report = SizesReport(source.most, source.multiple, context_length, trace.generated, tuple(kinds))
+    return Chosen(kinds[0].chosen.sizes, kinds[1].chosen.sizes if for_decodes else (), report)
+
+
+def _prompts(source: BucketSource, context_length: int | None) -> Trace:
+    given = [name for name in ("histogram", "trace", "default") if getattr(source, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "nothing"
+        raise RequestError(f"buckets: {found} given", hint="Give one of a histogram, a trace and a default.")
+    if source.trace is not None:
+        return read_trace(source.trace)
+    if source.histogram is not None:
+        prompts = read_histogram(source.histogram)
+    else:
+        assert source.default is not None
+        prompts = default_histogram(source.default, context_length or _DEFAULT_LONGEST)
+    return Trace(prompts, prompts.tokens)
+
+
+_DEFAULT_LONGEST = 8192
+"""A default's lengths are cut here where no context is stated."""
+
+
+def _batches(source: BucketSource, largest: int) -> Histogram:
+    """How often each batch comes. A step's decodes must leave room for what shares it, so ``largest`` bounds them."""
+    if source.max_batch < 1:
+        raise RequestError(f"max_batch: {source.max_batch} is below 1", hint="A step has at least one request.")
+    if source.batches is None:
+        return uniform(min(source.max_batch, largest))
+    batches = read_histogram(source.batches)
+    if batches.longest > largest:
+        raise RequestError(
+            f"{source.batches}: a batch of {batches.longest:,} requests is beyond the largest size of prompts, "
+            f"{largest:,}",
+            hint="Decodes share steps with prompts: the largest size must hold them. Take larger batches out.",
+        )
+    return batches

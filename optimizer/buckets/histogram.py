@@ -1,0 +1,244 @@
+"""How often each length comes: from a file of counts, a trace of requests, or a default that is stated."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from enginewright.plugins.errors import RequestError
+from enginewright.plugins.json_document import parse_json
+
+LONGEST = 1 << 20
+"""Of a length: a step has no more tokens."""
+
+MOST = 1 << 53
+"""Of a count: what JSON holds exactly everywhere."""
+
+_FORMATS = (
+    'A histogram is JSON ({"length": count} or a list of lengths), CSV (length,count) or a length a line; '
+    "a trace is JSONL with prompt_tokens in each line."
+)
+_PROMPT = ("prompt_tokens", "input_tokens")
+_COMPLETION = ("completion_tokens", "output_tokens")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*")
+_WRAPPERS = ("usage", "response", "body")
+_SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Lengths and how often each comes.
+
+    Attributes:
+        counts: (length, count), by rising length; both at least 1.
+        origin: where it is from, for people.
+    """
+
+    counts: tuple[tuple[int, int], ...]
+    origin: str
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int], origin: str) -> Histogram:
+        """Lengths that never come are left out. Raises RequestError if none is left or a number is out of range."""
+        for length, count in counts.items():
+            if not 1 <= length <= LONGEST:
+                raise RequestError(f"{origin}: length {length} is not in 1 .. {LONGEST:,}", hint=_FORMATS)
+            if not 0 <= count <= MOST:
+                raise RequestError(f"{origin}: length {length} has count {count}, not 0 .. 2^53", hint=_FORMATS)
+        kept = tuple(sorted((length, count) for length, count in counts.items() if count))
+        if not kept:
+            raise RequestError(f"{origin}: the histogram is empty", hint=_FORMATS)
+        return cls(kept, origin)
+
+    @property
+    def entries(self) -> int:
+        """How many lengths were counted."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def tokens(self) -> int:
+        """Their sum."""
+        return sum(length * count for length, count in self.counts)
+
+    @property
+    def longest(self) -> int:
+        return self.counts[-1][0]
+
+    def check_context(self, context_length: int) -> None:
+        """Raises RequestError if a length is beyond the context."""
+        if self.longest > context_length:
+            beyond = sum(count for length, count in self.counts if length > context_length)
+            raise RequestError(
+                f"{self.origin}: {beyond:,} of {self.entries:,} lengths are beyond the context of {context_length:,} "
+                f"tokens, up to {self.longest:,}",
+                hint="Take them out of the file, or export for a longer context (--context-length).",
+            )
+
+    def in_chunks(self, chunk: int) -> Histogram:
+        """Of the pieces that lengths above ``chunk`` are cut into: as many of ``chunk`` as go, and the rest."""
+        pieces: Counter[int] = Counter()
+        for length, count in self.counts:
+            whole, rest = divmod(length, chunk)
+            pieces[chunk] += whole * count
+            pieces[rest] += count
+        del pieces[0]
+        return Histogram.of(pieces, f"{self.origin}, in chunks of {chunk}")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What requests were like: the lengths of their prompts, and how many tokens were generated altogether."""
+
+    prompts: Histogram
+    generated: int
+
+
+def read_histogram(path: str | Path) -> Histogram:
+    """A file of counts or of lengths.
+
+    JSON: an object of counts by length, or a list of lengths. CSV: length,count in each line, with a header or without.
+    Else one length a line. Empty lines are skipped.
+
+    Raises:
+        RequestError: the file can't be read, is none of these, is empty, or has a number out of range; names the line.
+    """
+    text = _text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return Histogram.of(_from_json(text, str(path)), str(path))
+    counts: Counter[int] = Counter()
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = [cell.strip().strip('"') for cell in line.split(",")]
+        if not any(cells) or (number == 1 and len(cells) == 2 and not any(c.isdigit() for c in line)):
+            continue  # an empty line, or a header
+        if len(cells) > 2:
+            raise RequestError(f"{path}:{number}: {len(cells)} columns, not length,count", hint=_FORMATS)
+        where = f"{path}:{number}"
+        length = _whole(cells[0], where)
+        counts[length] += _checked(length, _whole(cells[1], where) if len(cells) == 2 else 1, where)
+    return Histogram.of(counts, str(path))
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Requests as JSONL: ``prompt_tokens`` and ``completion_tokens`` in each line, or ``input_tokens`` and
+    ``output_tokens``; at the top, or in OpenAI's ``usage`` (also of a batch's ``response``). Without the second of
+    them nothing was generated.
+
+    Raises:
+        RequestError: the file can't be read, or a line is no such object; names the line.
+    """
+    counts: Counter[int] = Counter()
+    generated = 0
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        usage = _usage(line, where)
+        length = _whole(next(usage[key] for key in _PROMPT if key in usage), where)
+        made = _whole(next((usage[key] for key in _COMPLETION if key in usage), 0), where)
+        generated += _checked(length, made, where)
+        counts[length] += 1
+    return Trace(Histogram.of(counts, str(path)), generated)
+
+
+def default_histogram(name: str, longest: int) -> Histogram:
+    """One of ``DEFAULTS``, its lengths cut to ``longest``. Raises RequestError for another name."""
+    if name not in DEFAULTS:
+        raise RequestError(f"there is no default {name!r}", hint=f"Defaults: {', '.join(DEFAULTS)}.")
+    quantile = DEFAULTS[name]
+    lengths = (quantile((i + 0.5) / _SAMPLES) for i in range(_SAMPLES))
+    counts = Counter(min(max(1, round(length)), longest) for length in lengths)
+    return Histogram.of(counts, f"default {name!r}")
+
+
+def uniform(longest: int) -> Histogram:
+    """Every length from 1 to ``longest`` once."""
+    return Histogram.of(dict.fromkeys(range(1, longest + 1), 1), f"uniform from 1 to {longest}")
+
+
+def _log_normal(median: float, sigma: float) -> Callable[[float], float]:
+    normal = NormalDist(math.log(median), sigma)
+    return lambda p: math.exp(normal.inv_cdf(p))
+
+
+def _pareto(least: float, alpha: float) -> Callable[[float], float]:
+    return lambda p: min(least * (1 - p) ** (-1 / alpha), LONGEST)
+
+
+def _mixture(share: float, low: Callable[[float], float], high: Callable[[float], float]) -> Callable[[float], float]:
+    """``share`` of the lengths from ``low``, the others from ``high``: for parts that hardly overlap."""
+    return lambda p: low(p / share) if p < share else high((p - share) / (1 - share))
+
+
+DEFAULTS: Mapping[str, Callable[[float], float]] = {
+    "chat": _log_normal(120, 1.0),
+    "documents": _pareto(300, 1.1),
+    "code": _mixture(0.6, _log_normal(60, 0.6), _log_normal(1400, 0.35)),
+}
+"""Quantile functions of prompt lengths: log-normal with median 120 and sigma 1; Pareto from 300 with exponent 1.1; and
+two log-normals, 60 % about 60 (sigma 0.6) and 40 % about 1,400 (sigma 0.35)."""
+
+
+def _text(path: str | Path) -> str:
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as e:
+        raise RequestError(f"{path}: can't be read: {e.strerror}", hint="Pass a file of lengths.") from e
+    except UnicodeDecodeError as e:
+        raise RequestError(f"{path}: not text: byte {e.start} is no UTF-8", hint=_FORMATS) from e
+    if "\0" in text:
+        raise RequestError(f"{path}: not text: it has zero bytes", hint=_FORMATS)
+    return text
+
+
+def _from_json(text: str, origin: str) -> Mapping[int, int]:
+    try:
+        data = parse_json(text)
+    except ValueError as e:
+        raise RequestError(f"{origin}: not JSON: {e}", hint=_FORMATS) from e
+    pairs: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, dict) else ((value, 1) for value in data)
+    counts: Counter[int] = Counter()
+    for length, count in pairs:
+        counts[_whole(length, origin)] += _checked(_whole(length, origin), _whole(count, origin), origin)
+    return counts
+
+
+def _usage(line: str, where: str) -> Mapping[str, Any]:
+    """The object that has the prompt's tokens."""
+    try:
+        data = parse_json(line)
+    except ValueError as e:
+        raise RequestError(f"{where}: not JSON: {e}", hint=_FORMATS) from e
+    for candidate in _nested(data):
+        if any(key in candidate for key in _PROMPT):
+            return candidate
+    raise RequestError(f"{where}: it has no prompt_tokens", hint=_FORMATS)
+
+
+def _nested(data: Any) -> Iterator[Mapping[str, Any]]:
+    while isinstance(data, dict):
+        yield data
+        data = next((data[key] for key in _WRAPPERS if key in data), None)
+
+
+def _whole(value: Any, where: str) -> int:
+    """A whole number: an int, or its digits as JSON's keys and CSV's cells are."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise RequestError(f"{where}: {str(value)[:40]!r} is no whole number", hint=_FORMATS)
+
+
+def _checked(length: int, count: int, where: str) -> int:
+    """``count``, if both are in range."""
+    if not 1 <= length <= LONGEST:
+        raise RequestError(f"{where}: length {length} is not in 1 .. {LONGEST:,}", hint=_FORMATS)
+    if not 0 <= count <= MOST:
+        raise RequestError(f"{where}: {count} is not in 0 .. 2^53", hint=_FORMATS)
+    return count

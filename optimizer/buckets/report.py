@@ -1,0 +1,156 @@
+"""What buckets waste, beside one size and powers of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from .histogram import Histogram
+from .solve import Sizes, padding, powers_of_two
+
+
+@dataclass(frozen=True)
+class Waste:
+    """A set of sizes and what it costs on a histogram.
+
+    Attributes:
+        padded: tokens of padding, over all entries of the histogram.
+        share: of all tokens that are computed, how many are padding: padded / (padded + real).
+    """
+
+    sizes: tuple[int, ...]
+    padded: int
+    share: float
+
+    @classmethod
+    def of(cls, histogram: Histogram, sizes: tuple[int, ...], padded: int | None = None) -> Waste:
+        padded = padding(histogram, sizes) if padded is None else padded
+        return cls(sizes, padded, padded / (padded + histogram.tokens))
+
+
+@dataclass(frozen=True)
+class KindReport:
+    """The sizes of one kind of steps.
+
+    Attributes:
+        kind: "tokens" of prompts in a step, or "batch": the requests of a decode step.
+        origin: of the histogram.
+        entries, tokens: how many lengths it has, and their sum.
+        chosen: the best set of so many sizes.
+        one_size: the largest alone.
+        powers_of_two: as many as were chosen, the largest of them; all of them in ``all_powers_of_two``.
+        curve: share of padding with 1, 2, ... sizes, up to as many as were allowed.
+    """
+
+    kind: str
+    origin: str
+    entries: int
+    tokens: int
+    chosen: Waste
+    one_size: Waste
+    powers_of_two: Waste
+    all_powers_of_two: Waste
+    curve: tuple[float, ...]
+
+    @classmethod
+    def of(cls, kind: str, histogram: Histogram, curve: list[Sizes], count: int, multiple: int) -> KindReport:
+        """With the first ``count`` sets of ``solve``'s."""
+        chosen = curve[count - 1]
+        largest = chosen.sizes[-1]
+        powers = powers_of_two(largest, len(chosen.sizes), multiple)
+        return cls(
+            kind=kind,
+            origin=histogram.origin,
+            entries=histogram.entries,
+            tokens=histogram.tokens,
+            chosen=Waste.of(histogram, chosen.sizes, chosen.padded),
+            one_size=Waste.of(histogram, (largest,)),
+            powers_of_two=Waste.of(histogram, powers),
+            all_powers_of_two=Waste.of(histogram, powers_of_two(largest, None, multiple)),
+            curve=tuple(s.padded / (s.padded + histogram.tokens) for s in curve),
+        )
+
+
+@dataclass(frozen=True)
+class SizesReport:
+    """Buckets for prompts and for decode steps, from histograms. ``generated``: tokens decoded for all the prompts."""
+
+    most: int
+    multiple: int
+    context_length: int | None
+    generated: int
+    kinds: tuple[KindReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """A specialised program: its sizes, how long it took to make, its file, and what a step of it takes.
+
+    Attributes:
+        seconds: to fold sizes, plan memory and write it.
+        file_bytes: of its JSON.
+        arena_bytes: memory for what a step computes; ``arena_bytes_any`` in the program of any size, at these sizes.
+        checked: steps that were run and had the bits of the program of any size; 0 where the target doesn't run here.
+    """
+
+    name: str
+    tokens: int
+    requests: int
+    rows: int
+    seconds: float
+    file_bytes: int
+    arena_bytes: int
+    arena_bytes_any: int
+    checked: int = 0
+
+
+@dataclass(frozen=True)
+class BucketsReport:
+    """One target's buckets. ``sizes``: what they were chosen by; None where the recipe lists them."""
+
+    target: str
+    sizes: SizesReport | None
+    programs: list[ProgramReport] = field(default_factory=list)
+
+
+def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fraction) -> tuple[int, int]:
+    """How many of ``most`` buckets are for prompts and how many for decode steps.
+
+    The least padding of prompts + ``weight`` * padding of decode steps, over every way to share out; of equal ones that
+    with the most for prompts. With one bucket there is none for decode steps, which then run in that of prompts.
+    """
+    if most == 1:
+        return 1, 0
+    ways = ((p, min(most - p, len(decodes))) for p in range(min(most - 1, len(prompts)), 0, -1))
+    return min(ways, key=lambda way: prompts[way[0] - 1].padded + weight * decodes[way[1] - 1].padded)
+
+
+def text_lines(report: SizesReport) -> list[str]:
+    """For a terminal."""
+    lines = []
+    for kind in report.kinds:
+        what = "prompts" if kind.kind == "tokens" else "decode steps"
+        lines.append(f"{kind.kind}: {', '.join(str(s) for s in kind.chosen.sizes)}")
+        lines.append(f"  for {kind.entries:,} {what} with {kind.tokens:,} tokens together ({kind.origin})")
+        rows = [
+            ("these", kind.chosen),
+            ("one size", kind.one_size),
+            ("powers of two, as many", kind.powers_of_two),
+            ("powers of two, all", kind.all_powers_of_two),
+        ]
+        for name, waste in rows:
+            number = f"{len(waste.sizes)} size{'s' if len(waste.sizes) > 1 else ''}"
+            lines.append(f"  {name:<24}{number:>9}  {waste.share:>6.1%} of what is computed is padding")
+    return lines
+
+
+def recipe_lines(tokens: Sequence[int], batch: Sequence[int]) -> list[str]:
+    """The section of a recipe that lists these sizes."""
+    lines = ["[buckets]", f"tokens = {list(tokens)}"]
+    return lines + ([f"batch = {list(batch)}"] if batch else [])

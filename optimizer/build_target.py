@@ -1,0 +1,210 @@
+"""``optimize build``: finishes a target on a machine that has what building it needs.
+
+Nothing but the target's folder changes: engines are written beside what is there and renamed, then the target's
+manifest is replaced. What is killed in between leaves the bundle as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from enginewright.plugins.errors import BundleError, TargetError
+from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
+from enginewright.runtime.bundle.manifest import FileSection, TargetManifest, target_folder, target_manifest_path
+from enginewright.runtime.bundle.paged_section import PagedSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tensorrt_section import EngineSection
+from enginewright.runtime.doctor_machine import Machine, look_at_machine
+from enginewright.runtime.executors.cuda_driver import Gpu
+from enginewright.runtime.executors.tensorrt_checks import FLAVOURS, build_problem, choose_gpu, gpu_problem
+
+from .hash_files import hash_files
+from .progress import Progress, ProgressEvent, silent
+
+Phase = Literal["decode", "prefill"]
+MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[tuple[Phase, bytes]]]
+"""``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built.
+
+    Attributes:
+        built: false if the target was ready, and was left alone.
+        gpu: that the engines run on.
+        version: of the library that built them, which has to run them.
+        engines: file -> bytes.
+    """
+
+    path: str
+    target: str
+    built: bool
+    gpu: str
+    version: str
+    engines: dict[str, int]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def build_target(
+    path: str | Path,
+    target: str = "tensorrt",
+    *,
+    again: bool = False,
+    progress: Progress = silent,
+    machine: Machine | None = None,
+    make: MakeEngines | None = None,
+) -> BuildReport:
+    """Builds the engines of a target that waits for it.
+
+    Args:
+        path: the bundle.
+        target: of it.
+        again: also if it is ready, such as for another GPU.
+        progress: told the stages "hash" (in bytes) and "build" (engines).
+        machine: what is here; looked at if it isn't given.
+        make: what builds; TensorRT if it isn't given.
+
+    Raises:
+        BundleError: the bundle is damaged, or has no such target, or one that is never built.
+        TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
+        CapacityError: there is no space for an engine.
+    """
+    start = time.perf_counter()
+    bundle = Bundle.open(path)
+    manifest = bundle.targets.get(target)
+    if manifest is None:
+        raise BundleError(
+            f"{path}: no target {target!r}; it has {', '.join(sorted(bundle.targets)) or 'none'}",
+            hint=f"Export again with --target {target}.",
+        )
+    section = manifest.tensorrt
+    if section is None or section.paged is None:
+        raise BundleError(
+            f"{path}: target {target!r} is {manifest.state}: nothing of it is built on another machine",
+            hint="`optimize doctor` says what of a bundle runs here.",
+        )
+    if manifest.state == "ready" and not again:
+        engines = {engine.file: engine.bytes for engine in section.engines}
+        return BuildReport(
+            str(path), target, False, ", ".join(section.compute_capabilities), section.version, engines, 0
+        )
+    here = machine or look_at_machine()
+    gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
+    hash_files(bundle, progress)
+    built = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
+    old, new = {engine.file for engine in section.engines}, {engine.file for engine in built}
+    files = {name: entry for name, entry in manifest.files.items() if name not in old}
+    files |= {engine.file: FileSection(bytes=engine.bytes, sha256=engine.sha256) for engine in built}
+    ready = section.model_copy(
+        update={
+            "engines": built,
+            "version": here.packages[FLAVOURS["tensorrt"].module],
+            "compute_capabilities": (gpu.capability,),
+        }
+    )
+    finished = manifest.model_copy(
+        update={"state": "ready", "needs": None, "tensorrt": ready, "files": dict(sorted(files.items()))}
+    )
+    _write_manifest(bundle.path, target, finished)
+    for name in old - new:
+        (bundle.path / target_folder(target) / name).unlink(missing_ok=True)
+    return BuildReport(
+        path=str(path),
+        target=target,
+        built=True,
+        gpu=f"{gpu.name} ({gpu.capability})",
+        version=ready.version,
+        engines={engine.file: engine.bytes for engine in built},
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _check_machine(machine: Machine, what: str, paged: PagedSection) -> Gpu:
+    """The GPU that engines are built for. Raises TargetError that names all that is missing, and what is there."""
+    flavour = FLAVOURS["tensorrt"]
+    needs = "the attention kernels"
+    problems = [
+        build_problem(flavour, machine.packages.get(flavour.module), paged.library),
+        gpu_problem(machine.gpus, machine.gpu_problem, paged.kernel_capabilities, needs),
+    ]
+    found = [problem for problem in problems if problem is not None]
+    gpu = choose_gpu(machine.gpus, paged.kernel_capabilities)
+    if found or gpu is None:
+        raise TargetError(
+            f"{what} can't be built here: {'; '.join(problem.message for problem in found)}",
+            hint=" ".join(problem.hint.rstrip(".") + "." for problem in found),
+        )
+    return gpu
+
+
+def _tensorrt() -> MakeEngines:
+    from .emit.tensorrt.build_engines import build_engines  # only here is TensorRT needed
+
+    return build_engines
+
+
+def _make(
+    bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress
+) -> tuple[EngineSection, ...]:
+    """Writes all engines, or none that weren't there."""
+    folder, total = bundle.path / target_folder(target), len(paged.profiles)
+    built: list[EngineSection] = []
+    progress(ProgressEvent("build", 0, total))
+    try:
+        for phase, plan in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
+            built.append(_write_engine(folder, phase, plan))
+            progress(ProgressEvent("build", len(built), total, built[-1].file))
+    except BaseException:
+        for engine in built:
+            if f"{target_folder(target)}/{engine.file}" not in bundle.files:
+                (folder / engine.file).unlink(missing_ok=True)
+        raise
+    return tuple(built)
+
+
+def _write_engine(folder: Path, phase: Phase, plan: bytes) -> EngineSection:
+    """Writes an engine under a name of its own, so that one that is there stays what its manifest says."""
+    unfinished = folder / f".{phase}.{os.getpid()}.partial"
+    unfinished.unlink(missing_ok=True)
+    file = HashedFile(unfinished, folder / f"{phase}.engine")
+    try:
+        try:
+            file.write(plan, needed=len(plan))
+            file.sync()
+        finally:
+            file.close()
+        digest = file.digest()
+        name = f"{phase}-{digest[:12]}.engine"
+        with writing(folder / name, len(plan)):
+            os.replace(unfinished, folder / name)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return EngineSection(file=name, bytes=len(plan), sha256=digest, phase=phase)
+
+
+def _write_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
+    path = root / target_manifest_path(target)
+    text = manifest.to_json()
+    TargetManifest.from_json(text, source=str(path))
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    unfinished.unlink(missing_ok=True)
+    file = HashedFile(unfinished, path)
+    try:
+        file.write(text.encode(), needed=len(text))
+        file.sync()
+    finally:
+        file.close()
+    with writing(path, len(text)):
+        os.replace(unfinished, path)
+        sync_folder(path.parent)

@@ -1,0 +1,87 @@
+"""``calibrate``: from a file, or from the model itself, to token sequences and what they cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.recipes.sections import CalibrationSection
+from enginewright.optimizer.verify.source_runner import KEEP_BYTES, SourceRunner
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .coverage import Coverage, measure_coverage
+from .sample import sample_sequences
+from .text_file import read_sequences
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Token sequences for passes and measurements.
+
+    Attributes:
+        sequences: int32 [S] each, S at most the recipe's sequence_length and the model's context.
+        origin: the file, or how they were sampled; for the report.
+        coverage: how much they show.
+    """
+
+    sequences: tuple[torch.Tensor, ...]
+    origin: str
+    coverage: Coverage
+
+
+def calibrate(
+    source: str | Path | PreTrainedModel,
+    info: ModelInfo,
+    section: CalibrationSection,
+    *,
+    file: str | Path | None,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+    keep_bytes: int = KEEP_BYTES,
+    cache_bytes: int | None = None,
+) -> Calibration:
+    """Sequences from ``file``, or without one sampled from the model.
+
+    Args:
+        source: the model.
+        info: what the runtime knows of it.
+        section: how many tokens, in sequences of which length, and the seed of sampling.
+        file: text or JSONL; see ``read_sequences``.
+        tokenizer: the model's, if it has one.
+        progress: told the stage "calibration".
+        keep_bytes: weights that take no more than this as float32 are kept in memory while it is sampled from.
+        cache_bytes: most that keys and values may take meanwhile.
+
+    Raises:
+        RequestError: the file is no good; see ``read_sequences``.
+        SourceError, UnsupportedModelError: nothing can be sampled from the model.
+    """
+    length = min(section.sequence_length, info.context_length)
+    if file is not None:
+        progress(ProgressEvent("calibration", 0, 1, str(file)))
+        sequences = read_sequences(Path(file), tokenizer, info.vocab_size, section.tokens, length)
+        progress(ProgressEvent("calibration", 1, 1, str(file)))
+        return _calibration(sequences, Path(file).name, info)
+    origin = f"sampled from the model, seed {section.seed}"
+    progress(ProgressEvent("calibration", 0, 1, origin))
+    given = source if isinstance(source, PreTrainedModel) else Path(source)
+    sequences = sample_sequences(
+        SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes),
+        info,
+        tokens=section.tokens,
+        sequence_length=length,
+        seed=section.seed,
+        progress=lambda done, total: progress(ProgressEvent("calibration", done, total, origin)),
+        keep_bytes=keep_bytes,
+        cache_bytes=cache_bytes,
+    )
+    return _calibration(sequences, origin, info)
+
+
+def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelInfo) -> Calibration:
+    return Calibration(sequences, origin, measure_coverage(sequences, info.vocab_size))

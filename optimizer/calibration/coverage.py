@@ -1,0 +1,74 @@
+"""How much of a model some calibration tokens show, and what is too little of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from enginewright.passes.base import Figure
+from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
+
+FEW_TOKENS = 2048
+"""Fewer than this make the statistics of wide layers unreliable."""
+
+SMALL_SHARE = 0.005
+"""A smaller part of the vocabulary than this is what one repetitive text has."""
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """The largest magnitude of what the linear at ``where`` is given."""
+
+    where: str
+    largest: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What calibration tokens cover.
+
+    Attributes:
+        sequences, tokens: how many.
+        distinct_tokens, vocabulary_share: different ids among them, and their share of the model's vocabulary.
+        ranges: of the linears that the tokens went through; empty if nothing was calibrated.
+        warnings: what there is too little of, as sentences.
+    """
+
+    sequences: int
+    tokens: int
+    distinct_tokens: int
+    vocabulary_share: float
+    warnings: tuple[str, ...]
+    ranges: tuple[InputRange, ...] = ()
+
+
+def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, figures: Iterable[Figure] = ()) -> Coverage:
+    """The coverage of ``sequences`` ([S] each, of a model with so many tokens).
+
+    ``figures``: what passes measured; those called LARGEST_INPUT become the ranges.
+    """
+    tokens = sum(len(s) for s in sequences)
+    distinct = len(torch.cat(list(sequences)).unique())
+    share = distinct / vocab_size
+    measured = tuple(figures)
+    ranges = tuple(InputRange(f.where, f.value) for f in measured if f.name == LARGEST_INPUT)
+    warnings = []
+    if tokens < FEW_TOKENS:
+        warnings.append(
+            f"calibration has {tokens:,} tokens, and fewer than {FEW_TOKENS:,} say little of wide layers: "
+            "give it a longer text"
+        )
+    if share < SMALL_SHARE:
+        warnings.append(
+            f"calibration has {distinct:,} different tokens, {share:.2%} of the vocabulary, where {SMALL_SHARE:.1%} is "
+            "the least that a varied text has: give it one"
+        )
+    if (used := min((f.value for f in measured if f.name == TOKENS_USED), default=tokens)) < tokens:
+        warnings.append(f"the memory that there may be had room for {used:,.0f} of {tokens:,} calibration tokens")
+    if silent := [r.where for r in ranges if r.largest == 0]:
+        warnings.append(
+            f"calibration shows {len(silent)} linears nothing but zeros, such as {silent[0]}: give it another text"
+        )
+    return Coverage(len(sequences), tokens, distinct, share, tuple(warnings), ranges)

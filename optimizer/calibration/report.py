@@ -1,0 +1,28 @@
+"""What an export's report says of its calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from enginewright.passes.base import Figure
+
+from .calibrate import Calibration
+from .coverage import Coverage, measure_coverage
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """Where the tokens are from, and what they cover."""
+
+    origin: str
+    coverage: Coverage
+
+
+def calibration_report(
+    calibration: Calibration | None, vocab_size: int, figures: Iterable[Figure]
+) -> CalibrationReport | None:
+    """The report once passes have measured their ``figures``; None if nothing was calibrated."""
+    if calibration is None:
+        return None
+    return CalibrationReport(calibration.origin, measure_coverage(calibration.sequences, vocab_size, figures))

@@ -1,0 +1,41 @@
+"""Reads tensors out of a safetensors file, each into memory of its own.
+
+Format: https://github.com/huggingface/safetensors#format. The library gives views of a mapping of the file, whose pages
+count as the process's memory and stay: a model would be in memory whole after a while. What is read here is gone with
+the tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from enginewright.plugins.errors import SourceError
+
+
+def tensor_places(path: Path) -> dict[str, int]:
+    """Where in the file each tensor's bytes begin; the library has checked the header. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + int(entry["data_offsets"][0]) for name, entry in header.items()}
+
+
+def read_tensor(path: Path, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The tensor whose bytes begin at ``place``. Raises SourceError naming the file if they can't be read."""
+    value = torch.empty(shape, dtype=dtype)
+    wanted = value.view(-1).view(torch.uint8).numpy().data
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(place)
+            while wanted and (count := file.readinto(wanted)):
+                wanted = wanted[count:]
+    except OSError as e:
+        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions and the disk.") from e
+    if wanted:
+        raise SourceError(f"{path}: it ends {len(wanted):,} bytes too early", hint="It changed meanwhile; start again.")
+    return value

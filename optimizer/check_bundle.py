@@ -1,0 +1,173 @@
+"""``optimize verify``: is a bundle still what was exported, and is that what the source computes?
+
+Without a source nothing here needs torch: a machine that serves bundles can check them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginewright.plugins.errors import BundleError, MissingDependencyError, RequestError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.doctor import examine
+from enginewright.runtime.doctor_machine import look_at_machine
+from enginewright.runtime.executors.onnx_session import load_onnxruntime
+from enginewright.runtime.executors.open import (
+    LEAST_CONTEXT,
+    ORDER,
+    Placement,
+    context_of,
+    make_executor,
+    target_groups,
+)
+
+from .hash_files import hash_files
+from .progress import Progress, silent
+
+if TYPE_CHECKING:
+    from .verify.report import VerificationReport
+
+
+@dataclass(frozen=True)
+class TargetCheck:
+    """What was found of one target.
+
+    Attributes:
+        why_not: why it was not run here; None if it was.
+        runs_with: of what runs it: instruction set, threads.
+        comparison: with the source; None without one.
+    """
+
+    target: str
+    why_not: str | None
+    runs_with: dict[str, str | int]
+    comparison: VerificationReport | None
+
+
+@dataclass(frozen=True)
+class BundleCheck:
+    """A bundle that is whole: ``bytes`` of ``files`` were hashed. ``source``: what targets were compared with."""
+
+    path: str
+    files: int
+    bytes: int
+    source: str | None
+    targets: tuple[TargetCheck, ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def check_bundle(
+    path: str | Path,
+    *,
+    source: str | Path | None = None,
+    targets: Sequence[str] | None = None,
+    provider: str | None = None,
+    progress: Progress = silent,
+) -> BundleCheck:
+    """Checks the structure of a bundle, the hash of every file, and the program of every target that runs here.
+
+    Args:
+        path: the bundle.
+        source: the Hugging Face directory or GGUF file that it was made from: every target that runs here is compared
+            with it as at the export, within the budget of the recipe that the manifest has.
+        targets: those to look at; by default all.
+        provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
+        progress: told the stages "hash" (in bytes) and "verify".
+
+    Raises:
+        BundleError: the bundle is missing, damaged or altered, or has no such target; names the file.
+        SourceError, UnsupportedModelError: the source can't be read, or the bundle was not made from it.
+        VerificationError: a target differs from the source by more than the recipe allows; says by how much.
+        MissingDependencyError: a source, or a target that ``targets`` names, needs what is not installed, or
+            ``provider`` does.
+        RequestError: there is no such provider, or no target of the bundle has one.
+    """
+    start = time.perf_counter()
+    bundle = Bundle.open(path)
+    wanted = list(dict.fromkeys(targets or bundle.targets))
+    if provider is not None and not any(_has_providers(bundle, name) for name in wanted):
+        raise RequestError(
+            f"provider: {provider!r} is for target 'onnx', and {', '.join(wanted) or 'nothing'} is looked at",
+            hint="Leave it out.",
+        )
+    for name in targets or ():
+        if (reason := _why_not(bundle, name)) is not None:
+            io = bundle.target(name).io  # raises if it isn't there, or must be built first
+            if io is not None:
+                load_onnxruntime(io.onnxruntime)  # raises what says how to install it
+            raise BundleError(f"{path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
+    total = hash_files(bundle, progress)
+    checks = []
+    for name in wanted:
+        reason = _why_not(bundle, name)
+        placement = Placement(provider=provider if _has_providers(bundle, name) else None)
+        runs_with = {} if reason else _load(bundle, name, placement)
+        compared = None if reason or source is None else _compare(bundle, Path(source), name, placement, progress)
+        checks.append(TargetCheck(name, reason, runs_with, compared))
+    return BundleCheck(
+        path=str(path),
+        files=len(bundle.files),
+        bytes=total,
+        source=None if source is None else str(source),
+        targets=tuple(checks),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _has_providers(bundle: Bundle, name: str) -> bool:
+    """Whether onnxruntime runs the target."""
+    target = bundle.targets.get(name)
+    return target is not None and target.io is not None and target.tensorrt is None
+
+
+def engine_problem(bundle: Bundle, name: str) -> str | None:
+    """Why a target's engines can't run on this machine, or nothing of ours runs it; None if that isn't so."""
+    target = bundle.targets[name]
+    if name not in ORDER:
+        return f"this Enginewright runs {', '.join(ORDER)}"
+    if target.tensorrt is None:
+        return None
+    (finding,) = examine(look_at_machine(), bundle, [name]).findings
+    return None if finding.verdict == "runs" else "; ".join(finding.reasons)
+
+
+def _why_not(bundle: Bundle, name: str) -> str | None:
+    """Why a target can't be run here."""
+    target = bundle.targets.get(name)
+    if target is None:
+        return "the bundle doesn't have it"
+    if target.state != "ready":
+        return f"it is not built yet, and needs {target.needs or 'its device'}"
+    if name not in ORDER:
+        return f"this Enginewright runs {', '.join(ORDER)}"
+    if target.tensorrt is not None:
+        return engine_problem(bundle, name)
+    if target.io is not None:
+        try:
+            load_onnxruntime(target.io.onnxruntime)
+        except MissingDependencyError as e:
+            return e.message
+    return None
+
+
+def _load(bundle: Bundle, name: str, placement: Placement) -> dict[str, str | int]:
+    """Loads a program and those of its buckets, which checks every step and every weight; says what runs it."""
+    context = context_of(bundle, min(LEAST_CONTEXT, bundle.model.context_length))
+    blocks = {group.name: 1 for group in target_groups(bundle, name, context)}
+    with closing(make_executor(bundle, name, blocks, context, placement, bundle.buckets.get(name))) as executor:
+        return executor.describe()
+
+
+def _compare(bundle: Bundle, source: Path, name: str, placement: Placement, progress: Progress) -> VerificationReport:
+    with MissingDependencyError.of_export("source: comparing with a source model", instead="leave --source out"):
+        from .verify.compare_bundle import compare_bundle  # torch and transformers, which bundles do without
+    return compare_bundle(bundle, source, name, progress, placement)

@@ -1,0 +1,47 @@
+"""What ``optimize export`` and ``optimize report`` print of a search for formats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from enginewright.optimizer.report.document import AutoEntry, ParetoEntry
+
+_POINTS = 12
+"""Of the Pareto curve."""
+
+
+def print_auto(console: Console, auto: AutoEntry) -> None:
+    """The Pareto curve with what one format for all would take, and how many modules got which format."""
+    from rich.table import Table
+
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("formats", "bytes", "KL predicted", "measured"):
+        table.add_column(heading, justify="left" if heading == "formats" else "right")
+
+    def row(name: str, point: ParetoEntry) -> None:
+        measured = "" if point.measured_kl is None else f"{point.measured_kl:.4f}"
+        table.add_row(name, format_bytes(point.bytes), f"{point.predicted_kl:.4f}", measured)
+
+    points = [*((f"all {name}", p) for name, p in auto.single.items()), *(("mixed", p) for p in _spread(auto.curve))]
+    for name, point in sorted([*points, ("chosen", auto.chosen)], key=lambda entry: entry[1].bytes, reverse=True):
+        row(name, point)
+    budget = [f"KL {auto.max_kl:g}"] if auto.max_kl is not None else []
+    budget += [format_bytes(auto.max_bytes)] if auto.max_bytes is not None else []
+    counts = Counter(unit.format for unit in auto.units).most_common()
+    console.print(f"\nformats by cost, for at most {' and '.join(budget)}:", markup=False)
+    console.print(table)
+    console.print("chosen: " + ", ".join(f"{n} of {name}" for name, n in counts), markup=False, soft_wrap=True)
+    console.print(
+        "KL: " + ", ".join(f"{kl:.4f} on {kind}" for kind, kl in auto.measured_kl.items()), markup=False, soft_wrap=True
+    )
+
+
+def _spread(curve: tuple[ParetoEntry, ...]) -> list[ParetoEntry]:
+    count = min(_POINTS, len(curve))
+    return [curve[i * (len(curve) - 1) // max(count - 1, 1)] for i in range(count)]

@@ -1,0 +1,146 @@
+"""``optimize bisect``: where two sides of a model part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.bisect import BisectReport, Parting
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "bisect"
+EXIT_PARTED = 13
+"""What the command exits with if the two sides part."""
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize bisect SmolLM2-135M-Instruct smollm2.bundle\n\n"
+    "  optimize bisect SmolLM2-135M-Instruct --recipe int8\n\n"
+    "  optimize bisect smollm2.bundle --isa-b portable"
+)
+
+
+@reported
+def command(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="What is right: a Hugging Face folder, a GGUF file, or a bundle.")
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="What is to be looked at: the same; by default A itself.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", "-r", help="Of a model that is compared with itself through the passes; default f32."),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", help="The file that the bundle was calibrated with.")
+    ] = None,
+    recovered: Annotated[
+        Path | None,
+        typer.Option("--recovered", help="The folder of `optimize recover`, for a bundle of what it trained."),
+    ] = None,
+    target_a: Annotated[str | None, typer.Option("--target-a", help="Which target of the bundle A.")] = None,
+    target_b: Annotated[str | None, typer.Option("--target-b", help="Which target of the bundle B.")] = None,
+    isa_a: Annotated[
+        str | None, typer.Option("--isa-a", help="Instruction set for A; by default the best there is.")
+    ] = None,
+    isa_b: Annotated[str | None, typer.Option("--isa-b", help="Instruction set for B.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="Compare on this text; may be repeated. Default: random tokens.")
+    ] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option("--tokens", help="Compare on these token ids: 1,529,25; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random tokens.")] = 0,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", help="Relative error to allow, instead of what rounding explains.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Finds the first pass, layer, step and weight at which A and B part, and shows the values there.
+
+    Ends with 0 if they agree, with 13 if they part. Needs the extra: pip install 'enginewright\\[export]'.
+    """
+    if tolerance is not None and not tolerance > 0:
+        raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
+    sequences = [_ids(one) for one in tokens or ()]
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from enginewright.optimizer.bisect import Given, Options, bisect
+
+    columns = (TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet or as_json, transient=True) as bar:
+        task = bar.add_task("", detail="", total=None)
+
+        def tell(event: ProgressEvent) -> None:
+            count = f" {event.done}/{event.total}" if event.total else ""
+            bar.update(task, description=f"{event.stage}{count}", detail=event.detail)
+
+        report = bisect(
+            Given(Path(a), target_a, isa_a),
+            Given(Path(a if b is None else b), target_b, isa_b),
+            Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered),
+            tell,
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+    if report.parting is not None:
+        raise typer.Exit(EXIT_PARTED)
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as e:
+        raise typer.BadParameter(f"{text!r} is no list of token ids", param_hint="--tokens") from e
+
+
+def _print(report: BisectReport) -> None:
+    lengths = report.sequences
+    _row("A", report.a)
+    _row("B", report.b)
+    _row("compared", f"{report.points} points on {sum(lengths)} tokens in {len(lengths)} sequences")
+    for note in report.notes:
+        _row("note", note)
+    if report.parting is None:
+        at = f", at {report.largest_error_at}" if report.largest_error_at else ""
+        _row("result", f"they agree: the largest relative error is {report.largest_error or 0:.2g}{at}")
+        return
+    _print_parting(report.parting)
+
+
+def _print_parting(parting: Parting) -> None:
+    _row("result", f"they part in {parting.stage}" if parting.stage else "they part")
+    if parting.stage:
+        _row("between", f"{parting.a} (A), and {parting.b} (B)")
+    if parting.layer:
+        _row("layer", parting.layer)
+    _row("at", parting.point)
+    for i, call in enumerate(parting.calls):
+        _row("" if i else "made by", call)
+    for i, tensor in enumerate(parting.tensors):
+        _row("" if i else "with", tensor)
+    place = parting.largest
+    _row(
+        "error", f"{parting.error:.3g} relative, where {parting.tolerance:.2g} is allowed; B is {parting.gain:.4f} * A"
+    )
+    _row("values", f"farthest apart at token {place.token}, column {place.column}: A {place.a:.6g}, B {place.b:.6g}")
+    for i, reason in enumerate(parting.reasons):
+        _row("" if i else "why", reason)
+    if parting.others_count:
+        more = parting.others_count - len(parting.others)
+        others = ", ".join(parting.others) + (f" and {more} more" if more else "")
+        _row("besides", f"{others}: each by itself, from values that agree")
+
+
+def _row(label: str, text: str) -> None:
+    typer.echo(f"{label:<10}{text}")

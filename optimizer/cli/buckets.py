@@ -1,0 +1,75 @@
+"""``optimize buckets``: which sizes of steps leave the least padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson
+
+NAME = "buckets"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize buckets --histogram lengths.csv --most 8\n\n"
+    "  optimize buckets --trace requests.jsonl --most 12 --context-length 8192 --json\n\n"
+    "  optimize buckets --default chat --most 8 --max-batch 16"
+)
+
+
+@reported
+def command(
+    histogram: Annotated[
+        Path | None, typer.Option("--histogram", help="Lengths of prompts: JSON, CSV, or one a line.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Requests as JSONL: prompt_tokens and completion_tokens in each line."),
+    ] = None,
+    default: Annotated[
+        str | None, typer.Option("--default", metavar="NAME", help="A stated distribution: chat, documents or code.")
+    ] = None,
+    batches: Annotated[
+        Path | None, typer.Option("--batches", help="Batches of decode steps, as --histogram has lengths.")
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option("--max-batch", help="Without --batches: each from 1 to this comes as often.")
+    ] = 64,
+    most: Annotated[int, typer.Option("--most", "-n", help="Most buckets, of prompts and decode steps together.")] = 8,
+    multiple: Annotated[int, typer.Option("--multiple", help="Round sizes of prompts up to multiples of this.")] = 8,
+    chunk: Annotated[
+        int | None, typer.Option("--chunk", help="Longer prompts come in chunks of so many tokens.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option("--context-length", help="The model's context; longer prompts are an error.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Chooses the sizes of steps that leave the least padding, and says how much others would.
+
+    What it prints last goes into a recipe.
+    """
+    from enginewright.optimizer.buckets.choose import BucketSource, choose
+    from enginewright.optimizer.buckets.report import recipe_lines, text_lines
+
+    source = BucketSource(
+        histogram=None if histogram is None else str(histogram),
+        trace=None if trace is None else str(trace),
+        default=default,
+        batches=None if batches is None else str(batches),
+        max_batch=max_batch,
+        most=most,
+        multiple=multiple,
+        chunk=chunk,
+    )
+    chosen = choose(source, context_length)
+    if as_json:
+        print_json({"tokens": chosen.tokens, "batch": chosen.batch} | chosen.report.to_json())
+        return
+    for line in text_lines(chosen.report):
+        print(line)
+    print()
+    for line in recipe_lines(chosen.tokens, chosen.batch):
+        print(line)

@@ -1,0 +1,46 @@
+"""``optimize build``: finishes a target where what it needs is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson, BundlePath
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "build"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize build smollm2.bundle --target tensorrt\n\n"
+    "  optimize build smollm2.bundle --target tensorrt --again --json > built.json"
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    target: Annotated[str, typer.Option("--target", "-t", help="The target to build.")] = "tensorrt",
+    again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
+) -> None:
+    """Builds what an export had to leave to a machine with the GPU; touches that target's folder alone."""
+    from enginewright.optimizer.build_target import build_target
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    def show(event: ProgressEvent) -> None:
+        if event.stage == "build" and not quiet:
+            typer.echo(f"engine {event.done} of {event.total} {event.detail}".rstrip(), err=True)
+
+    report = build_target(bundle, target, again=again, progress=show)
+    if as_json:
+        print_json(report.to_json())
+    elif not quiet:
+        what = "built" if report.built else "ready before, and left as it is (--again builds it again)"
+        typer.echo(f"{report.path}: target {report.target}: {what}, for {report.gpu}, by TensorRT {report.version}")
+        for name, size in report.engines.items():
+            typer.echo(f"  {name}  {format_bytes(size)}")

@@ -1,0 +1,79 @@
+"""``optimize diff``: whether two bundles are equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.diff_bundles import BundleDiff, FileDifference
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "diff"
+EXIT_DIFFERENT = 14
+"""What the command exits with if the bundles differ."""
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize diff smollm2.bundle again.bundle\n\n"
+    "  optimize diff smollm2.bundle again.bundle --json\n\n"
+    "  optimize diff smollm2.bundle again.bundle --quiet && echo equal"
+)
+
+
+@reported
+def command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A folder that `optimize export` wrote.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing: the exit code says it.")] = False,
+) -> None:
+    """Compares two bundles byte by byte, apart from report/, and names the files, fields and weights that differ.
+
+    Ends with 0 if they are equal, with 14 if they differ.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from enginewright.optimizer.diff_bundles import diff_bundles
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("compare", detail="", total=None)
+
+        def tell(event: ProgressEvent) -> None:
+            bar.update(task, completed=event.done, total=event.total, detail=event.detail)
+
+        found = diff_bundles(a, b, progress=tell)
+    if as_json:
+        print_json(found.to_json())
+    elif not quiet:
+        _print(found)
+    if not found.equal:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _print(found: BundleDiff) -> None:
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    if found.equal:
+        typer.echo(f"equal: {found.files} files, {format_bytes(found.bytes)}; report/ was not compared")
+        return
+    typer.echo(f"different: {len(found.differences)} of {found.files} files; report/ was not compared")
+    for file in found.differences:
+        typer.echo(f"{file.path}: {_how(file)}")
+        for detail in file.details:
+            typer.echo(f"  {detail}")
+
+
+def _how(file: FileDifference) -> str:
+    if file.bytes_a is None or file.bytes_b is None:
+        return "only in A" if file.bytes_b is None else "only in B"
+    if file.bytes_a != file.bytes_b:
+        return f"A {file.bytes_a:,} bytes, B {file.bytes_b:,}"
+    return f"{file.bytes_a:,} bytes, not the same"

@@ -1,0 +1,101 @@
+"""``optimize doctor``: what this machine can run of a bundle, and why not the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from enginewright.runtime.doctor import Examination
+    from enginewright.runtime.doctor_machine import Machine
+
+NAME = "doctor"
+EPILOG = (
+    "Ends with 0 if a target of the bundle runs here (of those named with --target: all of them), else with 15.\n\n"
+    "Examples:\n\n"
+    "  optimize doctor\n\n"
+    "  optimize doctor smollm2.bundle\n\n"
+    "  optimize doctor smollm2.bundle --target tensorrt-rtx && echo ready\n\n"
+    "  optimize doctor smollm2.bundle --json"
+)
+
+_STYLES = {"runs": "green", "needs-build": "yellow", "can't": "red"}
+
+
+@reported
+def command(
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(metavar="[BUNDLE]", help="A folder that `optimize export` wrote; none: the machine alone."),
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", help="Look at this target alone; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Says what this machine can run of a bundle, and what is missing for the rest."""
+    from enginewright.plugins.errors import TargetError
+    from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.doctor import examine
+    from enginewright.runtime.doctor_machine import look_at_machine
+
+    named = target or []
+    opened = Bundle.open(bundle) if bundle is not None else None
+    examination = examine(look_at_machine(), opened, named)
+    if as_json:
+        model = {} if opened is None else {"bundle": {"path": str(bundle), "model": opened.model.name}}
+        print_json(examination.to_json() | model)
+    else:
+        _print(examination)
+    if not examination.succeeds(named):
+        raise typer.Exit(TargetError.exit_code)
+
+
+def _print(examination: Examination) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for label, value in _lines(examination.machine):
+        console.print(f"{label:<16}{value}", markup=False, soft_wrap=True)
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("target", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("why, and what to do", overflow="fold")
+    for finding in examination.findings:
+        lines = Text("\n".join(finding.reasons or finding.on))
+        for todo in finding.todo:
+            lines.append(f"\n{todo}", style="dim")
+        table.add_row(finding.target, Text(finding.verdict, style=_STYLES[finding.verdict]), lines)
+    console.print(table)
+
+
+def _lines(machine: Machine) -> list[tuple[str, str]]:
+    from enginewright.runtime.doctor_machine import PACKAGES
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    sets = ", ".join(machine.instruction_sets) or "none that kernels are for"
+    memory = f"{format_bytes(machine.free_bytes)} free of {format_bytes(machine.memory_bytes)}"
+    lines = [("machine", machine.system), ("processor", machine.processor), ("kernels", sets)]
+    lines += [("cores", str(machine.cores)), ("memory", memory), ("python", machine.python)]
+    for package in PACKAGES:
+        version = machine.packages.get(package, "not installed")
+        if package == "onnxruntime" and machine.providers:
+            version += f" ({', '.join(machine.providers)})"
+        if package == "torch" and package in machine.packages:
+            version += f" (CUDA {machine.torch_cuda})" if machine.torch_cuda else " (without CUDA)"
+        lines.append((package, version))
+    driver = f"{machine.driver or 'unknown version'}, CUDA up to {machine.cuda}" if machine.cuda else "none"
+    lines.append(("driver", driver))
+    lines += [
+        ("GPU", f"{gpu.name}, compute capability {gpu.capability}, {format_bytes(gpu.memory_bytes)}")
+        for gpu in machine.gpus
+    ]
+    return lines if machine.gpus else [*lines, ("GPU", machine.gpu_problem)]

@@ -1,0 +1,126 @@
+"""``optimize recover``: what a recipe loses is trained back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.progress import ProgressEvent
+    from enginewright.optimizer.recover import RecoveryReport
+
+NAME = "recover"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize recover SmolLM2-135M-Instruct -r int4 -o smollm2.recovered --text notes.txt\n\n"
+    "  optimize recover SmolLM2-135M-Instruct -r int4 -o smollm2.recovered --text notes.txt --resume\n\n"
+    "  optimize export SmolLM2-135M-Instruct --recovered smollm2.recovered -o smollm2.bundle"
+)
+
+
+@reported
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The source: a Hugging Face folder or a GGUF file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A folder for the weights, checkpoints and the plot.")],
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="What is done to the model: a built-in recipe or a TOML file.")
+    ],
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", help="Text, or JSONL, to train on; without it, it is sampled from the model."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048,
+    sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256,
+    lr: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0,
+    hidden: Annotated[
+        float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
+    ] = 0.0,
+    accumulate: Annotated[
+        int, typer.Option("--accumulate", min=1, help="Parts that a step is taken in, to save memory.")
+    ] = 1,
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.")
+    ] = 100,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling, and of the order of sequences.")] = 0,
+    sampled_tokens: Annotated[
+        int, typer.Option("--sampled-tokens", min=256, help="How many are sampled without --text.")
+    ] = 65536,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", help="Text, or JSONL, that the recipe's passes look at.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the recovery if it exists.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
+) -> None:
+    """Trains what a recipe makes of MODEL to give what MODEL gives; `optimize export --recovered` then exports that.
+
+    Ctrl-C keeps what was trained so far. Needs the extra: pip install 'enginewright\\[export]'.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    import enginewright
+
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[detail]}"))
+    console = Console(stderr=True)
+    hide = quiet or as_json or not console.is_terminal
+    progress = Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hide, transient=True
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(event: ProgressEvent) -> None:
+        if event.stage not in tasks:
+            tasks[event.stage] = progress.add_task(event.stage, detail="")
+        progress.update(tasks[event.stage], completed=event.done, total=event.total or None, detail=event.detail)
+
+    with progress:
+        report = enginewright.recover(
+            model,
+            output,
+            recipe=recipe,
+            text=text,
+            options=enginewright.RecoverOptions(
+                steps=steps,
+                batch_tokens=batch_tokens,
+                sequence_length=sequence_length,
+                learning_rate=lr,
+                temperature=temperature,
+                hidden=hidden,
+                accumulate=accumulate,
+                checkpoint_every=checkpoint_every,
+                seed=seed,
+                sampled_tokens=sampled_tokens,
+                threads=threads,
+            ),
+            calibration=calibration,
+            resume=resume,
+            overwrite=force,
+            progress=show,
+        )
+    if as_json:
+        print_json(report.to_json())
+    elif not quiet:
+        _print(report)
+
+
+def _print(report: RecoveryReport) -> None:
+    first, last = report.measured[0], report.measured[-1]
+    print(f"{report.steps:,} steps on {report.tokens:,} tokens ({report.origin}), recipe {report.recipe}")
+    print(f"on {report.held_out_tokens:,} held-out tokens (the source's perplexity is {last.source_perplexity:.5g}):")
+    print(f"  {'':<8}{'KL':>10}{'perplexity':>12}")
+    for name, one in (("before", first), ("after", last)):
+        print(f"  {name:<8}{one.kl:>10.4g}{one.perplexity:>12.5g}")
+    print(
+        f"\n{report.path}: {report.parameters:,} weights, in {report.seconds:.1f} s "
+        f"({report.tokens_per_second:,.0f} tokens/s). Next: optimize export MODEL --recovered {report.path}"
+    )

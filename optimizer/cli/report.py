@@ -1,0 +1,120 @@
+"""``optimize report``: what an export did, where the bytes are, and how fast the bundle is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .auto import print_auto
+from .console import print_json, reported
+from .options import AsJson, BundlePath, Threads
+from .verification import figures
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.progress import ProgressEvent
+    from enginewright.optimizer.report.bundle_report import BundleReport
+
+NAME = "report"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize report smollm2.bundle\n\n"
+    "  optimize report smollm2.bundle --measure --output report.html\n\n"
+    "  optimize report smollm2.bundle --json > report.json"
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    measure: Annotated[bool, typer.Option("--measure", help="Time the bundle's steps now, for some 15 s.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the HTML page to this file; it needs no other.")
+    ] = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what an export did and what its bundle costs; the bundle is not touched.
+
+    Every export leaves the page in report/report.html of its bundle.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from enginewright.optimizer.report.bundle_report import open_report
+
+    if threads and not measure:
+        raise typer.BadParameter("--threads is for --measure")
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not (measure and console.is_terminal), transient=True) as progress:
+        task = progress.add_task("measuring")
+
+        def show(event: ProgressEvent) -> None:
+            progress.update(task, description=f"measuring {event.detail}")
+
+        report = open_report(bundle, again=measure, threads=threads, progress=show)
+    if output is not None:
+        report.write_page(output)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_summary(report)
+        if output is not None:
+            print(f"{'written':<12}{output}")
+
+
+def print_summary(report: BundleReport) -> None:
+    """A screen of what matters; ``optimize export`` ends with it too."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from enginewright.optimizer.report.bundle_report import (
+        bucket_lines,
+        calibration_lines,
+        measured_lines,
+        quantized_lines,
+    )
+    from enginewright.optimizer.report.engine_lines import engine_lines
+    from enginewright.optimizer.report.kv_heads_view import kv_heads_lines
+    from enginewright.optimizer.report.pruned_lines import pruned_lines
+    from enginewright.optimizer.report.ways_lines import ways_lines
+
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("pass")
+    for heading in ("changed", "turned down", "seconds", "KL", "logits off"):
+        table.add_column(heading, justify="right")
+    for entry, rejected in report.passes:
+        m = entry.measurement
+        measured = ("", "") if m is None or m.unchanged else (f"{m.kl_mean:.1e}", f"{m.max_logit_error:.1e}")
+        seconds = f"{entry.seconds:.2f}" if entry.seconds is not None else ""
+        name = f"{entry.target}: {entry.name}" if entry.target else entry.name
+        table.add_row(name, str(entry.matched), str(rejected or ""), seconds, *measured)
+    console.print(table)
+
+    if (document := report.saved.document) is not None and document.auto is not None:
+        print_auto(console, document.auto)
+
+    def row(label: str, lines: list[str]) -> None:
+        for i, line in enumerate(lines):
+            console.print(f"{'' if i else label:<12}{line}", markup=False, soft_wrap=True)
+
+    console.print()
+    row("size", [report.size_line()])
+    if document is not None:
+        compared = [line.strip() for v in document.verification for line in figures(v.model_dump()).splitlines()]
+        row("quality", compared)
+        row("passes", measured_lines(document))
+        row("weights", quantized_lines(document))
+        row("calibrated", calibration_lines(document))
+        row("ways", ways_lines(document))
+        row("KV cache", kv_heads_lines(document))
+        row("pruned", pruned_lines(document))
+        row("buckets", bucket_lines(document))
+        row("engines", engine_lines(document))
+    row("speed", report.speed_lines())
+    row("export", [report.time_line() or "this bundle has no report of it: passes have counts alone"])
+    if report.page_path is not None:
+        row("page", [str(report.page_path)])

@@ -1,0 +1,186 @@
+"""``optimize diff``: are two bundles equal, byte by byte, and if not, which files, fields and weights differ?
+
+Two exports of one input have to be. What is in report/ (times, measurements) is no part of a bundle and isn't compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.manifest import REPORT_FOLDER
+from enginewright.runtime.bundle.reader import Bundle
+
+from .progress import Progress, ProgressEvent, silent
+
+MOST_DETAILS = 20
+"""Fields and weights of a file that are named; of others only the number is."""
+
+_CHUNK_BYTES = 4 << 20
+_SHOWN = 60
+"""Characters of a value."""
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """A file that two bundles don't have alike.
+
+    Attributes:
+        path: in the bundle.
+        bytes_a, bytes_b: its sizes; None where it isn't there.
+        details: of JSON each field with both values, of blobs each weight, else the first byte that differs.
+    """
+
+    path: str
+    bytes_a: int | None
+    bytes_b: int | None
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BundleDiff:
+    """What was found: ``files`` is how many are in either bundle, ``bytes`` how many of A were compared."""
+
+    a: str
+    b: str
+    files: int
+    bytes: int
+    differences: tuple[FileDifference, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all files are, apart from those in report/."""
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"equal": self.equal} | asdict(self)
+
+
+def diff_bundles(a: str | Path, b: str | Path, *, progress: Progress = silent) -> BundleDiff:
+    """Compares all files of two bundles but those in report/, whatever their manifests say of them.
+
+    Hashes aren't checked: two bundles with the same damage are equal. ``verify`` finds that.
+
+    Args:
+        a, b: bundles.
+        progress: told the stage "compare", in bytes.
+
+    Raises:
+        BundleError: one is no bundle, or a file can't be read.
+    """
+    bundles = (Bundle.open(a), Bundle.open(b))
+    sizes = [_files(bundle.path) for bundle in bundles]
+    paths = sorted(sizes[0].keys() | sizes[1].keys())
+    both = [path for path in paths if path in sizes[0] and path in sizes[1]]
+    total, done, unequal = sum(sizes[0][path] for path in both), 0, dict[str, int | None]()
+    for path in both:
+        if (at := _first_difference(*(bundle.path / path for bundle in bundles))) is not None:
+            unequal[path] = at
+        done += sizes[0][path]
+        progress(ProgressEvent("compare", done, total, path))
+    differences = tuple(
+        FileDifference(
+            path,
+            sizes[0].get(path),
+            sizes[1].get(path),
+            _details(*bundles, path, unequal) if path in unequal else (),
+        )
+        for path in paths
+        if path in unequal or path not in both
+    )
+    return BundleDiff(str(a), str(b), len(paths), total, differences)
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Sizes by path, without report/."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not name.startswith(REPORT_FOLDER):
+            found[name] = path.stat().st_size
+    return found
+
+
+def _first_difference(a: Path, b: Path) -> int | None:
+    """The first byte that differs, or the length of the shorter file if it begins the other; None if they are equal."""
+    at = 0
+    try:
+        with open(a, "rb") as one, open(b, "rb") as other:
+            while True:
+                x, y = one.read(_CHUNK_BYTES), other.read(_CHUNK_BYTES)
+                if x != y:
+                    shorter = min(len(x), len(y))
+                    unlike = np.flatnonzero(np.frombuffer(x, np.uint8, shorter) != np.frombuffer(y, np.uint8, shorter))
+                    return at + (int(unlike[0]) if len(unlike) else shorter)
+                if not x:
+                    return None
+                at += len(x)
+    except OSError as e:
+        raise BundleError(f"{e.filename}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
+
+
+def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None]) -> tuple[str, ...]:
+    """What differs in a file; ``unequal``: the first byte of each that does."""
+    if path in {blob.file for blob in a.index.blobs}:
+        found = list(_weights(a, b, path))
+    elif path.endswith(".json"):
+        found = [f for f in _fields(_document(a.path / path), _document(b.path / path), "") if f[:7] != "sha256:"]
+    else:
+        found = []
+    if len(found) > MOST_DETAILS:
+        return (*found[:MOST_DETAILS], f"and {len(found) - MOST_DETAILS:,} more")
+    return tuple(found) or (f"from byte {unequal[path]:,} on",)
+
+
+def _document(path: Path) -> Any:
+    """A JSON file's value, or what is wrong with it."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as e:
+        return f"not JSON: {e}"
+
+
+def _fields(a: Any, b: Any, field: str) -> Iterator[str]:
+    """Every field whose values differ, with both; of fields that one side lacks, that."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(a.keys() | b.keys()):
+            name = f"{field}.{key}" if field else key
+            if key not in a or key not in b:
+                yield f"{name}: only in {'A' if key in a else 'B'}"
+            else:
+                yield from _fields(a[key], b[key], name)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _fields(x, y, f"{field}.{i}")
+    elif a != b or type(a) is not type(b):
+        yield f"{field or 'all'}: A {_shown(a)}, B {_shown(b)}"
+
+
+def _weights(a: Bundle, b: Bundle, path: str) -> Iterator[str]:
+    """The weights in A's blob that are stored alike in B, and have other bytes there."""
+    for name, entry in a.index.tensors.items():
+        other = b.index.tensors.get(name)
+        if other is None or a.index.blobs[entry.blob].file != path:
+            continue
+        if (entry.dtype, entry.shape, entry.layout) == (other.dtype, other.shape, other.layout):
+            x, y = (bundle.weight(name).reshape(-1).view(np.uint8) for bundle in (a, b))
+            chunks = range(0, len(x), _CHUNK_BYTES)
+            count = sum(int(np.count_nonzero(x[i : i + _CHUNK_BYTES] != y[i : i + _CHUNK_BYTES])) for i in chunks)
+            if count:
+                yield f"{name}: {count:,} of {entry.bytes:,} bytes"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    if len(text) <= _SHOWN:
+        return text
+    if isinstance(value, (dict, list)):
+        return f"{len(value):,} {'fields' if isinstance(value, dict) else 'items'}"
+    return f"{text[:_SHOWN]}..."

@@ -1,0 +1,129 @@
+"""Which attentions onnxruntime's GroupQueryAttention takes, and what of their surroundings goes into it.
+
+It writes this step's keys and values into a request's slot and attends to that much of the slot as the request has:
+TensorScatter, Attention and its mask in one. It may rotate q and k itself, and may take q, k and v as one linear gives
+them. What it wants of its inputs is checked here, because onnxruntime says so when a step runs, and not before
+(``onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h``).
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.match import bound_arguments
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_HEADS_BY, _ROTATED_BY, _TABLE_BY = 8, 16, 8
+"""Sizes of heads are multiples of the first, those that are rotated of the second; columns of cosines of the third."""
+
+
+@dataclass(frozen=True)
+class GroupQuery:
+    """An attention that GroupQueryAttention takes.
+
+    Attributes:
+        node: the ``ew.paged_attention`` call.
+        write: the ``ew.kv_write`` before it, which this is, too.
+        layer: whose cache it is.
+        heads, kv_heads, size: Nq, Nkv and D.
+        q, k, v: [T, heads, D], before ``table`` rotates q and k.
+        packed: the [T, (Nq + 2 Nkv) D] that all three are columns of, if they are.
+        table: the ``ew.rope_table`` call that q and k are rotated by in it; None: they come as they are to be.
+        interleaved: whether neighbours turn together, or halves.
+    """
+
+    node: Node
+    write: Node
+    layer: int
+    heads: int
+    kv_heads: int
+    size: int
+    q: Node
+    k: Node
+    v: Node
+    packed: Node | None
+    table: Node | None
+    interleaved: bool
+
+
+def group_queries(program: Program) -> dict[Node, GroupQuery | str]:
+    """For each ``ew.paged_attention`` what is in GroupQueryAttention, or why it can't be."""
+    return {node: _group_query(program, node) for node in program.nodes_of(ew.paged_attention.default)}
+
+
+def _group_query(program: Program, node: Node) -> GroupQuery | str:
+    a = bound_arguments(node)
+    write = a["k_cache"].args[0]
+    if not _is_own(write):
+        return "others attend to its cache, too"
+    if a["slopes"] is not None:
+        return "its scores have slopes (ALiBi)"
+    w = bound_arguments(write)
+    _, heads, size = (int(n) if n.is_Integer else 0 for n in program.shape(a["q"]))
+    _, kv_heads, value_size = (int(n) if n.is_Integer else 0 for n in program.shape(w["v"]))
+    if value_size != size:
+        return f"heads of values have {value_size} numbers, and those of keys {size}"
+    if size % _HEADS_BY:
+        return f"heads of {size} numbers, which is no multiple of {_HEADS_BY}"
+    if heads % kv_heads:
+        return f"{heads} heads share {kv_heads} key/value heads"
+    q, k, v = a["q"], w["k"], w["v"]
+    table, interleaved = _rotation(program, q, k, size)
+    if table is not None:
+        q, k = q.args[0], k.args[0]
+    layer = int(str(w["k_cache"].target).partition(":")[2])
+    packed = _packed(program, (q, k, v))
+    return GroupQuery(node, write, layer, heads, kv_heads, size, q, k, v, packed, table, interleaved)
+
+
+def _is_own(write: object) -> bool:
+    """Whether one attention alone reads both caches that a call has written."""
+    if not isinstance(write, Node) or write.target is not ew.kv_write.default:
+        return False
+    readers = {reader for cache in write.users for reader in cache.users}
+    return len(readers) == 1 and all(cache.target is operator.getitem for cache in write.users)
+
+
+def _rotation(program: Program, q: Node, k: Node, size: int) -> tuple[Node | None, bool]:
+    """What q and k are both rotated by, if it is a table of a request's own places and of a size that is taken."""
+    if q.target is not ew.rope.default or k.target is not ew.rope.default:
+        return None, False
+    first, second = bound_arguments(q), bound_arguments(k)
+    table = first["table"]
+    alike = all(first[name] == second[name] for name in ("table", "interleaved"))
+    if not alike or table.target is not ew.rope_table.default:
+        return None, False
+    a = bound_arguments(table)
+    columns = int(program.shape(table)[-1]) // 2
+    fits = size % _ROTATED_BY == 0 and columns % _TABLE_BY == 0
+    if not fits or str(a["positions"].target) != "positions" or program.weight_of(a["inv_freq"]) is None:
+        return None, False
+    return table, bool(first["interleaved"])
+
+
+def _packed(program: Program, parts: tuple[Node, ...]) -> Node | None:
+    """The matrix whose columns are q, k and v, in this order and no others."""
+    sources, end = set(), 0
+    for part in parts:
+        if part.target not in _VIEWS:
+            return None
+        columns = part.args[0]
+        if not isinstance(columns, Node) or columns.target is not aten.slice.Tensor:
+            return None
+        a = bound_arguments(columns)
+        _, heads, size = program.shape(part)
+        width = int(heads * size)
+        if a["dim"] not in (-1, 1) or a["step"] != 1 or (a["start"], a["end"]) != (end, end + width):
+            return None
+        end += width
+        sources.add(a["self"])
+    source = sources.pop()
+    shape = program.shape(source)
+    return source if not sources and len(shape) == 2 and shape[-1] == end else None

@@ -1,0 +1,171 @@
+"""A Program as a ModelProto: what goes in and out, and each call by its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import torch
+from onnx import TensorProto, helper
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program, has_tensors
+from enginewright.passes.match import bound_arguments
+from enginewright.runtime.bundle.linear_io import (
+    CONTRIB_FILE,
+    INPUT_IDS,
+    LOGITS,
+    MODEL_FILE,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    ContribVariant,
+    LinearCacheGroup,
+    LinearIo,
+)
+from enginewright.runtime.bundle.writer import BundleWriter
+
+from ...progress import Progress, ProgressEvent
+from . import ops_attention, ops_dequantize, ops_elementwise, ops_ew, ops_experts, ops_quantized, ops_routing, ops_views
+from .contrib import ContribBuilder, accuracy_level
+from .float_types import FloatType
+from .graph import FLAT_IDS, GraphBuilder, Handler
+from .weights import ExternalWeights
+
+OPSET = 24
+IR_VERSION = 12
+ONNXRUNTIME = "1.25"
+"""The smallest version that has kernels for this opset's TensorScatter on a CPU."""
+
+HANDLERS: Mapping[Any, Handler] = {
+    **ops_attention.HANDLERS,
+    **ops_dequantize.HANDLERS,
+    **ops_elementwise.ELEMENTWISE,
+    **ops_elementwise.REDUCTIONS,
+    **ops_ew.HANDLERS,
+    **ops_experts.HANDLERS,
+    **ops_quantized.HANDLERS,
+    **ops_routing.HANDLERS,
+    **ops_views.HANDLERS,
+}
+
+
+def emit_model(
+    program: Program,
+    writer: BundleWriter,
+    progress: Progress,
+    floats: FloatType = "f32",
+    capacity: int | None = None,
+    contrib: int | None = None,
+) -> LinearIo:
+    """Writes model.onnx at the bundle's root, and its weights into the bundle's.
+
+    Args:
+        program: with attention in its paged form.
+        writer: of the bundle.
+        progress: told the stage "emit", weight by weight.
+        floats: what the graph computes in, and its caches have.
+        capacity: places of a slot; None leaves it free.
+        contrib: most tokens of a request, for a contrib variant beside it; None leaves that out.
+
+    Raises:
+        UnsupportedModelError: an op that standard operators can't express, named with its module.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+    """
+    progress(ProgressEvent("emit", 0, len(program.weights)))
+    weights = ExternalWeights(writer, progress, len(program.weights))
+    model = _model(GraphBuilder(program, weights, floats, capacity))
+    writer.write_bytes(MODEL_FILE, model.SerializeToString(deterministic=True))
+    variant = None if contrib is None else _emit_contrib(ContribBuilder(program, weights, contrib), writer)
+    return LinearIo(
+        opset=OPSET,
+        onnxruntime=ONNXRUNTIME,
+        contrib=variant,
+        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype=floats)) for group in program.cache_groups),
+        summed_products=summed_products(program),
+    )
+
+
+def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> ContribVariant:
+    """Writes the contrib variant, unless no attention of the program is one of it."""
+    if len(b.standard) == len(b.attentions):
+        return ContribVariant(file="", standard=b.standard)
+    writer.write_bytes(CONTRIB_FILE, _model(b).SerializeToString(deterministic=True))
+    return ContribVariant(standard=b.standard, accuracy_level=accuracy_level(b.program))
+
+
+def _model(b: GraphBuilder) -> onnx.ModelProto:
+    for name, kind, shape in (
+        (INPUT_IDS, TensorProto.INT64, ["B", "S"]),
+        (POSITION_IDS, TensorProto.INT64, ["B", "S"]),
+        (WRITE_INDEX, TensorProto.INT64, ["B"]),
+        (ROWS, TensorProto.INT64, ["R"]),
+    ):
+        b.inputs[name] = helper.make_tensor_value_info(name, kind, shape)
+    vocabulary = int(b.expressions(b.program.logits)[-1])
+    b.outputs[LOGITS] = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["R", vocabulary])
+    given = {
+        "ids": lambda: b.op("Reshape", INPUT_IDS, b.integers(-1), name=FLAT_IDS),
+        "positions": lambda: b.op("Reshape", POSITION_IDS, b.integers(-1)),
+        "rows": lambda: ROWS,
+    }
+    for node in b.program.graph.nodes:
+        if node.op == "placeholder" and str(node.target) in given:
+            b.names[node] = given[str(node.target)]()
+        elif node.op == "call_function" and has_tensors(node):
+            b.node = node
+            b.names[node] = emit_call(b, node)
+    b.node = None
+    b.op("Identity", b.wide(b.cast(b.program.logits, torch.float32)), name=LOGITS)
+    return model_of(b, "step", _input_order(b))
+
+
+def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
+    """What a builder has collected, as a graph called ``name`` that takes ``inputs`` in this order."""
+    nodes = _live(b)  # first: it drops constants, too
+    values = [b.inputs[given] for given in inputs]
+    domains = sorted({"", *(node.domain for node in nodes)})
+    graph = helper.make_graph(nodes, name, values, list(b.outputs.values()), list(b.initializers.values()))
+    return helper.make_model(
+        graph,
+        producer_name="enginewright",
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid(name, OPSET if not name else 1) for name in domains],
+    )
+
+
+def emit_call(b: GraphBuilder, node: Node) -> Any:
+    """The names of a call's results, by its handler. Raises UnsupportedModelError, naming it, if there is none."""
+    handler = b.overrides.get(node.target) or HANDLERS.get(node.target)
+    if handler is None:
+        raise b.unsupported("standard ONNX operators don't express it here")
+    arguments = bound_arguments(node)
+    ops_experts.check_spread(b, node, arguments)
+    return handler(b, node, arguments)
+
+
+def _live(b: GraphBuilder) -> list[onnx.NodeProto]:
+    """The nodes that an output needs; drops the constants that only others read."""
+    needed = set(b.outputs)
+    kept = []
+    for node in reversed(b.nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(filter(None, node.input))  # of one that may be missing the name is empty
+    b.initializers = {name: tensor for name, tensor in b.initializers.items() if name in needed}
+    return kept[::-1]
+
+
+def _input_order(b: GraphBuilder) -> list[str]:
+    """Those of every model first, then masks, then caches by layer."""
+    return sorted(b.inputs, key=lambda name: (name.startswith("past_"), name.startswith("mask")))
+
+
+def summed_products(program: Program) -> int:
+    """Over all products with weights, how many terms a result of each is the sum of."""
+    total = 0
+    for node in program.nodes_of(*ops_ew.PRODUCTS, *ops_experts.PRODUCTS, *ops_quantized.PRODUCTS):
+        total += int(program.shape(bound_arguments(node)["weight"])[-1])
+    return total

@@ -1,0 +1,38 @@
+"""The onnx target's emitter."""
+
+from __future__ import annotations
+
+from enginewright.passes.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.errors import MissingDependencyError
+from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.bundle.writer import BundleWriter
+
+from ...progress import Progress
+from ..base import EmitOptions
+
+
+class OnnxEmitter:
+    """Writes model.onnx, of standard operators, a contrib variant if asked to, and the weights of both, one by one."""
+
+    name = "onnx"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``: onnxruntime and TensorRT fuse by themselves."""
+        return []
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where the package onnx is missing, too."""
+        try:
+            from .emit_model import emit_model  # only this target needs the package
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] != "onnx":
+                raise
+            raise MissingDependencyError(
+                "target onnx: writing it needs onnx, which is not installed",
+                hint="Install it with: pip install 'enginewright[onnx]'",
+            ) from e
+        contrib = options.context_length if options.contrib else None
+        return TargetManifest(io=emit_model(program, writer, progress, contrib=contrib))

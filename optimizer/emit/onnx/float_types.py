@@ -1,0 +1,77 @@
+"""Which float type each tensor of a graph has, where the graph computes in 16 bits.
+
+Products, caches, norms (which sum in 32 bits themselves), rotations, and what is added or moved between them have the
+narrow type. Sums, powers, exponentials, softmax and all that positions are computed with have 32 bits, also in a graph
+of bf16 or f16. What works element by element has the type of what it gets, the narrow one if it gets both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+FloatType = Literal["f32", "f16", "bf16"]
+
+ELEMENTS: Mapping[FloatType, int] = {
+    "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
+
+_NARROW = frozenset(
+    {"MatMul", "Gemm", "Attention", "TensorScatter", "RMSNormalization", "LayerNormalization", "RotaryEmbedding"}
+)
+_WIDE = frozenset(
+    {"Cos", "Sin", "Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Softmax", "Erf"}
+    | {"ReduceSum", "ReduceMean", "ReduceMax"}
+)
+_NO_FLOATS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Shape"})
+"""What they give isn't a float, whatever they get."""
+
+_NUMPY: Mapping[int, npt.DTypeLike] = {
+    TensorProto.FLOAT16: np.float16,
+    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
+}
+_MOST: Mapping[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
+"""The largest number of each."""
+
+
+def operand_type(kind: str, computed: Sequence[int], constant: Sequence[int], narrow: int) -> int | None:
+    """The type that an operator's float operands must have; None: as they are.
+
+    Args:
+        kind: the operator.
+        computed, constant: the float types of its operands, those known when the graph is built apart.
+        narrow: the type of the graph.
+    """
+    if kind == "DequantizeLinear" or not (computed or constant):
+        return None  # its scales are stored in the type that it gives
+    if kind in _NARROW:
+        return narrow
+    if kind in _WIDE:
+        return TensorProto.FLOAT
+    if computed:
+        return narrow if narrow in computed else TensorProto.FLOAT
+    return None if len(set(constant)) == 1 else TensorProto.FLOAT
+
+
+def result_type(kind: str, operands: Sequence[int], to: int | None) -> int | None:
+    """The float type that an operator gives; None: no float. ``to``: of a Cast."""
+    if kind == "Cast":
+        return to if to in ELEMENTS.values() else None
+    if kind in _NO_FLOATS or not operands:
+        return None
+    return operands[0]
+
+
+def narrowed(array: npt.NDArray[np.float32], kind: int) -> npt.NDArray[np.generic]:
+    """A constant in another float type; what is beyond its range becomes the last that is in it."""
+    dtype = np.dtype(_NUMPY[kind])
+    most = _MOST[kind]
+    finite = np.where(np.isfinite(array), np.clip(array, -most, most), array)
+    return np.asarray(finite.astype(dtype))

@@ -1,0 +1,49 @@
+"""Weights of 8-bit floats: DequantizeLinear, in the order in which a product takes them, or of the rows of a table.
+
+``ew.dequantize`` itself emits nothing: what reads it says which of the two is stored. A table is dequantized before its
+rows are gathered: Gather knows no 8-bit floats, and TensorRT takes them nowhere but there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.match import bound_arguments
+from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
+
+from .graph import GraphBuilder, Handler, Value
+from .weights import Form
+
+ew = torch.ops.ew
+
+
+def stored_weight(b: GraphBuilder, node: Node, form: Form) -> str:
+    """A weight of the bundle as floats. Raises UnsupportedModelError if the program computes it from its inputs."""
+    if is_dequantized(node):
+        return b.once(("dequantized", node, form), lambda: _dequantized(b, node, form))
+    if node.op != "get_attr":
+        raise b.unsupported("its weight is computed from the inputs")
+    return b.weight(node, form)
+
+
+def _dequantized(b: GraphBuilder, node: Node, form: Form) -> str:
+    a = bound_arguments(node)
+    values = b.stored(str(a["values"].target), form, "fp8")
+    scales = b.stored(str(a["scales"].target), form, b.floats)  # [.., G, N] or [.., N, G]
+    rank, size, group = len(b.expressions(node)), int(b.expressions(node)[-1]), a["group_size"]
+    grouped = rank - 2 if form == "columns" else rank - 1  # the axis that groups lie along
+    if group or rank > 2:
+        return b.op("DequantizeLinear", values, scales, axis=grouped, block_size=group or size)
+    return b.op("DequantizeLinear", values, b.op("Squeeze", scales, b.integers(grouped)), axis=1 - grouped)
+
+
+def _dequantize(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Nothing that could be read as a tensor: see ``stored_weight``."""
+    return ()
+
+
+HANDLERS: Mapping[Any, Handler] = {ew.dequantize.default: _dequantize}

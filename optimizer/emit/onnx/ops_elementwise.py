@@ -1,0 +1,222 @@
+"""Element-wise ATen ops and reductions. Arithmetic is in the type of the result, comparisons in their operands'."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from .graph import GraphBuilder, Handler
+
+aten = torch.ops.aten
+
+
+def _dtype(node: Node) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def _plain(kind: str, arity: int) -> Handler:
+    """An operator whose arguments, in order, are the op's."""
+
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        arguments = list(a.values())[:arity]
+        return b.op(kind, *(b.cast(v, _dtype(node)) for v in arguments))
+
+    return emit
+
+
+def _scaled(kind: str) -> Handler:
+    """add and sub: the second argument times ``alpha``."""
+
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        first, second, alpha = list(a.values())[:3]
+        x, y = b.cast(first, _dtype(node)), b.cast(second, _dtype(node))
+        return b.op(kind, x, y if alpha == 1 else b.op("Mul", y, b.number(alpha, _dtype(node))))
+
+    return emit
+
+
+def _reverse_subtract(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    first, second, alpha = list(a.values())[:3]
+    x, y = b.cast(first, _dtype(node)), b.cast(second, _dtype(node))
+    return b.op("Sub", y, x if alpha == 1 else b.op("Mul", x, b.number(alpha, _dtype(node))))
+
+
+def activation(b: GraphBuilder, kind: str, x: str) -> str:
+    """One of ``LINEAR_ACTIVATIONS`` of floats."""
+    match kind:
+        case "silu":
+            return b.op("Mul", x, b.op("Sigmoid", x))
+        case "gelu":
+            return b.op("Gelu", x)
+        case "gelu_tanh":
+            return b.op("Gelu", x, approximate="tanh")
+        case "relu2":
+            positive = b.op("Relu", x)
+            return b.op("Mul", positive, positive)
+        case "relu" | "sigmoid" | "tanh":
+            return b.op(kind.capitalize(), x)
+        case _:
+            raise b.unsupported(f"the onnx target has no activation {kind}")
+
+
+def _activation(kind: str) -> Handler:
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        return activation(b, kind, b.cast(a["self"], _dtype(node)))
+
+    return emit
+
+
+def _gelu(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return activation(b, "gelu_tanh" if a["approximate"] == "tanh" else "gelu", b.value(a["self"]))
+
+
+def _chain(*kinds: str) -> Handler:
+    """One operator of what another gives."""
+
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        return functools.reduce(lambda x, kind: b.op(kind, x), kinds, b.cast(a["self"], _dtype(node)))
+
+    return emit
+
+
+def _square(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    x = b.value(a["self"])
+    return b.op("Mul", x, x)
+
+
+def _exp_less_one(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    """Of numbers near 0 the result keeps fewer digits than torch's, and is as exact beside numbers of about 1."""
+    return b.op("Sub", b.op("Exp", b.cast(a["self"], _dtype(node))), b.number(1.0, _dtype(node)))
+
+
+def _log_of_one_more(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    """As exact as _exp_less_one."""
+    return b.op("Log", b.op("Add", b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))))
+
+
+def _softplus(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow; torch leaves numbers above a threshold as they are."""
+    if a["beta"] != 1 or a["threshold"] < _SOFTPLUS_IS_LINEAR:
+        raise b.unsupported(f"the onnx target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
+    x, one = b.cast(a["self"], _dtype(node)), b.number(1.0, _dtype(node))
+    tail = b.op("Log", b.op("Add", b.op("Exp", b.op("Neg", b.op("Abs", x))), one))
+    return b.op("Add", b.op("Relu", x), tail)
+
+
+_SOFTPLUS_IS_LINEAR = 17
+"""From here on exp(-x) is less than half a unit in the last place of 1."""
+
+
+def _divide_mode(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    if a["rounding_mode"] is not None:
+        raise b.unsupported(f"the onnx target has no division that rounds ({a['rounding_mode']})")
+    return b.op("Div", b.cast(a["self"], _dtype(node)), b.cast(a["other"], _dtype(node)))
+
+
+def _clamp(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    """Between bounds that are numbers or tensors."""
+    x = b.cast(a["self"], _dtype(node))
+    for kind, bound in (("Max", a.get("min")), ("Min", a.get("max"))):
+        if bound is not None:
+            x = b.op(kind, x, b.cast(bound, _dtype(node)))
+    return x
+
+
+def _where(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return b.op("Where", b.value(a["condition"]), b.cast(a["self"], _dtype(node)), b.cast(a["other"], _dtype(node)))
+
+
+def _masked_fill(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return b.op("Where", b.value(a["mask"]), b.cast(a["value"], _dtype(node)), b.cast(a["self"], _dtype(node)))
+
+
+def _compare(kind: str, inverted: bool = False) -> Handler:
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        first, second = a["self"], a["other"]
+        dtype = functools.reduce(torch.promote_types, [n.meta["val"].dtype for n in node.all_input_nodes])
+        if isinstance(second, float) and not dtype.is_floating_point:
+            dtype = torch.float32
+        if dtype == torch.bool and (kind != "Equal" or not isinstance(second, (bool, Node))):
+            dtype = torch.int64
+        result = b.op(kind, b.cast(first, dtype), b.cast(second, dtype))
+        return b.op("Not", result) if inverted else result
+
+    return emit
+
+
+def _logical(kind: str) -> Handler:
+    """Of conditions; ``bitwise_not`` and its kind of integers are something else."""
+
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        if any(_dtype(n) != torch.bool for n in node.all_input_nodes):
+            raise b.unsupported("the onnx target has it for conditions alone")
+        return b.op(kind, *(b.value(v) for k, v in a.items() if k in ("self", "other")))
+
+    return emit
+
+
+def _reduce(kind: str) -> Handler:
+    def emit(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+        source = next(iter(a.values()))
+        rank = source.meta["val"].dim()
+        dims = a.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims or list(range(rank))
+        if any(not s.is_Integer for s in (b.expressions(source)[d] for d in dims)):
+            raise b.unsupported("the onnx target doesn't reduce over tokens")
+        axes = b.integers(*sorted(d % rank - rank for d in dims))
+        return b.op(kind, b.cast(source, _dtype(node)), axes, keepdims=int(bool(a.get("keepdim", False))))
+
+    return emit
+
+
+_UNARY = {
+    **{name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "sin", "cos", "erf", "floor", "round")},
+    "reciprocal": "Reciprocal",
+}
+_COMPARISONS = {
+    "lt": ("Less", False),
+    "le": ("LessOrEqual", False),
+    "gt": ("Greater", False),
+    "ge": ("GreaterOrEqual", False),
+    "eq": ("Equal", False),
+    "ne": ("Equal", True),
+}
+
+ELEMENTWISE: Mapping[Any, Handler] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _scaled("Add")),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _scaled("Sub")),
+    aten.rsub.Scalar: _reverse_subtract,
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _plain("Mul", 2)),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _plain("Div", 2)),
+    aten.div.Tensor_mode: _divide_mode,
+    **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar), _plain("Pow", 2)),
+    aten.maximum.default: _plain("Max", 2),
+    aten.minimum.default: _plain("Min", 2),
+    aten.where.self: _where,
+    aten.masked_fill.Scalar: _masked_fill,
+    **{getattr(aten, name).default: _plain(kind, 1) for name, kind in _UNARY.items()},
+    **{getattr(aten, kind).default: _activation(kind) for kind in ("silu", "relu", "sigmoid", "tanh")},
+    aten.rsqrt.default: _chain("Sqrt", "Reciprocal"),
+    aten.gelu.default: _gelu,
+    aten.square.default: _square,
+    aten.expm1.default: _exp_less_one,
+    aten.log1p.default: _log_of_one_more,
+    aten.softplus.default: _softplus,
+    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor), _clamp),
+    **{getattr(aten, name).Scalar: _compare(*kind) for name, kind in _COMPARISONS.items()},
+    **{getattr(aten, name).Tensor: _compare(*kind) for name, kind in _COMPARISONS.items()},
+    **dict.fromkeys((aten.logical_not.default, aten.bitwise_not.default), _logical("Not")),
+    **dict.fromkeys((aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor), _logical("And")),
+    **dict.fromkeys((aten.logical_or.default, aten.bitwise_or.Tensor, aten.__or__.Tensor), _logical("Or")),
+}
+
+REDUCTIONS: Mapping[Any, Handler] = {
+    aten.mean.dim: _reduce("ReduceMean"),
+    aten.sum.dim_IntList: _reduce("ReduceSum"),
+    aten.amax.default: _reduce("ReduceMax"),
+}

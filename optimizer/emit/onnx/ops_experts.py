@@ -1,0 +1,120 @@
+"""Experts, every one of them for every token: standard operators have no product of groups of rows.
+
+In the program the tokens' choices are sorted by expert, [N*k, ..]. Here each token goes through all E experts, and what
+it didn't choose is weighted with zero: between ``ew.take_rows`` and ``ew.combine_experts`` a value is *spread*, [E, N,
+..] (the rows of the tokens themselves are [1, N, ..]). That computes E/k times as much, and reads no more weights than
+a batch that is large enough.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.match import bound_arguments
+
+from .graph import GraphBuilder, Handler, Value
+from .ops_dequantize import stored_weight
+from .ops_elementwise import ELEMENTWISE
+from .ops_ew import finish
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_F32 = torch.float32
+_SAME = frozenset({*ELEMENTWISE, ew.gated_activation.default, operator.getitem, aten.alias.default, aten.clone.default})
+_ALONG_LAST = frozenset({aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+"""What is the same to a spread value if it works along the last dimension, which these count from the end."""
+
+
+def check_spread(b: GraphBuilder, node: Node, arguments: Mapping[str, Any]) -> None:
+    """Marks a call of spread values as one. Raises UnsupportedModelError if it isn't known to be the same to them."""
+    values = [n for n in node.all_input_nodes if n in b.spread]
+    if not values or node.target in _TAKES_SPREAD:
+        return
+    others = [n for n in node.all_input_nodes if n not in b.spread and isinstance(n.meta.get("val"), torch.Tensor)]
+    beside = all(n.op == "get_attr" and n.meta["val"].dim() <= 1 for n in others)
+    last = node.target in _ALONG_LAST and arguments.get("dim", 0) in (-1, 1) and values[0].meta["val"].dim() == 2
+    if not beside or not (last or node.target in _SAME):
+        raise b.unsupported("the onnx target doesn't know it between the products of experts")
+    b.spread.add(node)
+
+
+def _routed(node: object, index: int) -> Node | None:
+    """The call of ``ew.route_experts`` whose result of that index a node is."""
+    if not isinstance(node, Node) or node.target is not operator.getitem or node.args[1] != index:
+        return None
+    source = node.args[0]
+    return source if isinstance(source, Node) and source.target is ew.route_experts.default else None
+
+
+def _route_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Nothing is sorted here; who reads the results looks at the call's arguments."""
+    return ("", "", "")
+
+
+def _take_rows(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    if _routed(a["rows"], 1) is None:
+        return b.op("Gather", b.value(a["x"]), b.value(a["rows"]), axis=0)
+    b.spread.add(node)
+    return b.op("Unsqueeze", b.cast(a["x"], _F32), b.integers(0))  # [1, N, H]
+
+
+def grouped_product(
+    b: GraphBuilder, node: Node, x: Any, weight: str, a: Mapping[str, Any], offset: str | None = None
+) -> str:
+    """Spread x [.., N, K] times the weights [E, K, N'] of all experts, and what comes behind -> [E, N, N'].
+
+    ``offset``, of the result's shape, is added to the product.
+    """
+    if x not in b.spread:
+        raise b.unsupported("its rows are not those of tokens' choices")
+    b.spread.add(node)
+    y = b.op("MatMul", b.cast(x, _F32), weight)
+    if offset is not None:
+        y = b.op("Add", y, offset)
+    if a["bias"] is not None:
+        y = b.op("Add", y, b.op("Unsqueeze", b.cast(a["bias"], _F32), b.integers(1)))
+    return finish(b, y, {**a, "bias": None})
+
+
+def _grouped_linear(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return grouped_product(b, node, a["x"], stored_weight(b, a["weight"], "columns"), a)
+
+
+def _combine_experts(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    """[E, N, H] times each token's weight of each expert, summed: a token that chose an expert twice has both."""
+    routed = _routed(a["order"], 0)
+    if routed is None or a["y"] not in b.spread:
+        raise b.unsupported("its rows are not those of tokens' choices")
+    routing = bound_arguments(routed)
+    chosen = b.op(
+        "OneHot",
+        b.value(routing["expert_ids"]),
+        b.constant(np.asarray(routing["experts"], np.int64)),
+        b.constant(np.asarray([0, 1], np.float32)),
+        axis=-1,
+    )  # [N, k, E]
+    weights = b.op("Mul", chosen, b.op("Unsqueeze", b.cast(a["expert_weights"], _F32), b.integers(-1)))
+    by_expert = b.op("Transpose", b.op("ReduceSum", weights, b.integers(1), keepdims=0), perm=[1, 0])  # [E, N]
+    weighted = b.op("Mul", b.value(a["y"]), b.op("Unsqueeze", by_expert, b.integers(-1)))
+    return b.op("ReduceSum", weighted, b.integers(0), keepdims=0)
+
+
+PRODUCTS = (ew.grouped_linear.default,)
+
+_TAKES_SPREAD = frozenset(
+    {ew.grouped_linear.default, ew.quantized_grouped_linear.default, ew.combine_experts.default}
+    | {ew.quantize_activation.default}
+)
+
+HANDLERS: Mapping[Any, Handler] = {
+    ew.route_experts.default: _route_experts,
+    ew.take_rows.default: _take_rows,
+    ew.grouped_linear.default: _grouped_linear,
+    ew.combine_experts.default: _combine_experts,
+}

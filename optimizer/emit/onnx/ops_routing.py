@@ -1,0 +1,56 @@
+"""What routers are made of: softmax, the greatest few, gather and scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from .graph import GraphBuilder, Handler, Value
+
+aten = torch.ops.aten
+
+
+def _softmax(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    rank = node.meta["val"].dim()
+    if not b.expressions(node)[a["dim"]].is_Integer:
+        raise b.unsupported("the onnx target has no softmax over tokens")
+    return b.op("Softmax", b.cast(a["self"], torch.float32), axis=a["dim"] % rank - rank)
+
+
+def _top_k(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+    """Greatest first; of equal values the lower index comes first."""
+    source = a["self"]
+    axis = a["dim"] % source.meta["val"].dim()
+    given = (b.value(source), b.integers(a["k"]))
+    return b.ops("TopK", given, 2, axis=axis, largest=int(a["largest"]), sorted=1)
+
+
+def _max(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+    """The greatest, and the first place where it is."""
+    source = a["self"]
+    axis = a["dim"] % source.meta["val"].dim()
+    found = b.ops("TopK", (b.value(source), b.integers(1)), 2, axis=axis)
+    return found if a["keepdim"] else tuple(b.op("Squeeze", name, b.integers(axis)) for name in found)
+
+
+def _gather(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    return b.op("GatherElements", b.value(a["self"]), b.value(a["index"]), axis=a["dim"])
+
+
+def _scatter(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:
+    index = b.value(a["index"])
+    updates = b.op("Expand", b.number(a["value"], node.meta["val"].dtype), b.op("Shape", index))
+    return b.op("ScatterElements", b.value(a["self"]), index, updates, axis=a["dim"])
+
+
+HANDLERS: Mapping[Any, Handler] = {
+    aten.softmax.int: _softmax,
+    aten._softmax.default: _softmax,
+    aten.topk.default: _top_k,
+    aten.max.dim: _max,
+    aten.gather.default: _gather,
+    aten.scatter.value: _scatter,
+}

@@ -1,0 +1,50 @@
+"""Attention of a network as TensorRT's plugins (``plugins/tensorrt``), which must be registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import tensorrt as trt
+import tensorrt.plugin as trtp
+
+from .network_builder import NetworkBuilder
+
+
+@dataclass(frozen=True)
+class PluginAttention:
+    """What ``build_network`` takes as its attention.
+
+    ``prefill`` attends in one launch. Steps of ``decode``, which have one token a request, split contexts into parts of
+    ``split_keys`` keys and combine these.
+    """
+
+    phase: Literal["decode", "prefill"]
+    split_keys: int
+
+    def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, trt.ITensor]:
+        """The caches with the step's keys and values in them: the same memory."""
+        plugin = trtp.op.ew.kv_write(*(b.input(i) for i in range(5)))
+        layer = b.add(b.network.add_plugin(plugin, aot=True))
+        return layer.get_output(0), layer.get_output(1)
+
+    def attend(self, b: NetworkBuilder) -> trt.ITensor:
+        """[T, Nq, Dv], in the type of the queries."""
+        q = b.input(0)
+        unused = b.constant(np.zeros(q.shape[1], np.float32))  # who has no sinks passes something of their shape
+        sinks, slopes = (b.input(i) if b.operand(i) else unused for i in (6, 7))
+        given = (*(b.input(i) for i in range(6)), sinks, slopes)
+        fixed = {
+            "scale": b.number("scale"),
+            "window": b.attribute("window"),
+            "softcap": b.number("softcap"),
+            "has_sinks": bool(b.operand(6)),
+            "has_slopes": bool(b.operand(7)),
+        }
+        if self.phase == "prefill":
+            return b.out(b.network.add_plugin(trtp.op.ew.paged_attention(*given, **fixed), aot=True))
+        split = trtp.op.ew.paged_attention_parts(*given, **fixed, split_keys=self.split_keys)
+        parts = b.add(b.network.add_plugin(split, aot=True))
+        combine = trtp.op.ew.combine_splits(parts.get_output(0), parts.get_output(1), dtype=b.description.dtype)
+        return b.out(b.network.add_plugin(combine, aot=True))

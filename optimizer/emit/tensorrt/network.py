@@ -1,0 +1,123 @@
+"""network.json: the network that a target's engines are built of, torch-free and without weights.
+
+Calls are operators of ONNX opset 24 by their names, with the meaning that they have there, and two of our own:
+
+    ew.kv_write          k [T,Nkv,D], v [T,Nkv,Dv], slots [T], k_cache, v_cache -> the caches, in place
+    ew.paged_attention   q [T,Nq,D], k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes -> [T,Nq,Dv]
+
+Operands of an operator have one type, as TensorRT's strongly typed networks want it: what is to be cast is cast by a
+call. Norms compute in 32 bits, whatever they get.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
+
+FORMAT_VERSION = 1
+OPSET = 24
+"""Of the operators' meanings."""
+
+KV_WRITE, PAGED_ATTENTION = "ew.kv_write", "ew.paged_attention"
+
+FloatDtype = Literal["f32", "f16", "bf16"]
+Dtype = Literal["f32", "f16", "bf16", "i64", "i32", "i8", "i4", "fp8", "bool"]
+Attribute = int | float | str | tuple[int, ...]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NetworkInput(_Model):
+    """A step input: sizes are fixed, or named by the letters of a profile; "B + 1" is one more than B."""
+
+    dtype: Dtype
+    shape: tuple[int | Literal["T", "B", "B + 1", "R", "M", "P"], ...]
+
+
+class Constant(_Model):
+    """A small constant: its elements in order."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    values: tuple[int | float, ...]
+
+
+class Weight(_Model):
+    """A tensor of the bundle's weights. ``tensor`` is its name in weights/index.json, where its layout is."""
+
+    tensor: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+
+class Call(_Model):
+    """An operator. An input that is left out is "". ``name`` is its own, and begins with the module that it is of."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = Field(min_length=1)
+    attributes: dict[str, Attribute] = Field(default_factory=dict)
+
+
+class Network(_Model):
+    """A whole network. ``dtype`` is that of activations and caches; ``outputs`` are values by their names."""
+
+    format_version: int = FORMAT_VERSION
+    opset: int = OPSET
+    dtype: FloatDtype
+    inputs: dict[str, NetworkInput]
+    outputs: tuple[str, ...]
+    constants: dict[str, Constant]
+    weights: dict[str, Weight]
+    calls: tuple[Call, ...]
+
+    def to_json(self) -> str:
+        """Stable text: the same network gives the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, source: str) -> Network:
+        """Raises BundleError naming ``source`` and what is wrong: the field, or the value that nothing gives."""
+        again = "Export the bundle again."
+        try:
+            data = parse_json(text)
+        except ValueError as e:
+            raise BundleError(f"{source}: not JSON: {e}", hint=again) from e
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise BundleError(f"{source}: format_version is missing or wrong", hint=again)
+        if version > FORMAT_VERSION:
+            raise BundleError(
+                f"{source}: network format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
+                hint="Install a newer enginewright.",
+            )
+        try:
+            network = cls.model_validate(data)
+        except ValidationError as e:
+            first = e.errors()[0]
+            where = ".".join(str(p) for p in first["loc"])
+            raise BundleError(f"{source}: {where}: {first['msg']}", hint=again) from e
+        if problem := network._problem():
+            raise BundleError(f"{source}: {problem}", hint=again)
+        return network
+
+    def _problem(self) -> str | None:
+        """Each value comes before it is read, and once."""
+        given = {"", *self.inputs, *self.constants, *self.weights}
+        for i, call in enumerate(self.calls):
+            if unknown := [name for name in call.inputs if name not in given]:
+                return f"calls.{i}: {call.op} reads {unknown[0]!r}, which nothing before it gives"
+            if again := [name for name in call.outputs if name in given]:
+                return f"calls.{i}: {call.op} gives {again[0]!r}, which is there before"
+            given.update(call.outputs)
+        if unknown := [name for name in self.outputs if name not in given]:
+            return f"outputs: nothing gives {unknown[0]!r}"
+        return None

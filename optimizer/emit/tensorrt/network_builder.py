@@ -1,0 +1,197 @@
+"""What layers are added with: tensors by their names in the description, constants, weights, and names of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import tensorrt as trt
+
+from enginewright.plugins.errors import TargetError
+
+from .network import Call, Constant, Dtype, Network
+
+WeightBytes = Callable[[str], npt.NDArray[np.generic]]
+"""Gives a weight of the bundle as it is stored; the memory must stay where it is until the engine is built."""
+
+TYPES: Mapping[Dtype, trt.DataType] = {
+    "f32": trt.DataType.FLOAT,
+    "f16": trt.DataType.HALF,
+    "bf16": trt.DataType.BF16,
+    "i64": trt.DataType.INT64,
+    "i32": trt.DataType.INT32,
+    "i8": trt.DataType.INT8,
+    "i4": trt.DataType.INT4,
+    "fp8": trt.DataType.FP8,
+    "bool": trt.DataType.BOOL,
+}
+_NUMPY: Mapping[Dtype, npt.DTypeLike] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "i64": np.int64,
+    "i32": np.int32,
+    "bool": np.bool_,
+}
+
+Layer = TypeVar("Layer", bound=trt.ILayer)
+
+
+class NetworkBuilder:
+    """Adds layers to ``network`` for the calls of ``description``.
+
+    Attributes:
+        call: the one that layers are added for: they are named after it.
+        tensors: values of the description by their names there.
+    """
+
+    def __init__(self, network: trt.INetworkDefinition, description: Network, weights: WeightBytes) -> None:
+        self.network = network
+        self.description = description
+        self.call: Call | None = None
+        self.tensors: dict[str, trt.ITensor] = {}
+        self._weights = weights
+        self._kept: list[npt.NDArray[np.generic]] = []  # TensorRT reads weights where they lie, when it builds
+        self._constants: dict[tuple[object, ...], trt.ITensor] = {}
+        self._layers = 0
+
+    # ---- what calls read
+
+    def input(self, index: int) -> trt.ITensor:
+        """An operand of the call."""
+        return self.tensor(self.operand(index))
+
+    def operand(self, index: int) -> str:
+        """An operand's name; "" for one that is left out."""
+        assert self.call is not None
+        return self.call.inputs[index] if index < len(self.call.inputs) else ""
+
+    def tensor(self, name: str) -> trt.ITensor:
+        """A value by its name; constants and weights are added when they are first read."""
+        if name not in self.tensors:
+            if name in self.description.constants:
+                self.tensors[name] = self._constant_of(self.description.constants[name])
+            else:
+                self.tensors[name] = self._weight_of(name)
+        return self.tensors[name]
+
+    def integers(self, index: int) -> tuple[int, ...] | None:
+        """An operand's elements if it is a constant of integers, else None."""
+        constant = self.description.constants.get(self.operand(index))
+        return None if constant is None else tuple(int(v) for v in constant.values)
+
+    def attribute(self, name: str, default: int = 0) -> int:
+        """One of the call's that is an integer."""
+        assert self.call is not None
+        value = self.call.attributes.get(name, default)
+        assert isinstance(value, int)
+        return value
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """One of the call's that is a float."""
+        assert self.call is not None
+        value = self.call.attributes.get(name, default)
+        assert isinstance(value, (int, float))
+        return float(value)
+
+    def text(self, name: str) -> str:
+        """One of the call's that is a text; "" if it is left out."""
+        assert self.call is not None
+        return str(self.call.attributes.get(name, ""))
+
+    # ---- what layers are made with
+
+    def add(self, layer: Layer | None) -> Layer:
+        """Names a layer that was added; raises TargetError if TensorRT refused it."""
+        if layer is None:
+            raise self.refused("TensorRT doesn't take it")
+        self._layers += 1
+        where = self.call.name if self.call is not None else "network"
+        layer.name = f"{where}#{self._layers}"
+        return layer
+
+    def out(self, layer: trt.ILayer | None) -> trt.ITensor:
+        """The only result of a layer that was added."""
+        return self.add(layer).get_output(0)
+
+    def refused(self, reason: str) -> TargetError:
+        """The error for the call: "MatMul at model.layers.0.mlp/MatMul_7: <reason>"."""
+        what = "the network" if self.call is None else f"{self.call.op} at {self.call.name}"
+        return TargetError(f"{what}: {reason}", hint="See TensorRT's own messages above this one.")
+
+    def constant(self, values: npt.NDArray[np.generic]) -> trt.ITensor:
+        """A constant, which equal ones share."""
+        array = np.ascontiguousarray(values)  # which has a dimension, also if the constant has none
+        key = (array.dtype.str, values.shape, array.tobytes())
+        if key not in self._constants:
+            dtype = next(name for name, of in _NUMPY.items() if np.dtype(of) == array.dtype)
+            self._constants[key] = self._add_constant(array, dtype, values.shape)
+        return self._constants[key]
+
+    def shape_constant(self, values: Sequence[int]) -> trt.ITensor:
+        """i64 [n]."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def _constant_of(self, constant: Constant) -> trt.ITensor:
+        return self.constant(np.asarray(constant.values, _NUMPY[constant.dtype]).reshape(constant.shape))
+
+    def _weight_of(self, name: str) -> trt.ITensor:
+        weight = self.description.weights[name]
+        return self._add_constant(self._weights(weight.tensor), weight.dtype, weight.shape)
+
+    def _add_constant(self, array: npt.NDArray[np.generic], dtype: Dtype, shape: Sequence[int]) -> trt.ITensor:
+        self._kept.append(array)
+        count = int(np.prod(shape, dtype=np.int64))
+        weights = trt.Weights(TYPES[dtype], array.ctypes.data, count)
+        return self.out(self.network.add_constant(trt.Dims(list(shape)), weights))
+
+    # ---- what several kinds of calls need
+
+    def cast(self, x: trt.ITensor, dtype: trt.DataType) -> trt.ITensor:
+        """The same in another type."""
+        return x if x.dtype == dtype else self.out(self.network.add_cast(x, dtype))
+
+    def shape(self, x: trt.ITensor) -> trt.ITensor:
+        """i64 [rank]."""
+        return self.out(self.network.add_shape(x))
+
+    def reshape(self, x: trt.ITensor, sizes: Sequence[int]) -> trt.ITensor:
+        """As ONNX has it: 0 is what the input has there, -1 is what is left over."""
+        layer = self.add(self.network.add_shuffle(x))
+        layer.reshape_dims = trt.Dims(list(sizes))
+        return layer.get_output(0)
+
+    def of_rank(self, x: trt.ITensor, rank: int) -> trt.ITensor:
+        """With sizes of 1 in front until it has so many dimensions."""
+        missing = rank - len(x.shape)
+        if missing <= 0:
+            return x
+        axes = self.shape_constant(list(range(missing)))
+        return self.out(self.network.add_unsqueeze(x, axes))
+
+    def same_rank(self, *tensors: trt.ITensor) -> list[trt.ITensor]:
+        """Of as many dimensions as the one with most, as broadcasting has it."""
+        rank = max(len(x.shape) for x in tensors)
+        return [self.of_rank(x, rank) for x in tensors]
+
+    def binary(self, x: trt.ITensor, y: trt.ITensor, kind: trt.ElementWiseOperation) -> trt.ITensor:
+        """Element by element."""
+        x, y = self.same_rank(x, y)
+        return self.out(self.network.add_elementwise(x, y, kind))
+
+    def unary(self, x: trt.ITensor, kind: trt.UnaryOperation) -> trt.ITensor:
+        """Element by element."""
+        return self.out(self.network.add_unary(x, kind))
+
+    def like(self, value: float, x: trt.ITensor) -> trt.ITensor:
+        """A number in the type of ``x``, without dimensions."""
+        dtype = next(name for name, of in TYPES.items() if of == x.dtype)
+        return self.constant(np.asarray(value, _NUMPY[dtype]))
+
+
+def sizes_of(x: trt.ITensor) -> tuple[int, ...]:
+    """A tensor's shape; -1 for what a profile says."""
+    return tuple(x.shape[i] for i in range(len(x.shape)))

@@ -1,0 +1,68 @@
+"""Torch-TensorRT on an exported step.
+
+Nobody has run this with Torch-TensorRT, which needs PyTorch with CUDA and a GPU. It was written against version 2.14,
+whose signatures are in typings/torch_tensorrt; a test runs it with something in memory in the place of the library.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch_tensorrt
+from torch.export.passes import move_to_device_pass
+
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.errors import VerificationError
+
+from .exported_step import LEAST, MOST, ExportedStep, exported_step, step_example
+
+DEVICE = "cuda"
+
+_USUAL = 64
+"""Of each size: what engines are chosen for."""
+
+_LENGTHS = (3, 7, 11)
+"""Tokens of the requests that are compared."""
+
+_RELATIVE = 1e-3
+"""Of the largest logit. Engines sum 32-bit floats in an order of their own, TF32 being off."""
+
+
+def compile_step(program: Program, path: Path) -> None:
+    """Compiles a program, compares it with the program on some tokens, and writes it as an ExportedProgram.
+
+    Raises VerificationError if they differ.
+    """
+    step = exported_step(program)
+    inputs = [
+        torch_tensorrt.Input(min_shape=least, opt_shape=usual, max_shape=most, dtype=given.dtype)
+        for given, least, usual, most in zip(
+            step.example, step.shapes(LEAST), step.shapes(_USUAL), step.shapes(MOST), strict=True
+        )
+    ]
+    compiled = torch_tensorrt.dynamo.compile(
+        move_to_device_pass(step.exported, DEVICE),
+        arg_inputs=inputs,
+        device=torch.device(DEVICE),
+        disable_tf32=True,
+        torch_executed_ops=set(step.kept()),
+    )
+    _compare(compiled, program, step)
+    torch_tensorrt.save(
+        compiled, str(path), output_format="exported_program", arg_inputs=[g.to(DEVICE) for g in step.example]
+    )
+
+
+def _compare(compiled: torch.nn.Module, program: Program, step: ExportedStep) -> None:
+    given = step_example(program, _LENGTHS)
+    expected = program.evaluate(dict(zip(step.inputs, given, strict=True)))[0]
+    with torch.no_grad():
+        logits = compiled(*(g.to(DEVICE) for g in given))[0].cpu()
+    largest, off = float(expected.abs().max()), float((logits - expected).abs().max())
+    if not off <= _RELATIVE * largest:
+        raise VerificationError(
+            f"target torch-tensorrt: what torch_tensorrt {torch_tensorrt.__version__} compiled gives other logits than "
+            f"the program: off by {off:.3g}, and they reach {largest:.3g}",
+            hint="Leave the target out, and please report it.",
+        )

@@ -1,0 +1,143 @@
+"""A program as torch's ExportedProgram: the form that Torch-TensorRT compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.node import Node, map_arg
+
+from enginewright.passes.ir.program import SYMBOLS, Program
+from enginewright.passes.step_inputs import packed_inputs
+from enginewright.plugins.ops import NAMESPACE, REFERENCES
+
+ew = torch.ops.ew
+
+_WRITES = (ew.kv_write.default, ew.quantized_kv_write.default)
+
+KEPT = (
+    "combine_experts",
+    "grouped_linear",
+    "kv_write",
+    "paged_attention",
+    "quantized_grouped_linear",
+    "quantized_kv_write",
+    "quantized_paged_attention",
+    "route_experts",
+)
+"""Ops that PyTorch runs, by their references, which look at numbers that a graph doesn't have, or write in place."""
+
+LEAST, MOST = 2, 4096
+"""Of each of the program's sizes. torch takes a size of 1 for a constant, and TensorRT wants a bound."""
+
+_EXAMPLE = (5, 40)
+"""Tokens of the requests that the program is traced with: two sizes that nothing else has."""
+
+
+@dataclass(frozen=True)
+class ExportedStep:
+    """A step of the program: takes ``inputs``, in order; gives the logits and the caches it wrote, by ``results``.
+
+    ``sizes``: of each input, those of its dimensions that vary, by their names.
+    """
+
+    exported: ExportedProgram
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    sizes: tuple[dict[int, sympy.Expr], ...]
+    example: tuple[torch.Tensor, ...]
+
+    def kept(self) -> tuple[Any, ...]:
+        """The ops of ours that are left in the graph."""
+        nodes = self.exported.graph.nodes
+        found = {node.target for node in nodes if getattr(node.target, "namespace", None) == NAMESPACE}
+        return tuple(sorted(found, key=str))
+
+    def shapes(self, size: int) -> list[tuple[int, ...]]:
+        """Each input's shape where all that varies has one size."""
+        return [
+            tuple(_at(varying[i], size) if i in varying else n for i, n in enumerate(given.shape))
+            for given, varying in zip(self.example, self.sizes, strict=True)
+        ]
+
+
+def exported_step(program: Program) -> ExportedStep:
+    """Exports a program with sizes left open, and our ops, but ``KEPT``, made of ATen's by their references.
+
+    All weights are evaluated, and in memory as the program has them.
+    """
+    module = _Step(program)
+    example = step_example(program, _EXAMPLE)
+    named = {name: Dim(name, min=LEAST, max=MOST) for name in SYMBOLS}
+    sizes = tuple(_varying(program, node) for node in program.inputs.values())
+    dynamic = tuple({i: _dim(expr, named) for i, expr in varying.items()} for varying in sizes)
+    with torch.no_grad():
+        exported = torch.export.export(module, example, dynamic_shapes={"inputs": dynamic}, strict=False)
+        table = {getattr(ew, name).default: function for name, function in REFERENCES.items() if name not in KEPT}
+        exported = exported.run_decompositions(table)
+    return ExportedStep(exported, module.inputs, ("logits", *module.written), sizes, example)
+
+
+def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Inputs for a step of new requests of so many tokens, always the same ones, with caches of their own."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = int(program.shape(program.logits)[-1])
+    ids = [torch.randint(vocabulary, (n,), generator=generator) for n in lengths]
+    given = packed_inputs(program, ids)
+    return tuple(given[name].clone(memory_format=torch.contiguous_format) for name in program.inputs)
+
+
+class _Step(nn.Module):
+    """Runs a program's graph. ``written``: the caches that it gives back, in the order of the inputs."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.inputs = tuple(program.inputs)
+        written = {str(a.target) for node in program.nodes_of(*_WRITES) for a in _caches(node)}
+        self.written = tuple(name for name in self.inputs if name in written)
+        self._logits = program.logits
+        self._nodes = [node for node in program.graph.nodes if node.op != "output"]
+        self._buffer = {name: f"weight_{i}" for i, name in enumerate(program.weights)}
+        for name, buffer in self._buffer.items():
+            self.register_buffer(buffer, program.weights[name].evaluate())
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(self.inputs, inputs, strict=True))
+        values: dict[Node, Any] = {}
+        for node in self._nodes:
+            if node.op == "placeholder":
+                values[node] = given[str(node.target)]
+            elif node.op == "get_attr":
+                values[node] = getattr(self, self._buffer[str(node.target)])
+            else:
+                assert callable(node.target)
+                args, kwargs = (map_arg(part, values.__getitem__) for part in (node.args, node.kwargs))
+                values[node] = node.target(*args, **kwargs)
+                if node.target in _WRITES:
+                    given |= zip((str(a.target) for a in _caches(node)), values[node], strict=True)
+        return (values[self._logits], *(given[name] for name in self.written))
+
+
+def _caches(write: Node) -> list[Node]:
+    """The caches that a write takes, of which it gives new ones: its first arguments."""
+    return [a for a in write.args[: len(write.meta["val"])] if isinstance(a, Node)]
+
+
+def _varying(program: Program, node: Node) -> dict[int, sympy.Expr]:
+    return {i: size for i, size in enumerate(program.shape(node)) if size.free_symbols}
+
+
+def _at(expr: sympy.Expr, size: int) -> int:
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, size)))
+
+
+def _dim(size: sympy.Expr, named: dict[str, Any]) -> Any:
+    """T, or B + 1, as torch.export has it."""
+    (symbol,) = size.free_symbols
+    more = int(size - symbol)
+    return named[str(symbol)] + more if more else named[str(symbol)]

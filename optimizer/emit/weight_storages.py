@@ -1,0 +1,58 @@
+"""Which targets, and which GPUs, have the weights that a recipe may ask for: checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from enginewright.plugins.contracts import Storage
+from enginewright.plugins.errors import TargetError
+
+from ..recipes.engine_section import EnginesSection
+from ..recipes.recipe import Recipe
+from .gpus import check_formats
+from .tensorrt.gpus import KERNELS_FOR, check_kernels
+from .tensorrt_rtx.gpus import DEFAULT, check_suited
+
+LACKING: dict[str, tuple[Storage, ...]] = {"cpu": ("fp8",)}
+"""What weights can be stored as, and this target has no kernels for."""
+
+_ENGINES: dict[str, tuple[str, ...]] = {"tensorrt-rtx": DEFAULT, "tensorrt": KERNELS_FOR}
+"""Targets that build for GPUs, and those that they build for where nobody says it."""
+
+
+def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target, or GPU, that lacks a format of the recipe, and the format's key.
+
+    GPUs that engines can't be built for at all are refused here, too.
+    """
+    asked = dict(_asked(recipe))
+    for target in targets:
+        for storage in LACKING.get(target, ()):
+            if storage in asked:
+                others = [name for name in targets if storage not in LACKING.get(name, ())] or ["onnx"]
+                alone = " ".join(f"--target {name}" for name in others)
+                raise TargetError(
+                    f"target {target}: it has no kernels for {storage} weights, which recipe {recipe.name} asks for "
+                    f"({asked[storage]})",
+                    hint=f"Take --recipe int8 for it, or {alone} without it for {storage}.",
+                )
+        if target in _ENGINES:
+            engines = recipe.engines or EnginesSection()
+            gpus = engines.gpus or _ENGINES[target]
+            if target == "tensorrt-rtx":
+                check_suited(gpus)
+            else:
+                check_kernels(gpus)
+            check_formats(gpus, (engines.dtype, *(storage for storage in ("int4", "fp8") if storage in asked)))
+
+
+def _asked(recipe: Recipe) -> Iterable[tuple[Storage, str]]:
+    """Every storage of weights that the recipe names, with its key; of several keys the plainest comes last."""
+    weights = recipe.weights
+    for i, candidate in enumerate(recipe.auto.candidates if recipe.auto is not None else ()):
+        yield candidate.storage, f"auto.candidates.{i}"
+    for i, override in enumerate(weights.overrides):
+        yield override.format.storage, f"weights.overrides.{i}.format"
+    if weights.embeddings is not None:
+        yield weights.embeddings.storage, "weights.embeddings"
+    yield weights.default.storage, "weights.default"

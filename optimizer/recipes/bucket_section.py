@@ -1,0 +1,70 @@
+"""[buckets] of a recipe: the fixed sizes that a bundle's steps come in, or what they are chosen by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from .sections import Section
+
+Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
+
+SOURCES = ("histogram", "trace", "default")
+"""What sizes may be chosen by."""
+
+_FILES = ("histogram", "trace", "batches")
+
+
+class BucketsSection(Section):
+    """Sizes of steps, listed, or chosen so that the least is padding.
+
+    ``tokens``: of prompts. ``batch``: requests of decode steps; none: those run in the buckets of prompts.
+    ``histogram``, ``trace``, ``default``: one of them instead, with ``most`` buckets of both kinds together;
+    ``batches``, ``max_batch``, ``multiple`` and ``chunk`` as ``optimize buckets`` has them. ``max_batch`` also says how
+    many requests a step may have where there is no ``batch``. Files are relative to the recipe's.
+    """
+
+    tokens: tuple[Size, ...] = ()
+    batch: tuple[Size, ...] = ()
+    histogram: str | None = Field(default=None, min_length=1)
+    trace: str | None = Field(default=None, min_length=1)
+    default: str | None = Field(default=None, min_length=1)
+    batches: str | None = Field(default=None, min_length=1)
+    most: int | None = Field(default=None, ge=1, le=256, strict=True)
+    multiple: Size = 8
+    max_batch: Size = 64
+    chunk: Size | None = None
+
+    @field_validator("tokens", "batch")
+    @classmethod
+    def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a size is listed twice")
+        return tuple(sorted(value))
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"[buckets] has {' and '.join(given)}: one of them says what lengths there are")
+        if given and (self.tokens or self.batch):
+            raise ValueError(f"[buckets] has sizes and {given[0]}: either lists them or has them chosen")
+        if given and self.most is None:
+            raise ValueError(f"[buckets] has {given[0]}, and needs most: how many buckets there may be")
+        if not given and not self.tokens:
+            raise ValueError(f"[buckets] needs tokens, a list of sizes, or one of {', '.join(SOURCES)} with most")
+        if not given and (self.most is not None or self.batches is not None or self.chunk is not None):
+            raise ValueError("[buckets] lists its sizes: most, batches and chunk are for sizes that are chosen")
+        if self.batch and self.tokens and self.batch[-1] > self.tokens[-1]:
+            raise ValueError(
+                f"the largest batch, {self.batch[-1]}, is beyond the largest of tokens, {self.tokens[-1]}: "
+                "decodes share steps with prompts"
+            )
+        return self
+
+    def beside(self, folder: Path) -> Self:
+        """With its files in ``folder``, where they are not absolute."""
+        files = {name: getattr(self, name) for name in _FILES}
+        return self.model_copy(update={k: None if v is None else str(folder / v) for k, v in files.items()})

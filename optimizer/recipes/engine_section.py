@@ -1,0 +1,47 @@
+"""[engines] of a recipe: what engines for NVIDIA's GPUs are built for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from enginewright.optimizer.emit.gpus import parse_capabilities
+from enginewright.plugins.errors import TargetError
+
+from .sections import Section
+
+Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
+
+
+class EnginesSection(Section):
+    """What the targets that build engines do; others leave it alone.
+
+    Attributes:
+        gpus: compute capabilities; none: what a target has as its default.
+        form: of the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
+        dtype: of activations and caches, and of weights that have no other format.
+        offsets: of int4 with an offset for each group: "keep" computes with them, "requantize" makes other integers of
+            the weight, without offsets; "refuse" is an error.
+        context: most tokens of a request with its answer, which slots are made for; None: the model's context.
+        requests: most of a decode step; None: what buckets have, or 16.
+        prompts: most of a step of prompts; None: 4.
+        chunk: most tokens of a prompt in a step; None: what buckets have, or 512.
+    """
+
+    gpus: tuple[str, ...] = ()
+    form: Literal["whole", "segments"] = "whole"
+    dtype: Literal["f16", "bf16", "f32"] = "f16"
+    offsets: Literal["keep", "requantize", "refuse"] = "keep"
+    context: Size | None = None
+    requests: Size | None = None
+    prompts: Size | None = None
+    chunk: Size | None = None
+
+    @field_validator("gpus")
+    @classmethod
+    def _gpus_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return parse_capabilities(value)
+        except TargetError as e:
+            raise ValueError(f"{e.message}. {e.hint}") from e

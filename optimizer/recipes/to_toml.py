@@ -1,0 +1,42 @@
+"""A recipe as TOML, for one that was made by a program: ``load_recipe`` reads the same recipe from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .recipe import Recipe
+
+
+def to_toml(recipe: Recipe, comment: str = "") -> str:
+    """All that differs from the defaults, with ``comment`` before it."""
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    lines = [f"# {line}" for line in comment.splitlines()]
+    plain = {k: v for k, v in content.items() if not isinstance(v, Mapping)}
+    lines += _pairs(plain)
+    for name, section in content.items():
+        if isinstance(section, Mapping):
+            lines += _table(name, section)
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, section: Mapping[str, Any]) -> list[str]:
+    lists = {k: v for k, v in section.items() if isinstance(v, list) and v and isinstance(v[0], Mapping)}
+    lines = ["", f"[{name}]", *_pairs({k: v for k, v in section.items() if k not in lists})]
+    for key, entries in lists.items():
+        for entry in entries:
+            lines += ["", f"[[{name}.{key}]]", *_pairs(entry)]
+    return lines
+
+
+def _pairs(section: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in section.items()]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # numbers, true and false, and basic strings are written as in TOML

@@ -1,0 +1,148 @@
+"""Weights and ops of a Program with gradients: the expressions of weights, and attention of sequences in one step.
+
+The references of the ``ew`` ops are plain torch, and so have gradients, where the registered ops have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from enginewright.passes.ir.recovered import Recovered
+from enginewright.passes.ir.scaled import Scaled
+from enginewright.passes.ir.stacked_weights import Stack, SwapAxes
+from enginewright.passes.ir.two_of_four import TwoOfFour, best_two, scores_of
+from enginewright.passes.ir.weights import Apply, Cast, Concat, Slice, Transpose, WeightExpr, Zeros
+from enginewright.plugins.errors import PassError
+from enginewright.plugins.ops.attention import attention
+
+from .straight_through import straight_through
+
+Leaf = Callable[[Recovered], torch.Tensor]
+Kind = TypeVar("Kind", bound=WeightExpr)
+
+
+def recovered_in(expr: Any) -> Iterator[Recovered]:
+    """The weights under training that an expression is made of."""
+    yield from _in(expr, Recovered)
+
+
+def _in(expr: Any, kind: type[Kind]) -> Iterator[Kind]:
+    """The outermost expressions of that kind."""
+    if isinstance(expr, kind):
+        yield expr
+    elif isinstance(expr, tuple):
+        for one in expr:
+            yield from _in(one, kind)
+    elif isinstance(expr, WeightExpr):
+        for one in vars(expr).values():
+            yield from _in(one, kind)
+
+
+def set_unkept_to_zero(exprs: Iterable[WeightExpr], leaf: Leaf) -> None:
+    """Zeroes what sparse formats leave out, in the parameters that ``leaf`` gives.
+
+    A zero is never kept where there is anything else, by any score: so the same are left out for as long as the
+    parameters move, and again when they are exported. No gradient reaches what is left out.
+    """
+    for sparse in dict.fromkeys(one for expr in exprs for one in _in(expr, TwoOfFour)):
+        leaves = [leaf(one) for one in recovered_in(sparse)]
+        kept = torch.autograd.grad(weight_value(sparse, leaf).sum(), leaves)
+        for parameter, one in zip(leaves, kept, strict=True):
+            parameter.data.mul_(one != 0)
+
+
+def weight_value(expr: WeightExpr, leaf: Leaf) -> torch.Tensor:
+    """An expression's value, with gradients to what ``leaf`` gives for the weights under training.
+
+    Rounding to 16 bits passes gradients straight through, and leaves the value in float32.
+
+    Raises PassError for an expression that gradients have no way through.
+    """
+
+    def value(one: WeightExpr) -> torch.Tensor:
+        return weight_value(one, leaf)
+
+    def argument(one: object) -> object:
+        if isinstance(one, tuple):
+            return [argument(each) for each in one]
+        return value(one) if isinstance(one, WeightExpr) else one
+
+    match expr:
+        case Recovered():
+            return leaf(expr)
+        case Concat():
+            return torch.cat([value(b) for b in expr.bases], expr.dim)
+        case Stack():
+            return torch.stack([value(b) for b in expr.bases], expr.dim)
+        case Slice():
+            return value(expr.base).narrow(expr.dim, expr.start, expr.stop - expr.start)
+        case Transpose():
+            return value(expr.base).t()
+        case SwapAxes():
+            return value(expr.base).transpose(expr.first, expr.second)
+        case Scaled():
+            factors = expr.factors.values
+            return value(expr.base) / factors if expr.divide else value(expr.base) * factors
+        case Cast() if expr.to.is_floating_point:
+            exact = value(expr.base)
+            return exact if expr.to.itemsize >= exact.element_size() else rounded_to(exact, expr.to)
+        case Apply():
+            result: torch.Tensor = expr.op(*[argument(a) for a in expr.args], **dict(expr.kwargs))
+            return result
+        case Zeros():
+            return torch.zeros(expr.shape)
+        case TwoOfFour():
+            dense = value(expr.base)
+            importance = None if expr.importance is None else expr.importance.values[0]
+            return torch.where(best_two(scores_of(dense.detach(), importance)), dense, 0.0)
+    if any(recovered_in(expr)):
+        raise PassError(f"{expr.describe()}: training has no gradients for weights of this kind")
+    constant: torch.Tensor = expr.evaluate()
+    return constant
+
+
+def rounded_to(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``exact`` rounded to a narrower type of floats and back, with a straight-through gradient."""
+    return straight_through(exact, exact.detach().to(dtype).to(exact.dtype))
+
+
+def attention_of_sequences(given: Mapping[str, Any]) -> torch.Tensor:
+    """``ew.attention`` with the arguments of that name: one sequence after the other, or all at once if they are alike.
+
+    Where nothing but the causal mask matters it is torch's own kernel, else the op's reference.
+    """
+    q, k, v = given["q"], given["k"], given["v"]  # [T, Nq, D], [T, Nkv, D], [T, Nkv, Dv]
+    bounds = given["q_start"].tolist()
+    lengths = [stop - start for start, stop in pairwise(bounds)]
+    windowed = 0 < given["window"] < max(lengths, default=0)
+    if windowed or given["softcap"] or given["sinks"] is not None or given.get("slopes") is not None:
+        return torch.cat([_reference(given, start, stop) for start, stop in pairwise(bounds)])
+    if len(set(lengths)) == 1:
+        return _causal(q, k, v, len(lengths), given["scale"])
+    parts = [slice(start, stop) for start, stop in pairwise(bounds)]
+    return torch.cat([_causal(q[p], k[p], v[p], 1, given["scale"]) for p in parts])
+
+
+def _reference(given: Mapping[str, Any], start: int, stop: int) -> torch.Tensor:
+    own = {name: given[name][start:stop] for name in ("q", "k", "v")}
+    result: torch.Tensor = attention(**{**given, **own, "q_start": torch.tensor([0, stop - start])})
+    return result
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: int, scale: float) -> torch.Tensor:
+    """Attention of equally long sequences side by side: [B*S, Nq, D] -> [B*S, Nq, Dv]."""
+    shared = q.shape[1] // k.shape[1]
+
+    def by_head(x: torch.Tensor) -> torch.Tensor:
+        heads: torch.Tensor = x.unflatten(0, (sequences, -1)).transpose(1, 2)  # [B, N, S, D]
+        return heads
+
+    keys, values = (by_head(x).repeat_interleave(shared, dim=1) for x in (k, v))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out: torch.Tensor = attend(by_head(q), keys, values, is_causal=True, scale=scale)
+    tokens: torch.Tensor = out.transpose(1, 2).flatten(0, 1).contiguous()
+    return tokens

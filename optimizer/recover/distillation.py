@@ -1,0 +1,91 @@
+"""How far a program that is trained is from its source: the loss, and what is measured on held-out tokens.
+
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
+from enginewright.optimizer.verify.source_runner import SourceRunner
+from enginewright.passes.step_inputs import packed_inputs
+
+from .hidden_states import HiddenStates
+from .options import Measured
+from .trainable import TrainableProgram
+
+_TOKENS = 4096
+"""Held-out tokens that go through both models at a time."""
+
+
+class Teacher:
+    """The source as transformers runs it, in 32-bit floats.
+
+    Args:
+        source: a Hugging Face directory, a GGUF file or a transformers model.
+        context_length: of the export.
+        keep_bytes: as of ``SourceRunner``.
+    """
+
+    def __init__(self, source: Path | PreTrainedModel, context_length: int, keep_bytes: int) -> None:
+        self._runner = SourceRunner(source, context_length=context_length, keep_bytes=keep_bytes)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """What runs."""
+        return self._runner.model
+
+    def logits(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+        """After every token of the sequences, [S] each: [T, V], one sequence after the other, without gradients."""
+        ids = torch.zeros((len(sequences), max(len(s) for s in sequences)), dtype=torch.long)
+        for row, sequence in zip(ids, sequences, strict=True):
+            row[: len(sequence)] = sequence  # what comes behind it doesn't reach back: these are causal models
+        with torch.no_grad():
+            logits = self._runner.model(input_ids=ids, use_cache=False).logits.float()
+        return torch.cat([rows[: len(s)] for rows, s in zip(logits, sequences, strict=True)])
+
+
+def divergence(logits: torch.Tensor, expected: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Sum over rows of KL(expected || logits) in nats, both [T, V] divided by the temperature, times its square."""
+    model = torch.log_softmax(logits / temperature, -1)
+    source = torch.log_softmax(expected / temperature, -1)
+    return torch.nn.functional.kl_div(model, source, reduction="sum", log_target=True) * temperature**2
+
+
+def loss_of(
+    module: TrainableProgram,
+    teacher: Teacher,
+    sequences: Sequence[torch.Tensor],
+    temperature: float,
+    hidden: HiddenStates | None = None,
+    hidden_weight: float = 0.0,
+) -> torch.Tensor:
+    """Of some sequences, [S] each: the sum over their tokens, to be divided by the tokens of a whole step."""
+    inputs = packed_inputs(module.program, sequences)
+    if hidden is None:
+        return divergence(module(inputs), teacher.logits(sequences), temperature)
+    with hidden.of_source(sequences):
+        expected = teacher.logits(sequences)
+    total = divergence(module(inputs, hidden.observe), expected, temperature)
+    return total + hidden_weight * hidden.loss()
+
+
+def measure(module: TrainableProgram, teacher: Teacher, sequences: Sequence[torch.Tensor], step: int) -> Measured:
+    """What the program has come to on held-out sequences."""
+    found = Divergence(Likelihood(), Likelihood())
+    longest = max(len(s) for s in sequences)
+    size = max(1, _TOKENS // longest)
+    with torch.no_grad():
+        for start in range(0, len(sequences), size):
+            some = sequences[start : start + size]
+            lengths = [len(s) for s in some]
+            own = module(packed_inputs(module.program, some)).split(lengths)
+            source = teacher.logits(some).split(lengths)
+            for ids, rows, expected in zip(some, own, source, strict=True):
+                found.add(rows[:-1].numpy(), expected[:-1].numpy(), ids[1:].tolist())
+    return Measured(step, found.kl_mean, found.model.perplexity, found.reference.perplexity)

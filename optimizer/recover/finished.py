@@ -1,0 +1,178 @@
+"""A finished recovery on its way into an export: what it is of is checked, then its tensors take weights' places."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from enginewright.optimizer.calibration import Calibration
+from enginewright.optimizer.calibration.coverage import measure_coverage
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.recovered import Recovered, RecoveredWeights, trainable_weights
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.errors import RecipeError, RequestError, SourceError
+
+from .differentiable import recovered_in
+from .folder import WEIGHTS, Description, Fingerprint, RecoveryFolder, WeightEntry, digest_of
+
+_OF_NO_SHAPE = frozenset({"name", "description", "targets", "context_length", "budget", "calibration", "buckets"})
+"""Keys of a recipe that say nothing of what is trained."""
+_OF_FORMATS = frozenset({"weights", "passes", "auto"})
+"""Keys that do if weights were rounded while they were trained."""
+
+_SAMPLE = 1024
+"""Values of a tensor that a fingerprint looks at."""
+
+
+def fingerprint(captured: CapturedModel) -> Fingerprint:
+    """Of a model as captured: the same from a folder and from a model in memory. Reads every weight once."""
+    digest = hashlib.sha256()
+    weights = captured.program.weights
+    for name in trainable_weights(weights):
+        value = weights[name].evaluate().reshape(-1)
+        step = max(1, value.numel() // _SAMPLE)
+        digest.update(f"{name} {weights[name].shape}".encode())
+        digest.update(value[::step].float().contiguous().numpy().tobytes())
+    info = captured.model_info
+    return Fingerprint(architecture=info.architecture, parameters=info.parameters, digest=digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class FinishedRecovery:
+    """A folder that ``recover`` has finished, for an export."""
+
+    folder: RecoveryFolder
+    description: Description
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was trained for."""
+        return self.description.recipe
+
+    @staticmethod
+    def open(path: str | Path) -> FinishedRecovery:
+        """Raises SourceError if the folder is no recovery, isn't finished, or is damaged."""
+        folder = RecoveryFolder(path)
+        description = folder.description()
+        if description.report is None or not (folder.path / WEIGHTS).is_file():
+            raise SourceError(
+                f"{folder.path}: the recovery isn't finished",
+                hint="Go on with it: optimize recover with --resume.",
+            )
+        return FinishedRecovery(folder, description)
+
+    def recipe_for(self, wanted: Recipe | None) -> Recipe:
+        """The recipe to export with: ``wanted``, or that of the training.
+
+        A ``wanted`` that searches for formats and shapes searches for formats alone then: shapes that it gives no
+        number of are those that were trained.
+
+        Raises RecipeError naming the key if they shape the model differently, or if weights were trained as they are
+        rounded by the one, and the other rounds them otherwise.
+        """
+        asked, trained = self.description.asked, self.description.recipe
+        if wanted is None:
+            return trained
+        if wanted.auto is not None and wanted.shares:
+            sections = {"prune": wanted.prune, "attention": wanted.attention}
+            free = [name for name, given in sections.items() if given is None or given.max_kl is not None]
+            wanted = wanted.model_copy(update={name: getattr(trained, name) for name in free})
+        checked = set(Recipe.model_fields) - _OF_NO_SHAPE - (_OF_FORMATS if trained.weights.exact else set())
+        for key in sorted(checked):
+            if getattr(wanted, key) not in (getattr(asked, key), getattr(trained, key)):
+                raise RecipeError(
+                    f"recipe {wanted.name}: {key} is not what {self.folder.path} was trained for "
+                    f"(recipe {trained.name})",
+                    hint="Leave --recipe out to take the recipe of the training, or recover the model for this one.",
+                )
+        return wanted.model_copy(update={key: getattr(trained, key) for key in checked})
+
+    def check_source(self, captured: CapturedModel) -> None:
+        """Raises SourceError if it is not the model that was recovered."""
+        there, here = self.description.source, fingerprint(captured)
+        if there != here:
+            what = "the same architecture with other weights" if _alike(there, here) else "another one"
+            raise SourceError(
+                f"{self.folder.path} was trained from a {there.architecture} of {there.parameters:,} parameters, and "
+                f"this is {what}: a {here.architecture} of {here.parameters:,}",
+                hint="Pass the model that was recovered.",
+            )
+
+    def calibration(self, info: ModelInfo, file: str | Path | None) -> Calibration | None:
+        """The tokens that passes looked at when the model was recovered, so that they choose the same again; None if
+        they looked at none.
+
+        Raises RequestError if a ``file`` is given to look at instead.
+        """
+        sequences = self.folder.tokens(self.description.origin)[1]
+        if not sequences:
+            return None
+        if file is not None:
+            raise RequestError(
+                f"calibration: {self.folder.path} has the tokens that its weights' shapes were chosen by",
+                hint="Leave --calibration out.",
+            )
+        return Calibration(
+            sequences, f"as recovered in {self.folder.path.name}", measure_coverage(sequences, info.vocab_size)
+        )
+
+    def weights(self) -> RecoveredWeights:
+        """What ``LoadRecovered`` takes. Raises SourceError if the tensors can't be read."""
+        return _Tensors(self.folder.path / WEIGHTS, self.folder.weights(), self.description.weights)
+
+
+def _alike(a: Fingerprint, b: Fingerprint) -> bool:
+    return (a.architecture, a.parameters) == (b.architecture, b.parameters)
+
+
+@dataclass(frozen=True)
+class _Tensors(RecoveredWeights):
+    file: Path
+    tensors: Mapping[str, torch.Tensor]
+    entries: Mapping[str, WeightEntry]
+
+    def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
+        if different := sorted(set(weights) ^ set(self.tensors)):
+            name = different[0]
+            where = "is missing" if name in weights else "is none of this model's"
+            raise SourceError(
+                f"{self.file}: {name} {where} ({len(different)} such)",
+                hint="Export the model that was recovered, with its recipe.",
+            )
+        return {name: self._checked(name, expr) for name, expr in weights.items()}
+
+    def _checked(self, name: str, expr: WeightExpr) -> Recovered:
+        value, entry = self.tensors[name], self.entries.get(name)
+        if tuple(value.shape) != expr.shape or value.dtype != torch.float32:
+            raise SourceError(
+                f"{self.file}: {name} is {value.dtype} {tuple(value.shape)}, and the model's is float32 {expr.shape}",
+                hint="Export the model that was recovered, with its recipe.",
+            )
+        if not torch.isfinite(value).all():
+            raise SourceError(f"{self.file}: {name} has values that are not finite", hint="Recover the model again.")
+        digest = digest_of(value)
+        if entry is None or entry.digest != digest:
+            raise SourceError(f"{self.file}: {name} is not what was written", hint="Recover the model again.")
+        if entry.origin != WeightEntry.of(expr).origin:
+            raise SourceError(
+                f"{self.file}: {name} was trained in the place of other rows of the source than the recipe's passes "
+                "choose now",
+                hint="A pass that looks at what the model computes chose otherwise: recover the model again.",
+            )
+        return Recovered(expr, name, digest, lambda: value)
+
+
+def entries_of(program: Program) -> dict[str, WeightEntry]:
+    """What recovery.json says of the weights under training, which are in ``program``."""
+    found: dict[str, WeightEntry] = {}
+    for name in program.weights:
+        for leaf in recovered_in(program.weights[name]):
+            found.setdefault(leaf.name, WeightEntry.of(leaf.base))
+    return found

@@ -1,0 +1,259 @@
+"""A recovery's folder: what is trained, checkpoints on the way, and the weights that an export takes.
+
+    recovery.json          which model and recipe, the options, each weight's shape and origin; the report once finished
+    tokens.safetensors     the sequences that are trained on, held out, and looked at by calibrated passes
+    checkpoint-000100/     weights, the optimizer's state and figures after so many steps; the newest alone is kept
+    weights.safetensors    the weights at the end, float32
+    loss.html              how the loss fell
+
+Each is written beside its name and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.plugins.errors import CapacityError, RequestError, SourceError
+from enginewright.plugins.json_document import parse_json
+
+from .sequences import Sequences
+
+FORMAT = 1
+"""Of recovery.json; a folder with another one is refused."""
+
+DESCRIPTION, TOKENS, WEIGHTS, PLOT = "recovery.json", "tokens.safetensors", "weights.safetensors", "loss.html"
+_CHECKPOINT, _STATE, _OPTIMIZER = "checkpoint-", "state.json", "optimizer.safetensors"
+
+
+class Fingerprint(BaseModel):
+    """Which model it is: two of one digest have the same weights, as far as a sample of each tells."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    architecture: str
+    parameters: int
+    digest: str
+
+
+class WeightEntry(BaseModel):
+    """One trained weight: its shape, and a digest of which rows of which tensors it stands for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shape: tuple[int, ...]
+    origin: str
+    digest: str = ""
+
+    @staticmethod
+    def of(expr: WeightExpr) -> WeightEntry:
+        """Of the expression that it is trained from."""
+        text = repr([[str(p) for p in expr.parts(axis)] for axis in range(min(2, len(expr.shape)))])
+        return WeightEntry(shape=expr.shape, origin=hashlib.sha256(text.encode()).hexdigest())
+
+
+class Description(BaseModel):
+    """recovery.json. ``recipe`` is ``asked`` with what its searches have found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int
+    source: Fingerprint
+    asked: Recipe
+    recipe: Recipe
+    options: dict[str, Any]
+    origin: str
+    weights: dict[str, WeightEntry]
+    report: dict[str, Any] | None = Field(default=None)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Training after some steps.
+
+    Attributes:
+        step: how many.
+        weights, moments: by the weight's name, the latter with ``.exp_avg`` and so on behind it.
+        figures: what was measured on the way.
+    """
+
+    step: int
+    weights: Mapping[str, torch.Tensor]
+    moments: Mapping[str, torch.Tensor]
+    figures: Mapping[str, Any]
+
+
+class RecoveryFolder:
+    """A folder of that kind, which may be being written.
+
+    Args:
+        path: need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    # ---- reading
+
+    def description(self) -> Description:
+        """What is in it. Raises SourceError if it is none of ours, damaged, or of a newer format."""
+        file = self.path / DESCRIPTION
+        try:
+            raw = parse_json(file.read_bytes())
+        except OSError as e:
+            raise SourceError(
+                f"{self.path} is no recovery: it has no {DESCRIPTION}", hint="Pass a folder that `recover` wrote."
+            ) from e
+        except ValueError as e:
+            raise SourceError(f"{file} is damaged: {e}", hint="Recover the model again.") from e
+        if isinstance(raw, dict) and raw.get("format") != FORMAT:
+            raise SourceError(
+                f"{file}: format {raw.get('format')!r}, and this version reads {FORMAT}",
+                hint="Recover the model again, with this version.",
+            )
+        try:
+            return Description.model_validate(raw)
+        except ValidationError as e:
+            first = e.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise SourceError(f"{file}: {key}: {first['msg']}", hint="Recover the model again.") from e
+
+    def tokens(self, origin: str) -> tuple[Sequences, tuple[torch.Tensor, ...]]:
+        """The sequences, and those for calibrated passes. Raises SourceError if they can't be read."""
+        found = _read(self.path / TOKENS)
+        kinds = [_cut(found, kind, self.path / TOKENS) for kind in ("training", "held_out", "calibration")]
+        return Sequences(kinds[0], kinds[1], origin), kinds[2]
+
+    def newest(self) -> Checkpoint | None:
+        """The last checkpoint; None if there is none. Raises SourceError if it can't be read."""
+        folders = sorted(self.path.glob(f"{_CHECKPOINT}*[0-9]"))
+        if not folders:
+            return None
+        state = folders[-1] / _STATE
+        try:
+            figures = parse_json(state.read_bytes())
+            step = int(figures["step"])
+        except (OSError, ValueError, TypeError, LookupError) as e:
+            raise SourceError(f"{state} is damaged: {e}", hint="Recover the model anew, with --force.") from e
+        return Checkpoint(step, _read(folders[-1] / WEIGHTS), _read(folders[-1] / _OPTIMIZER), figures)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What was trained. Raises SourceError if the recovery isn't finished, or the file is damaged."""
+        if not (self.path / WEIGHTS).is_file():
+            raise SourceError(
+                f"{self.path}: the recovery isn't finished: there is no {WEIGHTS}",
+                hint="Go on with it: optimize recover with --resume.",
+            )
+        return _read(self.path / WEIGHTS)
+
+    # ---- writing
+
+    def refuse_if_there(self, overwrite: bool) -> None:
+        """Raises RequestError if there is something that may not be replaced."""
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return
+        ours = (self.path / DESCRIPTION).is_file()
+        if not (ours and overwrite):
+            what = "is a recovery already" if ours else "exists, and is no recovery"
+            hint = "Go on with it (--resume), replace it (--force), or write to another folder."
+            raise RequestError(f"{self.path} {what}", hint=hint if ours else "Write to another folder.")
+
+    def begin(
+        self, description: Description, sequences: Sequences, calibration: Sequence[torch.Tensor], *, overwrite: bool
+    ) -> None:
+        """Makes the folder. Raises RequestError as ``refuse_if_there``."""
+        self.refuse_if_there(overwrite)
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise CapacityError(f"{self.path} can't be made: {e}", hint="Write to another folder.") from e
+        kinds = {"training": sequences.training, "held_out": sequences.held_out, "calibration": calibration}
+        tensors = {}
+        for kind, some in kinds.items():
+            tensors[f"{kind}.ids"] = torch.cat([s.int() for s in some]) if some else torch.zeros(0, dtype=torch.int32)
+            tensors[f"{kind}.lengths"] = torch.tensor([len(s) for s in some], dtype=torch.int32)
+        _save(tensors, self.path / TOKENS)
+        self.describe(description)
+
+    def describe(self, description: Description) -> None:
+        """Writes recovery.json."""
+        _write(self.path / DESCRIPTION, description.model_dump_json(indent=1))
+
+    def checkpoint(self, new: Checkpoint) -> None:
+        """Writes one; those before it go when it is there."""
+        final = self.path / f"{_CHECKPOINT}{new.step:06}"
+        if final.exists():
+            return
+        unfinished = self.path / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        _save(new.weights, unfinished / WEIGHTS)
+        _save(new.moments, unfinished / _OPTIMIZER)
+        _write(unfinished / _STATE, json.dumps({**new.figures, "step": new.step}))
+        before = list(self.path.glob(f"{_CHECKPOINT}*[0-9]"))
+        unfinished.rename(final)
+        for folder in before:
+            shutil.rmtree(folder)
+
+    def finish(self, weights: Mapping[str, torch.Tensor], description: Description, plot: str) -> None:
+        """Writes what an export takes; the checkpoints stay, so that more steps can follow."""
+        entries = {
+            name: entry.model_copy(update={"digest": digest_of(weights[name])})
+            for name, entry in description.weights.items()
+        }
+        _save(weights, self.path / WEIGHTS)
+        _write(self.path / PLOT, plot)
+        self.describe(description.model_copy(update={"weights": entries}))
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Of its bits."""
+    return hashlib.sha256(tensor.detach().contiguous().numpy().data).hexdigest()
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(file, "pt") as handle:
+            return {name: handle.get_tensor(name).clone() for name in handle.keys()}  # noqa: SIM118  no mapping
+    except (OSError, SafetensorError) as e:
+        raise SourceError(f"{file} can't be read: {e}", hint="It is damaged: recover the model again.") from e
+
+
+def _cut(found: Mapping[str, torch.Tensor], kind: str, file: Path) -> tuple[torch.Tensor, ...]:
+    ids, lengths = found.get(f"{kind}.ids"), found.get(f"{kind}.lengths")
+    if ids is None or lengths is None or int(lengths.sum()) != len(ids):
+        raise SourceError(f"{file}: its {kind} sequences are damaged", hint="Recover the model again.")
+    return tuple(ids.split(lengths.tolist())) if len(ids) else ()
+
+
+def _save(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    temporary = file.with_name(f"{file.name}.unfinished")
+    try:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary)
+        os.replace(temporary, file)
+    except (OSError, SafetensorError) as e:
+        raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_name(f"{file.name}.unfinished")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError as e:
+        raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e

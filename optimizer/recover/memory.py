@@ -1,0 +1,63 @@
+"""Whether a recovery fits into memory, worked out before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from enginewright.passes.ir.program import Program, named_symbol
+from enginewright.plugins.errors import CapacityError
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+_STATES = 4
+"""A weight, its gradient, and AdamW's two moments; all float32."""
+
+_LOGITS = 5
+"""Tensors of the size of the logits that are in memory at a time: both models', and what the loss makes of them."""
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes that training takes: of weights (with gradients and moments), of the source, and of activations."""
+
+    weights: int
+    source: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.source + self.activations
+
+    @staticmethod
+    def of(program: Program, parameters: int, source_parameters: int, tokens: int, length: int) -> TrainingMemory:
+        """For ``tokens`` at a time, in sequences of ``length``: what calls give is kept for their gradients."""
+        sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": max(1, tokens // length)}.items()}
+
+        def nbytes(value: object) -> int:
+            tensors: Sequence[object] = value if isinstance(value, (tuple, list)) else (value,)
+            found = 0
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor):
+                    shape = [int(program.expression(n).xreplace(sizes)) for n in tensor.shape]
+                    found += prod(shape) * max(4, tensor.element_size())  # integers are floats while they are trained
+            return found
+
+        calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        activations = sum(nbytes(n.meta["val"]) for n in calls)
+        activations += _LOGITS * nbytes(program.logits.meta["val"])
+        return TrainingMemory(_STATES * 4 * parameters, 4 * source_parameters, activations)
+
+
+def check_memory(needed: TrainingMemory, available: int) -> None:
+    """Raises CapacityError with the figures if there isn't enough."""
+    if needed.total > available:
+        weights, source, activations = map(format_bytes, (needed.weights, needed.source, needed.activations))
+        raise CapacityError(
+            f"recovery takes about {format_bytes(needed.total)} of memory, and {format_bytes(available)} are free: "
+            f"{weights} for weights, gradients and the optimizer's state, {source} for the source, {activations} for "
+            "activations",
+            hint="Take a step's sequences in more parts (--accumulate), or shorter ones: activations get smaller.",
+        )

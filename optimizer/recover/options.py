@@ -1,0 +1,124 @@
+"""What a recovery may be told, and what it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from enginewright.plugins.errors import RequestError
+
+
+@dataclass(frozen=True)
+class RecoverOptions:
+    """How weights are trained. What is not told follows from the model.
+
+    Attributes:
+        steps: of the optimizer.
+        batch_tokens: tokens of a step, in whole sequences; at least one.
+        sequence_length: most tokens of a sequence; the model's context if that is shorter.
+        learning_rate: at its highest: it rises over ``warmup`` of the steps, then falls as a cosine to a tenth.
+        warmup: share of the steps.
+        temperature: both models' logits are divided by it before they are compared.
+        hidden: what the mean squared error of layers' outputs, relative to the source's, counts beside the logits.
+        clip: largest norm of all gradients together.
+        weight_decay: of matrices, as AdamW has it.
+        sampled_tokens: how many are sampled from the source where there is no text.
+        validation: share of the sequences that is held out to measure by.
+        checkpoint_every: steps from one checkpoint, and measurement, to the next.
+        accumulate: parts that a step's sequences are taken in, one after the other, to save memory.
+        seed: of sampling, and of the order of sequences.
+        threads: of torch; 0 leaves it as it is.
+    """
+
+    steps: int = 300
+    batch_tokens: int = 2048
+    sequence_length: int = 256
+    learning_rate: float = 1e-4
+    warmup: float = 0.1
+    temperature: float = 1.0
+    hidden: float = 0.0
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    sampled_tokens: int = 65536
+    validation: float = 0.05
+    checkpoint_every: int = 100
+    accumulate: int = 1
+    seed: int = 0
+    threads: int = 0
+
+    def check(self) -> None:
+        """Raises RequestError naming the first option that is out of range."""
+        least = {"steps": 1, "batch_tokens": 1, "sequence_length": 8, "sampled_tokens": 256, "checkpoint_every": 1}
+        least |= {"accumulate": 1, "seed": 0, "threads": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from {low} on.")
+        positive = {"learning_rate": 10.0, "temperature": 100.0, "clip": math.inf}
+        for name, high in positive.items():
+            if not 0 < getattr(self, name) <= high:
+                raise RequestError(f"{name}: {getattr(self, name)!r} is out of range", hint="It must be above 0.")
+        shares = {"warmup": (0.0, 1.0), "validation": (0.001, 0.5), "weight_decay": (0.0, 1.0), "hidden": (0.0, 1e6)}
+        for name, (low_share, high_share) in shares.items():
+            if not low_share <= getattr(self, name) <= high_share:
+                hint = f"It must be from {low_share:g} to {high_share:g}."
+                raise RequestError(f"{name}: {getattr(self, name)!r} is out of range", hint=hint)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0 on."""
+        rising = max(1, round(self.warmup * self.steps))
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        done = (step - rising) / max(1, self.steps - rising)
+        return self.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+    def what_counts(self) -> dict[str, Any]:
+        """All that decides what comes out: what a run that is resumed must have in common with the one that began."""
+        return {k: v for k, v in asdict(self).items() if k not in ("checkpoint_every", "threads")}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """On the held-out sequences after so many steps: mean KL from the source in nats a token, and perplexity."""
+
+    step: int
+    kl: float
+    perplexity: float
+    source_perplexity: float
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What a recovery did.
+
+    Attributes:
+        path: its folder.
+        recipe: the recipe's name.
+        origin: where the tokens are from.
+        steps, parameters, tokens, held_out_tokens: how many; tokens are those of the training sequences.
+        losses: of each step, in nats a token (at the options' temperature, with what hidden states count).
+        measured: before the first step, at each checkpoint, and at the end.
+        tokens_per_second: of training.
+        seconds: of this run.
+        resumed_at: the step that it went on from; None if it began.
+    """
+
+    path: str
+    recipe: str
+    origin: str
+    steps: int
+    parameters: int
+    tokens: int
+    held_out_tokens: int
+    losses: list[float]
+    measured: list[Measured]
+    tokens_per_second: float
+    seconds: float
+    peak_rss_bytes: int
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON types only."""
+        return asdict(self)

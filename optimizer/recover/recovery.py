@@ -1,0 +1,231 @@
+"""``recover``: trains what a recipe makes of a model to give what the model gave."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from enginewright.optimizer.calibration import calibrate
+from enginewright.optimizer.capture import CapturedModel, capture
+from enginewright.optimizer.compose.search import Searching, search_shapes
+from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.resources import peak_rss_bytes
+from enginewright.plugins.errors import RecipeError, RequestError
+from enginewright.runtime.kv_cache.cache_groups import free_memory
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .distillation import Teacher
+from .finished import FinishedRecovery, entries_of, fingerprint
+from .folder import FORMAT, Description, RecoveryFolder
+from .memory import TrainingMemory, check_memory
+from .options import RecoverOptions, RecoveryReport
+from .plot import loss_page
+from .prepare import Prepared, prepare
+from .sequences import Sequences, read_or_sample
+from .training import Training
+
+_KEEP_ALL = 1 << 62
+"""The source stays in memory: it is run at every step, and has been counted."""
+
+
+def recover(
+    source: str | Path | PreTrainedModel,
+    output: str | Path,
+    *,
+    recipe: str | Path | Recipe,
+    text: str | Path | None = None,
+    options: RecoverOptions | None = None,
+    calibration: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress | None = None,
+) -> RecoveryReport:
+    """Fine-tunes what ``recipe`` makes of a model so that it gives what the model gave, and keeps the weights.
+
+    The program that is trained is the one that ``export`` makes, with its rounding: ``export(source, bundle,
+    recovered=output)`` emits what was trained, bit for bit. The loss is the divergence of the next token's
+    distributions from the source's.
+
+    Args:
+        source: a Hugging Face directory, a GGUF file, or a transformers model, which is not touched.
+        output: a folder for the weights, checkpoints and figures.
+        recipe: a built-in recipe's name, a TOML file, or a Recipe that changes the model.
+        text: a file of text or JSONL to train on; without one it is sampled from the source.
+        options: how to train.
+        calibration: as of ``export``, for passes that look at what the model computes.
+        resume: go on from the newest checkpoint in ``output``; with the same options the result is the same, bit for
+            bit, as if there had been no stop.
+        overwrite: replace an existing recovery.
+        tokenizer: for a model object, which brings none.
+        progress: called as the work goes on: stages capture, tokens, calibration, passes, train and measure.
+
+    Raises:
+        SourceError, UnsupportedModelError, RecipeError, PassError: as of ``export``.
+        RequestError: an option is out of range, the text is no good or too small, or ``output`` exists.
+        CapacityError: there is too little memory or disk; says how much of what is needed.
+        VerificationError: training has diverged.
+    """
+    start, tell = time.perf_counter(), progress or silent
+    wanted = options or RecoverOptions()
+    wanted.check()
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    asked = chosen
+    check_recipe(chosen)
+    folder = RecoveryFolder(output)
+    with _threads(wanted.threads), tempfile.TemporaryDirectory() as scratch:
+        tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
+        captured = capture(source, tokenizer=tokenizer, context_length=chosen.context_length)
+        tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+        if resume:
+            old = _to_resume(folder, captured, asked, wanted)
+            chosen = old.recipe
+            sequences, looked_at = folder.tokens(old.origin)
+        else:
+            folder.refuse_if_there(overwrite)
+            sequences = read_or_sample(source, captured, text, wanted, tell, _KEEP_ALL)
+            looked_at = _calibration(source, captured, chosen, calibration, tell)
+            chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, tell)).recipe
+        prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=tell)
+        description = Description(
+            format=FORMAT,
+            source=fingerprint(captured),
+            asked=asked,
+            recipe=chosen,
+            options=wanted.what_counts(),
+            origin=sequences.origin,
+            weights=entries_of(prepared.module.program),
+        )
+        _check_memory(prepared, captured, sequences, wanted)
+        given = source if isinstance(source, PreTrainedModel) else Path(source)
+        teacher = Teacher(given, captured.model_info.context_length, _KEEP_ALL)
+        training = Training(prepared.module, teacher, sequences, wanted)
+        resumed_at: int | None = None
+        if resume:
+            found = folder.newest()
+            if found is not None:
+                training.take_up(found)
+                resumed_at = found.step
+        else:
+            folder.begin(description, sequences, looked_at, overwrite=overwrite)
+        training.run(tell, folder.checkpoint)
+    report = RecoveryReport(
+        path=str(output),
+        recipe=chosen.name,
+        origin=sequences.origin,
+        steps=training.step,
+        parameters=sum(p.numel() for p in prepared.module.parameters()),
+        tokens=sequences.tokens,
+        held_out_tokens=sequences.held_out_tokens,
+        losses=training.losses,
+        measured=training.measured,
+        tokens_per_second=round(training.tokens_per_second, 1),
+        seconds=round(time.perf_counter() - start, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+        resumed_at=resumed_at,
+    )
+    finished = description.model_copy(update={"report": report.to_json()})
+    folder.finish(prepared.module.named_weights(), finished, loss_page(report))
+    return report
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises RecipeError for a recipe that leaves nothing to recover, or rounds as training can't."""
+    if recipe.auto is not None:  # training is in floats then, and formats are searched for by the export
+        if recipe.prune is None and recipe.attention is None:
+            raise RecipeError(
+                f"recipe {recipe.name}: [auto] searches for formats, and training needs to know them",
+                hint="Export once, and recover with the recipe that was found: BUNDLE/report/recipe.toml.",
+            )
+        return
+    if recipe.weights.method != "nearest":
+        raise RecipeError(
+            f"recipe {recipe.name}: weights.method {recipe.weights.method!r} chooses integers by other means than "
+            "rounding, and would choose others than those that were trained",
+            hint='Take method = "nearest" (the recipe int4, say): training finds what rounds well. Or recover without '
+            "[weights], and export what was trained with them.",
+        )
+    if any(f.storage == "fp8" for f in recipe.weights.formats):
+        raise RecipeError(
+            f"recipe {recipe.name}: training can't round weights to fp8 yet",
+            hint="Recover without [weights], and export what was trained in fp8.",
+        )
+    if recipe.weights.sparsify == "sparsegpt":
+        raise RecipeError(
+            f"recipe {recipe.name}: weights.sparsify 'sparsegpt' changes what it keeps, which training does better",
+            hint='Take sparsify = "wanda": what it leaves out stays out, and training moves the rest.',
+        )
+    if recipe.weights.keep_blocks:
+        raise RecipeError(
+            f"recipe {recipe.name}: weights.keep_blocks keeps the file's integers, and training changes them",
+            hint="Leave keep_blocks out.",
+        )
+    if recipe.exact:
+        raise RecipeError(
+            f"recipe {recipe.name}: it changes nothing that could be recovered",
+            hint="Take one that loses something: other formats, fewer heads, channels or layers.",
+        )
+
+
+def _to_resume(folder: RecoveryFolder, captured: CapturedModel, recipe: Recipe, options: RecoverOptions) -> Description:
+    """What is in the folder. Raises if it is of another model, recipe or options."""
+    old = folder.description()
+    FinishedRecovery(folder, old).check_source(captured)
+    if old.asked != recipe:
+        raise RecipeError(
+            f"recipe {recipe.name}: {folder.path} was begun with another one ({old.asked.name})",
+            hint="Resume with the same recipe, or begin anew with --force.",
+        )
+    now = options.what_counts()
+    for key, value in old.options.items():
+        if now.get(key) != value:
+            raise RequestError(
+                f"{key}: {folder.path} was begun with {value!r}, and this is {now.get(key)!r}",
+                hint="Resume with the same options, or begin anew with --force.",
+            )
+    if old.report is not None:
+        raise RequestError(f"{folder.path} is finished: there is nothing to resume", hint="Export it.")
+    return old
+
+
+def _calibration(
+    source: str | Path | PreTrainedModel,
+    captured: CapturedModel,
+    recipe: Recipe,
+    file: str | Path | None,
+    tell: Progress,
+) -> tuple[torch.Tensor, ...]:
+    if not recipe.calibrated:
+        return ()
+    files = captured.tokenizer_files
+    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+    found = calibrate(source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=tell)
+    return found.sequences
+
+
+def _check_memory(prepared: Prepared, captured: CapturedModel, sequences: Sequences, options: RecoverOptions) -> None:
+    longest = max(len(s) for s in sequences.training)
+    tokens = max(longest, sum(len(s) for s in sequences.batch(0, options)) // options.accumulate)
+    own = sum(p.numel() for p in prepared.module.parameters())
+    needed = TrainingMemory.of(prepared.module.program, own, captured.model_info.parameters, tokens, longest)
+    # The weights themselves are in memory already.
+    check_memory(replace(needed, weights=needed.weights - 4 * own), free_memory())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

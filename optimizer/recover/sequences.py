@@ -1,0 +1,116 @@
+"""The tokens that a recovery trains on and measures by, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.calibration.sample import sample_sequences
+from enginewright.optimizer.calibration.text_file import read_sequences
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.verify.source_runner import SourceRunner
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .options import RecoverOptions
+
+_MOST = 1 << 40
+"""Tokens of a text that are taken: all."""
+
+_LEAST_SHARE = 8
+"""A sequence with fewer tokens than this part of the longest teaches little for what it costs, and is left out."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token ids, int32 [S] each: those to train on, those held out, and where they are from."""
+
+    training: tuple[torch.Tensor, ...]
+    held_out: tuple[torch.Tensor, ...]
+    origin: str
+
+    @property
+    def tokens(self) -> int:
+        """Of the training sequences."""
+        return sum(len(s) for s in self.training)
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Of the others."""
+        return sum(len(s) for s in self.held_out)
+
+    def batch(self, step: int, options: RecoverOptions) -> list[torch.Tensor]:
+        """The sequences of a step, from 0 on: all of them in some order, then in another one, and so on.
+
+        A function of the step and the seed alone, so that training goes on after a stop as if there had been none.
+        """
+        longest = max(len(s) for s in self.training)
+        size = min(len(self.training), max(1, options.batch_tokens // longest))
+        batches = len(self.training) // size
+        epoch, place = divmod(step, batches)
+        generator = torch.Generator().manual_seed((options.seed << 20) + epoch)
+        order = torch.randperm(len(self.training), generator=generator)[place * size : (place + 1) * size]
+        return [self.training[i] for i in order.tolist()]
+
+
+def read_or_sample(
+    source: str | Path | PreTrainedModel,
+    captured: CapturedModel,
+    text: str | Path | None,
+    options: RecoverOptions,
+    progress: Progress,
+    keep_bytes: int,
+) -> Sequences:
+    """Sequences of a text, or without one sampled from the source.
+
+    Args:
+        text: a file of text, or of JSONL; see ``read_sequences``.
+        progress: told the stage "tokens".
+        keep_bytes: as of ``SourceRunner``.
+
+    Raises:
+        RequestError: the text is no good, or too small to train on.
+        SourceError, UnsupportedModelError: nothing can be sampled from the source.
+    """
+    info, files = captured.model_info, captured.tokenizer_files
+    length = min(options.sequence_length, info.context_length)
+    if text is not None:
+        progress(ProgressEvent("tokens", 0, 1, str(text)))
+        tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+        found = read_sequences(Path(text), tokenizer, info.vocab_size, _MOST, length, option="text")
+        progress(ProgressEvent("tokens", 1, 1, str(text)))
+        return split(found, options, f"the text {Path(text).name}")
+    given = source if isinstance(source, PreTrainedModel) else Path(source)
+    origin = f"sampled from the model, seed {options.seed}"
+    sampled = sample_sequences(
+        SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes),
+        info,
+        tokens=options.sampled_tokens,
+        sequence_length=length,
+        seed=options.seed,
+        progress=lambda done, total: progress(ProgressEvent("tokens", done, total, origin)),
+        keep_bytes=keep_bytes,
+    )
+    return split(sampled, options, origin)
+
+
+def split(sequences: Sequence[torch.Tensor], options: RecoverOptions, origin: str) -> Sequences:
+    """Evenly spread ones are held out. Raises RequestError if there are too few to train a step on."""
+    longest = max(len(s) for s in sequences)
+    usable = [s for s in sequences if len(s) * _LEAST_SHARE >= longest and len(s) > 1]
+    count = max(1, round(len(usable) * options.validation))
+    held = {i * len(usable) // count for i in range(count)}
+    training = tuple(s for i, s in enumerate(usable) if i not in held)
+    tokens = sum(len(s) for s in training)
+    if tokens < options.batch_tokens:
+        raise RequestError(
+            f"text: {origin} is too small to recover with: {tokens:,} tokens are left to train on, fewer than the "
+            f"{options.batch_tokens:,} of a step",
+            hint="Pass a longer text (a hundred times a step's tokens is a start), or fewer batch_tokens.",
+        )
+    return Sequences(training, tuple(s for i, s in enumerate(usable) if i in held), origin)

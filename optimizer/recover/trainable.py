@@ -1,0 +1,203 @@
+"""A Program as a torch module: what is trained is the very program that is exported, rounding included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node, Target, map_arg
+
+from enginewright.passes.fast_evaluation import decoded
+from enginewright.passes.ir.prequantized import Codes
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.quantized import QuantizedValues
+from enginewright.passes.ir.recovered import Recovered, RecoveredWeights
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.match import bound_arguments
+from enginewright.plugins.errors import PassError
+from enginewright.plugins.ops.epilogue import finish_linear
+from enginewright.plugins.ops.experts import grouped_linear
+from enginewright.plugins.ops.library import NAMESPACE, REFERENCES
+from enginewright.plugins.ops.quantization import quantize_activation
+
+from .differentiable import attention_of_sequences, recovered_in, rounded_to, set_unkept_to_zero, weight_value
+from .straight_through import RoundedWeight, straight_through
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+Observe = Callable[[Node, Sequence[Any], Any], None]
+
+_WEIGHT: dict[Target, tuple[str, str, str]] = {
+    ew.quantized_linear.default: ("weight", "weight_scales", "weight_offsets"),
+    ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
+    ew.quantized_embedding.default: ("table", "scales", "offsets"),
+}
+"""What the arguments are called that a quantized weight consists of."""
+
+
+class MovingWeights(RecoveredWeights):
+    """The weights under training, one parameter each: what ``LoadRecovered`` puts into a program that is to be trained.
+
+    Attributes:
+        parameters: by the name of the weight; filled when the pass runs.
+    """
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+
+    def replacing(self, weights: Mapping[str, WeightExpr]) -> dict[str, Recovered]:
+        """Evaluates each weight, once; from here on it is in memory as float32."""
+        for name, expr in weights.items():
+            if name not in self.parameters:
+                value = expr.evaluate().detach().to(torch.float32, copy=True).contiguous()
+                self.parameters[name] = torch.nn.Parameter(value)
+        return {name: Recovered(expr, name, "", self._reader(name)) for name, expr in weights.items()}
+
+    def _reader(self, name: str) -> Callable[[], torch.Tensor]:
+        return lambda: self.parameters[name].detach()
+
+
+class TrainableProgram(torch.nn.Module):
+    """A program with gradients: the references of its ops, with weights as they are stored, rounded anew as they move.
+
+    Integers come from the expressions that an export evaluates, so what a forward pass computes with is what would be
+    exported at that moment, bit for bit. Gradients go straight through rounding.
+
+    Args:
+        program: in the captured form of attention. Quantized, if what is trained is to be quantized.
+        weights: those that are in the program.
+    """
+
+    def __init__(self, program: Program, weights: MovingWeights) -> None:
+        super().__init__()
+        self.program = program
+        self.names = tuple(weights.parameters)
+        self._index = {name: i for i, name in enumerate(self.names)}
+        self.moving = torch.nn.ParameterList(weights.parameters.values())
+        self._constants: dict[str, torch.Tensor] = {}
+        self._rounded: dict[str, RoundedWeight] = {}
+        set_unkept_to_zero((program.weights[name] for name in program.weights), self._leaf)
+        self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
+
+    def named_weights(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters by the names that weights have in the program."""
+        return dict(zip(self.names, self.moving, strict=True))
+
+    def weights_moved(self) -> None:
+        """To be called when the parameters have changed: quantized weights are rounded anew at the next use."""
+        self._rounded.clear()
+
+    def codes(self) -> dict[str, Codes]:
+        """The integers, scales and offsets of each quantized weight that forward passes since the last move used, by
+        the name of the integers in the program."""
+        return {name: one.codes for name, one in self._rounded.items()}
+
+    def forward(self, inputs: Mapping[str, torch.Tensor], observe: Observe | None = None) -> torch.Tensor:
+        """The program's logits [R, V].
+
+        Args:
+            inputs: a tensor for each placeholder, as ``packed_inputs`` gives them.
+            observe: called with every call, its arguments' values and its own.
+        """
+        values: dict[Node, Any] = {}
+        shared: dict[str, torch.Tensor] = {}
+
+        def value(node: Node) -> Any:
+            return self._weight(str(node.target), shared) if node.op == "get_attr" else values[node]
+
+        for node in self.program.graph.nodes:
+            if node.op == "output":
+                break
+            if node.op == "placeholder":
+                values[node] = inputs[str(node.target)]
+            elif node.op == "call_function":
+                args = [map_arg(a, value) for a in node.args]
+                kwargs = {k: map_arg(v, value) for k, v in node.kwargs.items()}
+                values[node] = self._call(node, args, kwargs, shared)
+                if observe is not None:
+                    observe(node, args, values[node])
+            for arg in node.all_input_nodes:
+                if self._last_use[arg] is node and arg is not self.program.logits:
+                    values.pop(arg, None)
+        result: torch.Tensor = values[self.program.logits]
+        return result
+
+    def _weight(self, name: str, shared: dict[str, torch.Tensor]) -> Any:
+        """A weight's value; none for parts of a quantized one, which ``_quantized`` puts together."""
+        expr = self.program.weights[name]
+        if expr.dtype in (torch.int8, torch.float16):
+            return None
+        if name in self._constants:
+            return self._constants[name]
+        if not any(recovered_in(expr)):
+            return self._constants.setdefault(name, expr.evaluate())
+        if name not in shared:
+            shared[name] = weight_value(expr, self._leaf)
+        return shared[name]
+
+    def _leaf(self, leaf: Recovered) -> torch.Tensor:
+        found: torch.Tensor = self.moving[self._index[leaf.name]]
+        return found
+
+    def _call(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any], shared: dict[str, torch.Tensor]) -> Any:
+        target: Any = node.target
+        if target in _WEIGHT:
+            names = bound_arguments(node)
+            given = names | dict(zip(names, args, strict=False)) | dict(kwargs)
+            return self._quantized(target, names, given, shared)
+        if target is ew.quantize_activation.default:
+            return _quantize(*args)
+        if target is ew.attention.default:
+            names = bound_arguments(node)
+            return attention_of_sequences(names | dict(zip(names, args, strict=False)) | dict(kwargs))
+        if target is aten._to_copy.default and _narrows(args[0], kwargs):
+            return rounded_to(args[0], kwargs["dtype"])
+        if getattr(target, "namespace", "") == NAMESPACE:
+            return REFERENCES[target._schema.name.partition("::")[2]](*args, **kwargs)
+        return target(*args, **kwargs)
+
+    def _quantized(
+        self, target: Any, names: Mapping[str, Any], given: Mapping[str, Any], shared: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """A product with a quantized weight, or rows of a quantized table. ``names``: the nodes that are arguments."""
+        values, scales, offsets = (names.get(n) for n in _WEIGHT[target])
+        weight = self._fake_quantized(values, scales, offsets, shared)
+        if target is ew.quantized_embedding.default:
+            return torch.nn.functional.embedding(given["ids"].long(), weight)
+        x = given["values"]  # not integers, see ``_quantize``
+        if target is ew.quantized_grouped_linear.default:
+            product = grouped_linear(x, given["starts"], weight, given["bias"])
+        else:
+            product = torch.nn.functional.linear(x, weight, given["bias"])
+        return finish_linear(product, given["activation"], given.get("residual"))
+
+    def _fake_quantized(self, values: Any, scales: Any, offsets: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What a quantized weight stands for, float32 with gradients to the weights that it is rounded from.
+
+        ``values``, ``scales`` and ``offsets`` are nodes; the last may be None.
+        """
+        name = str(values.target)
+        if name in shared:
+            return shared[name]
+        expr = self.program.weights[name]
+        if not isinstance(expr, QuantizedValues):
+            raise PassError(f"{expr.describe()}: training has no gradients for weights of this kind")
+        exact = weight_value(expr.base, self._leaf)
+        rounded = self._rounded.get(name)
+        if rounded is None:
+            parts = [self.program.weights[str(n.target)].evaluate() for n in (values, scales, offsets) if n is not None]
+            rounded = self._rounded[name] = RoundedWeight.of(exact.detach(), Codes(*parts), expr.format)
+        shared[name] = straight_through(exact, rounded.value, rounded.beyond)
+        return shared[name]
+
+
+def _quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, None, None]:
+    """What ``quantize_activation``'s values and scales stand for, in place of the values, with gradients to ``x``."""
+    values, scales, _ = quantize_activation(x.detach(), group_size)
+    return straight_through(x, decoded(values, scales, group=group_size)), None, None
+
+
+def _narrows(x: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
+    dtype = kwargs.get("dtype")
+    return dtype is not None and dtype.is_floating_point and dtype.itemsize < x.element_size()

@@ -1,0 +1,132 @@
+"""The search for formats as the page shows it: the Pareto curve, which module got what, and what each costs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import numbers
+from .charts import LogAxis
+from .document import AutoEntry, FigureEntry, ParetoEntry
+from .storage import kind_of, layer_of
+from .views import FigureView, figure_view
+
+WIDTH, HEIGHT = 760.0, 340.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 40.0, 16.0, 44.0
+_LEAST_KL = 1e-9
+"""What is drawn for an assignment that costs nothing."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of the chart with a name: a single format, or what was chosen."""
+
+    x: float
+    y: float
+    label: str
+    title: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class ParetoChart:
+    """KL (log) by bytes. ``line``: the curve's points as an SVG polyline has them; ``budget``: the height of max_kl."""
+
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    line: str
+    marks: tuple[Mark, ...]
+    budget: float | None
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+@dataclass(frozen=True)
+class FormatMap:
+    """Which module of which layer got which format. Rows have places in ``formats``, None where there is no module."""
+
+    formats: tuple[tuple[str, int], ...]
+    layers: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[int | None, ...]], ...]
+    elsewhere: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class AutoView:
+    """All of it."""
+
+    entry: AutoEntry
+    chart: ParetoChart | None
+    formats: FormatMap
+    sensitivities: tuple[FigureView, ...]
+
+
+def auto_view(entry: AutoEntry) -> AutoView:
+    """The search's views."""
+    by_format: dict[str, list[FigureEntry]] = {}
+    for unit in entry.units:
+        for option in unit.options:
+            figure = FigureEntry(where=unit.where, name=option.format, value=option.predicted_kl)
+            by_format.setdefault(option.format, []).append(figure)
+    shown = [
+        figure_view("auto", f"KL if this alone is {name}", figures)
+        for name, figures in by_format.items()
+        if any(f.value > 0 for f in figures)
+    ]
+    return AutoView(entry, pareto_chart(entry), _format_map(entry), tuple(shown))
+
+
+def pareto_chart(entry: AutoEntry) -> ParetoChart | None:
+    """The chart; None if there is no curve."""
+    points = [*entry.curve, *entry.single.values(), entry.chosen]
+    if not entry.curve:
+        return None
+    kls = [_kl(p) for p in points] + ([entry.max_kl] if entry.max_kl else [])
+    y = LogAxis.around(kls, HEIGHT - _BOTTOM, _TOP)
+    low, high = min(p.bytes for p in points), max(p.bytes for p in points)
+    room = (high - low) * 0.06 or high * 0.06
+    low, high = max(0, int(low - room)), int(high + room)
+
+    def x(nbytes: float) -> float:
+        return round(_LEFT + (nbytes - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 2)
+
+    marks = [_mark(name, p, x(p.bytes), y.at(_kl(p)), chosen=False) for name, p in entry.single.items()]
+    marks.append(_mark("chosen", entry.chosen, x(entry.chosen.bytes), y.at(_kl(entry.chosen)), chosen=True))
+    ticks = [low + (high - low) * i / 5 for i in range(6)]
+    curve = sorted(entry.curve, key=lambda p: p.bytes)
+    return ParetoChart(
+        tuple((x(t), numbers.format_bytes(int(t))) for t in ticks),
+        tuple((y.at(t), f"{t:g}") for t in y.ticks()),
+        " ".join(f"{x(p.bytes)},{y.at(_kl(p))}" for p in curve),
+        tuple(marks),
+        y.at(entry.max_kl) if entry.max_kl else None,
+    )
+
+
+def _kl(point: ParetoEntry) -> float:
+    return max(point.predicted_kl if point.measured_kl is None else point.measured_kl, _LEAST_KL)
+
+
+def _mark(name: str, point: ParetoEntry, x: float, y: float, *, chosen: bool) -> Mark:
+    measured = "predicted" if point.measured_kl is None else "measured"
+    title = f"{name}: {numbers.format_bytes(point.bytes)}, KL {numbers.significant(_kl(point))} ({measured})"
+    return Mark(x, y, name, title, chosen)
+
+
+def _format_map(entry: AutoEntry) -> FormatMap:
+    names = sorted({unit.format for unit in entry.units})
+    counts = [(name, sum(unit.format == name for unit in entry.units)) for name in names]
+    rows: dict[str, dict[int, int]] = {}
+    elsewhere = []
+    for unit in entry.units:
+        layer = layer_of(unit.where.partition(" + ")[0])
+        if layer is None:
+            elsewhere.append((unit.where, unit.format))
+        else:
+            rows.setdefault(kind_of(unit.where), {})[layer] = names.index(unit.format)
+    layers = tuple(sorted({layer for row in rows.values() for layer in row}))
+    return FormatMap(tuple(counts), layers, _cells(rows, layers), tuple(elsewhere))
+
+
+def _cells(rows: dict[str, dict[int, int]], layers: Sequence[int]) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+    return tuple((kind, tuple(row.get(layer) for layer in layers)) for kind, row in rows.items())

@@ -1,0 +1,172 @@
+"""``open_report``: what a bundle's export reported, and what the bundle itself says; timed again if asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from enginewright.optimizer.progress import Progress, silent
+from enginewright.plugins.errors import BundleError
+from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.reader import Bundle
+
+from . import numbers
+from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedReport, read_report
+from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
+from .roofline import Roofline, measure
+from .storage import stored_weights
+
+MEASURE_SECONDS = 15.0
+"""About as long as steps are timed when a report is asked to."""
+
+
+@dataclass(frozen=True)
+class BundleReport:
+    """A bundle, its export's report, and rooflines: timed now, at the export, or predicted alone."""
+
+    bundle: Bundle
+    saved: SavedReport
+    rooflines: tuple[Roofline, ...]
+
+    @property
+    def page_path(self) -> Path | None:
+        """The page that the export wrote; None if it isn't there."""
+        path = self.bundle.path / PAGE_PATH
+        return path if path.is_file() else None
+
+    @property
+    def passes(self) -> list[tuple[PassEntry, int]]:
+        """Passes that changed something or turned something down, and how many places they turned down."""
+        return [(entry, n) for entry, n in passes_of(self.bundle, self.saved.document) if entry.matched or n]
+
+    def page(self) -> str:
+        """The page as HTML."""
+        return render_page(self.bundle, self.saved, self.rooflines)
+
+    def write_page(self, path: Path) -> None:
+        """Raises BundleError if it can't be written."""
+        try:
+            path.write_text(self.page(), encoding="utf-8")
+        except OSError as e:
+            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+
+    def to_json(self) -> dict[str, Any]:
+        """report.json with these rooflines, or without one what the bundle itself says."""
+        path = self.bundle.path / REPORT_PATH
+        report: dict[str, Any] = parse_json(path.read_bytes()) if self.saved.document is not None else {}
+        return report | {
+            "storage": [asdict(part) for part in stored_weights(self.bundle)],
+            "rooflines": [asdict(roofline) for roofline in self.rooflines],
+        }
+
+    def size_line(self) -> str:
+        """The bundle's size, the types of its weights, and bits a parameter."""
+        nbytes = sum(file.bytes for file in self.bundle.files.values())
+        types: Counter[str] = Counter()
+        for tensor in self.bundle.index.stored_once().values():
+            types[tensor.dtype] += tensor.bytes
+        if not types:
+            return f"{numbers.format_bytes(nbytes)}: engines, which have the weights in them"
+        parts = ", ".join(f"{dtype} {numbers.format_bytes(n)}" for dtype, n in types.most_common())
+        line = f"{numbers.format_bytes(nbytes)}: {parts}"
+        if count := self.bundle.model.parameters:
+            line += f"; {numbers.significant(8 * sum(types.values()) / count)} bits a parameter"
+        return line
+
+    def speed_lines(self) -> list[str]:
+        """A line for each shape that was timed, or predicted."""
+        return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline))]
+
+    def time_line(self) -> str | None:
+        """The export's time by stages, and its memory; None if there is no report."""
+        document = self.saved.document
+        if document is None or document.seconds is None:
+            return None
+        stages = ", ".join(f"{name} {numbers.duration(t)}" for name, t in document.stages.items() if t >= 0.05)
+        line = numbers.duration(document.seconds) + (f": {stages}" if stages else "")
+        if document.peak_rss_bytes is not None:
+            line += f"; {numbers.format_bytes(document.peak_rss_bytes)} of memory at most"
+        return line
+
+
+def open_report(path: Path, *, again: bool = False, threads: int = 0, progress: Progress = silent) -> BundleReport:
+    """Opens a bundle and its report. A bundle without one, or with an older one, gives what there is.
+
+    Args:
+        path: the bundle's folder, which is not written to.
+        again: time its steps now, for some seconds.
+        threads: with ``again``; 0 takes as many as there are cores.
+        progress: told the stage "roofline".
+
+    Raises:
+        BundleError: the bundle, or its report, is damaged.
+        CapacityError: no memory to run it.
+    """
+    bundle = Bundle.open(path)
+    saved = read_report(bundle)
+    if again:
+        timed = measure(bundle, seconds=MEASURE_SECONDS, measured="report", threads=threads, progress=progress)
+        return BundleReport(bundle, saved, (timed,))
+    return BundleReport(bundle, saved, rooflines_of(bundle, saved.document))
+
+
+def _speed(view: RooflineView) -> list[str]:
+    lines = []
+    for shape in view.shapes:
+        cost = shape.shape.cost
+        line = f"{shape.shape.name}: "
+        if shape.tokens_per_second is None:
+            line += f"{numbers.format_bytes(cost.memory)} of weights and KV cache"
+            line += f", {numbers.count(cost.multiply_adds)} multiply-adds"
+        else:
+            line += f"{numbers.rate(shape.tokens_per_second)} tokens/s"
+            line += f", {shape.share:.0%} of this machine's limit" if shape.share is not None else ""
+        lines.append(line)
+    return lines
+
+
+def measured_lines(document: ReportDocument) -> list[str]:
+    """How passes were measured; none if they weren't."""
+    if (v := document.pass_verification) is None:
+        return []
+    times = "once" if v.measured == 1 else f"{v.measured} times"
+    return [f"measured {times} on {v.tokens:,} tokens ({v.origin}), in {numbers.duration(v.seconds)}"]
+
+
+def quantized_lines(document: ReportDocument) -> list[str]:
+    """What rounding did beyond rounding; none if nothing was quantized."""
+    if (q := document.quantization) is None:
+        return []
+    kept = f"{q.kept:,} the source's own integers, " if q.kept else ""
+    return [f"{q.values:,} quantized: {kept}{q.saturated:,} saturated, {q.vanished:,} groups of small ones became zero"]
+
+
+def bucket_lines(document: ReportDocument) -> list[str]:
+    """Sizes and what they waste, and what specialised programs cost; none without buckets."""
+    lines = []
+    for found in document.buckets:
+        for kind in ("tokens", "batch"):
+            sizes = [p.tokens for p in found.programs if p.name.startswith(kind)]
+            if not sizes:
+                continue
+            line = f"{found.target}, {kind}: {', '.join(map(str, sizes))}"
+            for k in found.sizes.kinds if found.sizes is not None else ():
+                if k.kind == kind:
+                    line += f"; padding {k.chosen.share:.1%}, with one size {k.one_size.share:.1%}"
+                    line += f", as many powers of two {k.powers_of_two.share:.1%}"
+            lines.append(line)
+        seconds, size = sum(p.seconds for p in found.programs), sum(p.file_bytes for p in found.programs)
+        made = f"{len(found.programs)} programs in {numbers.duration(seconds)}, {numbers.format_bytes(size)}"
+        lines.append(f"{found.target}: {made}; {sum(p.checked for p in found.programs)} run, with the same bits")
+    return lines
+
+
+def calibration_lines(document: ReportDocument) -> list[str]:
+    """What calibration tokens cover, and what there is too little of; none if nothing was calibrated."""
+    if (c := document.calibration) is None:
+        return []
+    tokens = f"{c.coverage.tokens:,} tokens in {c.coverage.sequences:,} sequences"
+    line = f"{c.origin}: {tokens}, {c.coverage.vocabulary_share:.1%} of the vocabulary"
+    return [line, *(f"warning: {text}" for text in c.coverage.warnings)]

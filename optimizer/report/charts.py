@@ -1,0 +1,89 @@
+"""Geometry of the page's charts: where things are drawn, in units of the picture. The template draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Box = tuple[float, float, float, float]
+"""x, y, width, height"""
+
+
+@dataclass(frozen=True)
+class LogAxis:
+    """Maps values from ``low`` to ``high``, powers of ten, to places from ``start`` to ``end`` of the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @classmethod
+    def around(cls, values: Sequence[float], start: float, end: float) -> LogAxis:
+        """The powers of ten around some positive values; at least one power wide."""
+        low = 10.0 ** math.floor(math.log10(min(values)))
+        high = 10.0 ** math.ceil(math.log10(max(values)))
+        return cls(low, high if high > low else low * 10, start, end)
+
+    def at(self, value: float) -> float:
+        """The place of a value; of one outside of the axis, its nearer end."""
+        inside = min(max(value, self.low), self.high)
+        share = math.log(inside / self.low) / math.log(self.high / self.low)
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def ticks(self) -> list[float]:
+        """The powers of ten."""
+        decades = round(math.log10(self.high / self.low))
+        return [self.low * 10.0**i for i in range(decades + 1)]
+
+
+def treemap(sizes: Sequence[float], box: Box) -> list[Box]:
+    """Rectangles of areas in proportion to ``sizes`` (positive, in descending order) that fill ``box``.
+
+    They are as near to squares as rows allow: "Squarified treemaps", Bruls, Huizing and van Wijk, 2000.
+    """
+    total = sum(sizes)
+    if not sizes or total <= 0:
+        return []
+    x, y, width, height = box
+    scale = width * height / total
+    areas = [size * scale for size in sizes]
+    found: list[Box] = []
+    while areas:
+        side = min(width, height)
+        row = 1
+        while row < len(areas) and _worst(areas[: row + 1], side) <= _worst(areas[:row], side):
+            row += 1
+        taken = sum(areas[:row])
+        depth = taken / side if side > 0 else 0.0
+        at = 0.0
+        for area in areas[:row]:
+            length = area / depth if depth > 0 else 0.0
+            found.append((x, y + at, depth, length) if width >= height else (x + at, y, length, depth))
+            at += length
+        if width >= height:
+            x, width = x + depth, width - depth
+        else:
+            y, height = y + depth, height - depth
+        areas = areas[row:]
+    return found
+
+
+def _worst(areas: Sequence[float], side: float) -> float:
+    """The largest ratio of sides in a row of rectangles along ``side``."""
+    total = sum(areas)
+    if total <= 0 or side <= 0:
+        return math.inf
+    return max(side * side * max(areas) / total**2, total**2 / (side * side * max(min(areas), 1e-12)))
+
+
+def stacked(sizes: Sequence[float], length: float, total: float | None = None) -> list[tuple[float, float]]:
+    """(start, length) of pieces that follow one another on a bar of ``length``, which stands for ``total``."""
+    whole = sum(sizes) if total is None else total
+    found, at = [], 0.0
+    for size in sizes:
+        piece = length * size / whole if whole > 0 else 0.0
+        found.append((round(at, 2), round(piece, 2)))
+        at += piece
+    return found

@@ -1,0 +1,74 @@
+"""What an export adds to its report once the bundle is complete: where the bytes are, how fast it is, the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from enginewright.optimizer.progress import Progress
+from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.step_costs import stored_bytes
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.cache_groups import free_memory
+
+from .diffs import ProgramDiff
+from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport
+from .page import render_page
+from .roofline import Roofline, measure, predict
+from .storage import StoredBytes, stored_weights
+
+_SHARE = 0.03
+_MOST_SECONDS = 3.0
+"""Of an export's time so far, and at most, that its steps are timed for."""
+
+_BESIDE_WEIGHTS = 512 << 20
+"""Bytes of KV caches, of what a prompt's step computes, and of what the bandwidth is measured with, at most."""
+
+_RUN_HERE = ("cpu",)
+
+
+def storage_and_speed(
+    folder: Path, targets: Sequence[str], elapsed: float, progress: Progress, room: int | None = None
+) -> tuple[list[StoredBytes], list[Roofline]]:
+    """What ``ExportReport`` has of a complete bundle.
+
+    Args:
+        folder: where the bundle is.
+        targets: those that run here are timed, for a small share of ``elapsed`` seconds; of the others, and where
+            there is no memory for it, bytes and multiply-adds are predicted alone.
+        progress: told the stage "roofline".
+        room: bytes of memory that may be taken; None: what is free.
+    """
+    bundle = Bundle.open(folder)
+    seconds = min(_MOST_SECONDS, _SHARE * elapsed)
+    rooflines = [_roofline(bundle, name, seconds, progress, room) for name in targets if name in bundle.programs]
+    return stored_weights(bundle), rooflines
+
+
+def _roofline(bundle: Bundle, target: str, seconds: float, progress: Progress, room: int | None) -> Roofline:
+    needed = _BESIDE_WEIGHTS + sum(stored_bytes(use) for use in bundle.program(target).weights)
+    if target in _RUN_HERE and needed < (free_memory() if room is None else room):
+        try:
+            return measure(bundle, seconds=seconds, measured="export", progress=progress)
+        except CapacityError:
+            pass  # the bundle is good all the same: who serves it chooses how much memory its caches get
+    return predict(bundle, target)
+
+
+def report_files(folder: Path, report: Mapping[str, Any], diffs: Sequence[ProgramDiff]) -> dict[str, str]:
+    """The files of report/ by their paths in the bundle: the report as JSON, what passes changed, and the page.
+
+    Args:
+        folder: where the complete bundle is.
+        report: ``ExportReport.to_json()``.
+        diffs: from ``DiffRecorder``.
+    """
+    saved = SavedReport(ReportDocument.model_validate(report), tuple(diffs))
+    return {
+        REPORT_PATH: json.dumps(report, indent=1) + "\n",
+        DIFFS_PATH: json.dumps([asdict(diff) for diff in diffs], indent=1) + "\n",
+        PAGE_PATH: render_page(Bundle.open(folder), saved),
+    }

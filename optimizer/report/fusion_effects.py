@@ -1,0 +1,179 @@
+"""What each fusion of a target changes in the time of a step: measured here, with and without it, on the same weights.
+
+The whole list of fusions is compared with the list less one, so that a fusion isn't credited with what another does.
+Both programs take turns, and medians count: a machine that slows down slows both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from enginewright.passes.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.manager import PassManager
+from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.plugins.contracts import StepInput
+from enginewright.plugins.errors import BundleError, CapacityError
+from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.cache_groups import free_memory
+
+from .step_runner import StepRunner
+
+_CONTEXT = 64
+"""Tokens in a request's cache at the measured decode step, where the model takes that many."""
+_PREFILL = (256, 128, 64, 32)
+"""Tokens of a prefill: the first of these that the time allows."""
+_FEWEST, _MOST = 3, 100
+"""Runs of each program."""
+_BESIDE_WEIGHTS = 512 << 20
+"""Bytes that the programs need together for what they compute, at most."""
+_SHARE = 0.4
+"""Of the seconds, for decode; the rest is prefill's."""
+
+
+@dataclass(frozen=True)
+class FusionEffect:
+    """Times are medians in microseconds, of a step of one token and of a prefill of one request; None: not measured.
+
+    Attributes:
+        fusion: the pass's name.
+        matched: how many places it changed.
+        decode_without, decode_with: with all fusions but this one, and with all.
+        prefill_without, prefill_with: the same.
+    """
+
+    fusion: str
+    matched: int
+    decode_without: float | None = None
+    decode_with: float | None = None
+    prefill_without: float | None = None
+    prefill_with: float | None = None
+
+
+@dataclass(frozen=True)
+class FusionEffects:
+    """The effects of a target's fusions. ``skipped``: why nothing was measured; empty if something was."""
+
+    target: str
+    context: int
+    prefill_tokens: int
+    effects: tuple[FusionEffect, ...]
+    skipped: str = ""
+
+
+def fusion_effects(
+    program: Program,
+    passes: Sequence[Pass],
+    matched: Mapping[str, int],
+    bundle: Bundle,
+    *,
+    room: int | None = None,
+    seconds: float = 1.5,
+    shortest: float = 0.0,
+    threads: int = 0,
+) -> FusionEffects:
+    """Measures the fusions of the cpu target.
+
+    Args:
+        program: as the target's passes get it; it is left as it is.
+        passes: those that ran.
+        matched: how many places each changed, by its name.
+        bundle: with the target and its weights.
+        room: bytes of memory that may be taken; None: what is free.
+        seconds: about how long to measure. Where even a few steps take longer nothing is measured.
+        shortest: seconds of a decode step below which nothing is measured, as it would be noise.
+        threads: of the kernels; 0 takes as many as there are cores.
+    """
+    context = min(_CONTEXT, bundle.model.context_length)
+    unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in passes)
+
+    def skipped(why: str) -> FusionEffects:
+        return FusionEffects("cpu", context, 0, unmeasured, why)
+
+    compared = [p for p in passes if matched.get(p.name)]
+    if not compared:
+        return skipped("no fusion changed anything")
+    whole = bundle.program("cpu")
+    if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > (free_memory() if room is None else room):
+        return skipped("there is no memory for it")
+    decode = StepSizes(lengths=(1,), contexts=(context,))
+    prefills = [_prefill(n) for n in _PREFILL if n <= bundle.model.context_length] or [_prefill(1)]
+
+    def runner(lowered: LoweredProgram) -> StepRunner:
+        made = StepRunner(bundle, [decode, prefills[0]], threads=threads, lowered=lowered)
+        made.fill_caches()
+        return made
+
+    try:
+        runners = {"": runner(whole)}
+        step = runners[""].step(decode)
+        if (least := min(_time(runners[""], step) for _ in range(_FEWEST))) < shortest:
+            return skipped(f"a step takes {least * 1e6:.0f} microseconds: what a fusion changes would be lost in noise")
+        for p in compared:
+            lowered = _lowered(program, [q for q in passes if q is not p])
+            if set(lowered.weights) != set(whole.weights):
+                return skipped(f"without {p.name} the program has other weights")
+            runners[p.name] = runner(lowered)
+    except (BundleError, CapacityError) as e:
+        return skipped(f"the program can't run here: {e}")
+    decoded = _paired(runners, decode, seconds * _SHARE)
+    if not decoded:
+        return skipped(f"a few steps take more than {seconds:g} seconds")
+    tokens, prefilled = 0, dict[str, float]()
+    shortest_prefill = prefills[-1].lengths[0]
+    once = _time(runners[""], runners[""].step(prefills[-1])) / shortest_prefill
+    for sizes in prefills:
+        tokens = sizes.lengths[0]
+        if once * tokens * len(runners) * (_FEWEST + 1) <= seconds * (1 - _SHARE) or tokens == shortest_prefill:
+            prefilled = _paired(runners, sizes, seconds * (1 - _SHARE))
+            break
+    effects = (
+        FusionEffect(
+            p.name,
+            matched.get(p.name, 0),
+            decoded.get(p.name),
+            decoded[""] if p in compared else None,
+            prefilled.get(p.name),
+            prefilled.get("") if p in compared else None,
+        )
+        for p in passes
+    )
+    return FusionEffects("cpu", context, tokens if prefilled else 0, tuple(effects))
+
+
+def _lowered(program: Program, passes: Sequence[Pass]) -> LoweredProgram:
+    copy = program.copy()
+    PassManager(passes).run(copy)
+    return plan_arena(lower_program(copy).program)
+
+
+def _prefill(tokens: int) -> StepSizes:
+    return StepSizes(lengths=(tokens,), contexts=(tokens,))
+
+
+def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> dict[str, float]:
+    """Medians in microseconds by runner, which take turns; empty if the seconds aren't enough for a few."""
+    steps = {name: runner.step(sizes) for name, runner in runners.items()}
+    first = sum(_time(runners[name], step) for name, step in steps.items())  # warms up, and is not counted
+    if first * _FEWEST > 4 * seconds:
+        return {}
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    start = time.perf_counter()
+    for done in range(_MOST):
+        if done >= _FEWEST and time.perf_counter() - start > seconds:
+            break
+        for name, step in steps.items():
+            times[name].append(_time(runners[name], step))
+    return {name: round(median(t) * 1e6, 1) for name, t in times.items()}
+
+
+def _time(runner: StepRunner, step: StepInput) -> float:
+    start = time.perf_counter()
+    runner.program.run(step)
+    return time.perf_counter() - start

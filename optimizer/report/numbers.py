@@ -1,0 +1,47 @@
+"""How a report writes numbers."""
+
+from __future__ import annotations
+
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+__all__ = ["count", "duration", "format_bytes", "gain", "percent", "rate", "significant"]
+
+_THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number in so many digits: 0.00463, 20.6, 1.2e-07."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def count(value: float) -> str:
+    """A large number with a letter: 135 M, 1.2 G."""
+    for size, letter in _THOUSANDS:
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them: 37 us, 4.1 ms, 12.3 s, 3 min 20 s."""
+    if seconds >= 100:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def percent(share: float) -> str:
+    """A share of 1: 96.0 %, 0.4 %."""
+    return f"{share:.1%}".replace("%", " %")
+
+
+def gain(share: float) -> str:
+    """What a change saves of 1: +3.1 %, −0.6 %, 0.0 %."""
+    shown = f"{abs(share):.1%}".replace("%", " %")
+    return shown if not round(share, 3) else f"{'+' if share > 0 else '−'}{shown}"
+
+
+def rate(per_second: float) -> str:
+    """Of tokens: 61.2, 1,240."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"

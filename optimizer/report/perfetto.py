@@ -1,0 +1,206 @@
+"""A trace of a prompt and decode steps, in the Trace Event Format that Perfetto and chrome://tracing open.
+
+The format: "Trace Event Format", Google, 2016; times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.errors import BundleError, RequestError
+from enginewright.plugins.lowered_program import LoweredProgram, Operand, Step
+from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
+from enginewright.runtime.bundle.reader import Bundle
+
+from .step_runner import StepRunner
+from .storage import layer_of
+
+UI = "https://ui.perfetto.dev"
+_MOST_TOKENS = 8192
+_PROCESS, _THREAD = 1, 1
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was traced.
+
+    Attributes:
+        document: the whole trace, as it is written.
+        steps: of the model that were run.
+        seconds: that these took, from the first to the last.
+        slices: steps of the program.
+    """
+
+    document: dict[str, Any]
+    steps: int
+    seconds: float
+    slices: int
+
+    def write(self, path: Path) -> None:
+        """Raises BundleError if it can't be written."""
+        try:
+            path.write_text(json.dumps(self.document, separators=(",", ":")), encoding="utf-8")
+        except OSError as e:
+            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+
+
+def trace(
+    bundle: Bundle, *, prompt: int = 64, decode: int = 8, batch: int = 1, threads: int = 0, progress: Progress = silent
+) -> Trace:
+    """Runs a prompt of random tokens and decode steps, each once untraced before, and times every step of the program.
+
+    Args:
+        bundle: with a ready target cpu.
+        prompt: tokens of each request's prompt.
+        decode: steps of one token of each request that follow it.
+        batch: requests.
+        threads: 0 takes as many as there are cores.
+        progress: told the stage "trace".
+
+    Raises:
+        RequestError: sizes that are out of range, or longer than the bundle's context.
+        BundleError, CapacityError: as for a program that is opened to be served.
+    """
+    _check(bundle, prompt, decode, batch)
+    plan = [(f"prompt of {prompt}", StepSizes((prompt,) * batch, (prompt,) * batch))]
+    plan += [(f"decode {i + 1}", StepSizes((1,) * batch, (prompt + i + 1,) * batch)) for i in range(decode)]
+    runner = StepRunner(bundle, [sizes for _, sizes in plan], threads=threads)
+    runner.fill_caches()
+    for _, sizes in plan[:2]:  # weights come into memory, results find their places
+        runner.program.run(runner.step(sizes))
+    events: list[Event] = []
+    start = 0.0
+    for done, (name, sizes) in enumerate(plan):
+        progress(ProgressEvent("trace", done, len(plan), name))
+        step = runner.step(sizes)
+        began = time.perf_counter()
+        seconds = runner.program.profile(step)[1]
+        took = time.perf_counter() - began
+        events += step_events(runner.lowered, sizes, name, start, [float(s) for s in seconds])
+        start += max(took, float(seconds.sum()))
+    progress(ProgressEvent("trace", len(plan), len(plan)))
+    program = runner.program
+    title = f"{bundle.model.name} ({program.isa}, {program.threads} threads)"
+    names: list[Event] = [
+        {"ph": "M", "name": "process_name", "pid": _PROCESS, "tid": 0, "args": {"name": title}},
+        {"ph": "M", "name": "thread_name", "pid": _PROCESS, "tid": _THREAD, "args": {"name": "steps of the program"}},
+    ]
+    other = {
+        "model": bundle.model.name,
+        "recipe": str(bundle.manifest.recipe.get("name", "")),
+        "isa": program.isa,
+        "threads": program.threads,
+        "requests": batch,
+    }
+    document = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": names + events}
+    return Trace(document, len(plan), start, len(plan) * len(runner.lowered.steps))
+
+
+def step_events(
+    program: LoweredProgram, sizes: StepSizes, name: str, start: float, seconds: Sequence[float]
+) -> list[Event]:
+    """One step of the model: a slice of it all, in it slices of layers, in those slices of the program's steps.
+
+    Args:
+        program: that ran.
+        sizes: of the step.
+        name: of the outermost slice.
+        start: when it began, in seconds.
+        seconds: of each step of the program.
+    """
+    costs = step_costs(program, sizes)
+    inner: list[Event] = []
+    layers: list[tuple[int | None, float, float]] = []  # layer, begin, end
+    at = start
+    for step, cost, took in zip(program.steps, costs, seconds, strict=True):
+        layer = layer_of(step.where.partition(" + ")[0])
+        if layers and layers[-1][0] == layer:
+            layers[-1] = (layer, layers[-1][1], at + took)
+        else:
+            layers.append((layer, at, at + took))
+        inner.append(_slice(step.op, at, took, _arguments(step, sizes, cost, took)))
+        if took > 0:
+            inner.append(_counter("memory, GB/s", at, cost.memory / took / 1e9))
+            inner.append(_counter("products, G multiply-adds/s", at, cost.multiply_adds / took / 1e9))
+        at += took
+    total = sum(costs, StepCost())
+    arguments = {"tokens": sum(sizes.lengths), "requests": len(sizes.lengths), "context": max(sizes.contexts)}
+    outer = [_slice(name, start, at - start, arguments | _figures(total, at - start))]
+    outer += [_slice(f"layer {layer}", a, b - a, {"layer": layer}) for layer, a, b in layers if layer is not None]
+    ends = [_counter("memory, GB/s", at, 0.0), _counter("products, G multiply-adds/s", at, 0.0)]
+    return outer + inner + ends
+
+
+def _slice(name: str, start: float, seconds: float, arguments: dict[str, Any]) -> Event:
+    begin, end = _microseconds(start), _microseconds(start + seconds)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "step",
+        "pid": _PROCESS,
+        "tid": _THREAD,
+        "ts": begin,
+        "dur": round(end - begin, 3),  # ends are rounded, not lengths: a slice stays inside the one around it
+        "args": arguments,
+    }
+
+
+def _counter(name: str, at: float, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": _PROCESS, "ts": _microseconds(at), "args": {"value": round(value, 3)}}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _arguments(step: Step, sizes: StepSizes, cost: StepCost, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"module": step.where}
+    found["inputs"] = ", ".join(_shape(o, sizes) for o in step.inputs)
+    found["outputs"] = ", ".join(_shape(o, sizes) for o in step.outputs)
+    found |= {f"attribute {key}": value for key, value in step.attrs.items()}
+    return found | _figures(cost, seconds)
+
+
+def _figures(cost: StepCost, seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "bytes of weights": cost.weights,
+        "bytes of KV cache read": cost.kv_read,
+        "bytes of KV cache written": cost.kv_written,
+        "bytes of activations": cost.activations_read + cost.activations_written,
+    }
+    found |= {f"{kind} multiply-adds": n for kind, n in cost.products.items()}
+    if seconds > 0:
+        found["GB/s of weights and KV cache"] = round(cost.memory / seconds / 1e9, 3)
+    return found
+
+
+def _shape(operand: Operand, sizes: StepSizes) -> str:
+    if operand.kind == "cache":
+        return f"cache {operand.name}"
+    shape = "x".join(str(sizes.at(n)) for n in operand.shape)
+    name = f"{operand.name} " if operand.kind != "buffer" else ""
+    return f"{name}{operand.dtype} {shape}"
+
+
+def _check(bundle: Bundle, prompt: int, decode: int, batch: int) -> None:
+    for name, value, least in (("prompt", prompt, 1), ("decode", decode, 0), ("batch", batch, 1)):
+        if value < least:
+            raise RequestError(f"{name} is {value}, and must be {least} at least")
+    if prompt + decode > (most := bundle.model.context_length):
+        raise RequestError(
+            f"a prompt of {prompt:,} tokens and {decode:,} decode steps are longer than the bundle's {most:,} tokens",
+            hint="Trace fewer of them.",
+        )
+    if prompt * batch > _MOST_TOKENS:
+        raise RequestError(
+            f"{batch:,} prompts of {prompt:,} tokens are more than the {_MOST_TOKENS:,} tokens of a step",
+            hint="Trace shorter prompts, or a smaller batch.",
+        )

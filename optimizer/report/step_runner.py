@@ -1,0 +1,89 @@
+"""Runs single steps of a bundle's program at chosen sizes, for what is measured of them; free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.contracts import FloatArray, Int32Array, StepInput
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.step_costs import StepSizes
+from enginewright.runtime.bundle.reader import Bundle
+
+_SEED = 20261120
+_FILL = 0.05
+"""About the size of keys and values; what they are makes no step slower or faster."""
+
+
+class StepRunner:
+    """A bundle's cpu program with KV caches for the largest of some sizes.
+
+    Args:
+        bundle: with a ready target cpu.
+        sizes: all that will be run.
+        threads: 0 takes as many as there are cores.
+        weights: the arrays to run with, by name, instead of the bundle's own.
+        lowered: the program to run instead of the bundle's own.
+
+    Raises:
+        BundleError, CapacityError: as for a program that is opened to be served.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        sizes: Sequence[StepSizes],
+        *,
+        threads: int = 0,
+        weights: Mapping[str, npt.NDArray[np.generic]] | None = None,
+        lowered: LoweredProgram | None = None,
+    ) -> None:
+        self.lowered = bundle.program("cpu") if lowered is None else lowered
+        self.vocabulary = bundle.model.vocab_size
+        arrays = weights or {use.name: bundle.weight(use.name) for use in self.lowered.weights}
+        blocks = {
+            group.name: max(len(s.contexts) * -(-max(s.contexts) // group.block_size) for s in sizes)
+            for group in self.lowered.cache_groups
+        }
+        self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads)
+
+    def caches(self) -> list[FloatArray]:
+        """The memory of keys and values, layer by layer."""
+        groups = self.lowered.cache_groups
+        return [a for group in groups for i in group.layers for a in self.program.cache_arrays(group.name, i)]
+
+    def fill_caches(self) -> None:
+        """Makes up keys and values.
+
+        A page of a cache that was never written is the system's one page of zeros, which never leaves the processor's
+        cache: times would be too good.
+        """
+        for array in self.caches():
+            array.fill(_FILL)
+
+    def step(self, sizes: StepSizes) -> StepInput:
+        """Random tokens as the last ones of each request; the logits of each request's last one are asked for."""
+        requests, longest = len(sizes.lengths), max(sizes.contexts)
+        starts = np.cumsum([0, *sizes.lengths], dtype=np.int32)  # [B+1]
+        spans = zip(sizes.lengths, sizes.contexts, strict=True)
+        positions = np.concatenate([np.arange(c - n, c, dtype=np.int32) for n, c in spans])  # [T]
+        owners = np.repeat(np.arange(requests), sizes.lengths)  # [T]
+        tables: dict[str, Int32Array] = {}
+        slots: dict[str, Int32Array] = {}
+        for group in self.lowered.cache_groups:
+            width, size = -(-longest // group.block_size), group.block_size
+            table = np.arange(requests * width, dtype=np.int32).reshape(requests, width)  # [B, blocks]
+            tables[group.name] = table
+            slots[group.name] = table[owners, positions // size] * np.int32(size) + positions % np.int32(size)
+        return StepInput(
+            ids=np.random.default_rng(_SEED).integers(0, self.vocabulary, len(positions), dtype=np.int32),
+            positions=positions,
+            q_start=starts,
+            kv_len=np.asarray(sizes.contexts, np.int32),
+            block_tables=tables,
+            slots=slots,
+            rows=(starts[1:] - 1).astype(np.int32),
+        )

@@ -1,0 +1,72 @@
+"""Where a bundle's bytes are: by layer, by what they are for, by type."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from enginewright.runtime.bundle.reader import Bundle
+
+_LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
+_SUFFIX = re.compile(r"(\.(weight|bias|rows|int8|int4|uint4|fp8|bf16|scales|offsets|onnx|columns))+$")
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """Weights that have these three in common.
+
+    Attributes:
+        layer: the first number in their names; None if there is none.
+        kind: the module's path behind that number, such as mlp.down_proj.
+        dtype: f32, bf16, f16, fp8, i8, i4, u4 or i32. What belongs to quantized weights is f16.
+        nbytes: as they are stored, without the holes between them.
+    """
+
+    layer: int | None
+    kind: str
+    dtype: str
+    nbytes: int
+
+
+def stored_weights(bundle: Bundle) -> list[StoredBytes]:
+    """All weights of a bundle, those outside of layers first; what two targets share is counted once."""
+    tables = _shared_tables(bundle)
+    found: defaultdict[tuple[int, str, str], int] = defaultdict(int)
+    for name, entry in bundle.index.stored_once().items():
+        layer, kind = _place(name)
+        found[layer, tables.get(kind, kind), entry.dtype] += entry.bytes
+    return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(found.items())]
+
+
+def layer_of(path: str) -> int | None:
+    """The layer that a module path is in: the first number in it."""
+    layer = _LAYER.search(f"{path}.")
+    return int(layer[1]) if layer else None
+
+
+def kind_of(path: str) -> str:
+    """A module path without its layer, so that it is the same in all layers. Of fused modules those parts differ."""
+    parts = (_LAYER.split(f"{part}.")[-1].strip(".") for part in path.split(" + "))
+    return " + ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _place(name: str) -> tuple[int, str]:
+    """The layer of a weight, -1 if it has none, and its kind."""
+    path = _SUFFIX.sub("", name)
+    layer = layer_of(path)
+    return (-1, path) if layer is None else (layer, path.split(f"{layer}.", 1)[1])
+
+
+def _shared_tables(bundle: Bundle) -> dict[str, str]:
+    """Weights that are a table of tokens and a linear's too, and what to call them."""
+    tables: dict[str, str] = {}
+    linears: set[str] = set()
+    for program in bundle.programs.values():
+        for step in program.steps:
+            for name in (_place(o.name)[1] for o in step.inputs if o.kind == "weight"):
+                if "embedding" in step.op:
+                    tables[name] = step.where
+                elif step.op.endswith("linear"):
+                    linears.add(name)
+    return {name: f"{name} and {where}" for name, where in tables.items() if name in linears and name != where}

@@ -1,0 +1,196 @@
+"""What an export's page shows of passes, layers and bytes: grouped, sorted and cut to what a reader takes in."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .charts import Box, stacked, treemap
+from .diffs import ProgramDiff
+from .document import FigureEntry, PassEntry
+from .storage import StoredBytes, kind_of, layer_of
+
+TREEMAP: Box = (0.0, 0.0, 760.0, 300.0)
+COLUMN_HEIGHT = 160.0
+_PLACES = 12
+_WORST = 10
+_KINDS = 9
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Places that a pass turned down for one reason: how many, and the first of them."""
+
+    text: str
+    count: int
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PassView:
+    """A run of a pass; ``number`` from 1. ``acted``: it changed, turned down or measured something."""
+
+    number: int
+    entry: PassEntry
+    reasons: tuple[Reason, ...]
+    diff: ProgramDiff | None
+
+    @property
+    def acted(self) -> bool:
+        return bool(self.entry.matched or self.entry.rejected or self.entry.figures)
+
+
+def pass_views(passes: Sequence[PassEntry], diffs: Sequence[ProgramDiff]) -> list[PassView]:
+    """All passes with their diffs."""
+    by_number = {(d.number, d.name): d for d in diffs}
+    return [PassView(i + 1, p, _reasons(p), by_number.get((i, p.name))) for i, p in enumerate(passes)]
+
+
+def _reasons(entry: PassEntry) -> tuple[Reason, ...]:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for rejection in entry.rejected:
+        where = rejection.where or "the model"
+        places[rejection.reason].append(f"{where} ({rejection.node})" if rejection.node else where)
+    ordered = sorted(places.items(), key=lambda item: -len(item[1]))
+    return tuple(Reason(text, len(found), tuple(found[:_PLACES])) for text, found in ordered)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value at a layer. ``shade``: from 0 for the smallest value of the figure to 1 for the largest."""
+
+    layer: int
+    value: float
+    shade: float
+    where: str
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """One figure of one pass over layers and kinds of modules.
+
+    Attributes:
+        source, name: the pass, and what it measured.
+        layers: in order; the columns.
+        rows: kinds of modules with a cell for each layer that has the figure, largest mean first.
+        elsewhere: values of modules that are in no layer.
+        worst: the largest values, largest first.
+    """
+
+    source: str
+    name: str
+    layers: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    elsewhere: tuple[FigureEntry, ...]
+    worst: tuple[FigureEntry, ...]
+    low: float
+    high: float
+
+
+def figure_views(passes: Sequence[PassEntry]) -> list[FigureView]:
+    """A view for each pass and name of a figure."""
+    found: dict[tuple[str, str], list[FigureEntry]] = {}
+    for entry in passes:
+        for figure in entry.figures:
+            found.setdefault((entry.name, figure.name), []).append(figure)
+    return [figure_view(source, name, figures) for (source, name), figures in found.items()]
+
+
+def figure_view(source: str, name: str, figures: Sequence[FigureEntry]) -> FigureView:
+    """Figures of one name as a grid of kinds by layers."""
+    values = [f.value for f in figures]
+    low, high = min(values), max(values)
+    cells: dict[str, dict[int, Cell]] = {}
+    elsewhere = []
+    for figure in figures:
+        layer = layer_of(figure.where)
+        if layer is None:
+            elsewhere.append(figure)
+            continue
+        shade = (figure.value - low) / (high - low) if high > low else 1.0
+        cells.setdefault(kind_of(figure.where), {})[layer] = Cell(layer, figure.value, shade, figure.where)
+    layers = tuple(sorted({layer for row in cells.values() for layer in row}))
+    rows = sorted(cells.items(), key=lambda item: -sum(c.value for c in item[1].values()) / len(item[1]))
+    return FigureView(
+        source,
+        name,
+        layers,
+        tuple((kind, tuple(row.get(layer) for layer in layers)) for kind, row in rows),
+        tuple(elsewhere),
+        tuple(sorted(figures, key=lambda f: -f.value)[:_WORST]),
+        low,
+        high,
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A kind of weights in the treemap: its rectangle, bytes, share, and place in the list of colours."""
+
+    kind: str
+    nbytes: int
+    share: float
+    box: Box
+    colour: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a column: where it begins from the bottom, its height, what it is."""
+
+    start: float
+    height: float
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StorageView:
+    """Where the bytes are."""
+
+    total: int
+    tiles: tuple[Tile, ...]
+    dtypes: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[int, tuple[Piece, ...]], ...]
+    rows: tuple[tuple[str, dict[str, int]], ...]
+
+
+def storage_view(parts: Sequence[StoredBytes]) -> StorageView | None:
+    """Weights by kind, by type, and by layer; None if there are none."""
+    total = sum(p.nbytes for p in parts)
+    if not total:
+        return None
+    by_kind, by_dtype = _sums((p.kind, p.nbytes) for p in parts), _sums((p.dtype, p.nbytes) for p in parts)
+    shown = by_kind.most_common(_KINDS)
+    if rest := total - sum(n for _, n in shown):
+        shown.append((f"{len(by_kind) - len(shown)} more", rest))
+    boxes = treemap([n for _, n in shown], TREEMAP)
+    tiles = [Tile(k, n, n / total, b, i) for i, ((k, n), b) in enumerate(zip(shown, boxes, strict=True))]
+    order = [dtype for dtype, _ in by_dtype.most_common()]
+    layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for part in parts:
+        kinds[part.kind][part.dtype] += part.nbytes
+        if part.layer is not None:
+            layers[part.layer][part.dtype] += part.nbytes
+    tallest = max((sum(found.values()) for found in layers.values()), default=0)
+    columns = []
+    for layer, found in sorted(layers.items()):
+        places = stacked([found[d] for d in order], COLUMN_HEIGHT, tallest)
+        pieces = [Piece(a, h, d, found[d]) for d, (a, h) in zip(order, places, strict=True) if found[d]]
+        columns.append((layer, tuple(pieces)))
+    return StorageView(
+        total,
+        tuple(tiles),
+        tuple(by_dtype.most_common()),
+        tuple(columns),
+        tuple((kind, dict(kinds[kind].most_common())) for kind, _ in by_kind.most_common()),
+    )
+
+
+def _sums(items: Iterable[tuple[str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, size in items:
+        found[name] += size
+    return found

@@ -1,0 +1,229 @@
+"""A bundle's bill of materials as CycloneDX 1.6, with the model as a machine-learning component (an ML-BOM).
+
+Specification: https://cyclonedx.org/docs/1.6/json/ . The same bundle gives the same text: the serial number is derived
+from what is listed, and there is no time of day unless it is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from enginewright.optimizer.hash_files import hash_files
+from enginewright.optimizer.progress import Progress, silent
+from enginewright.optimizer.report.document import read_report
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
+from enginewright.runtime.bundle.reader import Bundle
+
+from .source_facts import SourceFacts
+
+PREFIX = "enginewright"
+"""Of the names of properties, which CycloneDX leaves to each tool."""
+
+_BUNDLE, _CALIBRATION, _SOURCE = "bundle", "calibration", "source"
+
+_SPDX = {
+    name.lower(): name
+    for name in (
+        *("0BSD", "AFL-3.0", "AGPL-3.0-only", "AGPL-3.0-or-later", "Apache-2.0", "Artistic-2.0", "BSD-2-Clause"),
+        *("BSD-3-Clause", "BSL-1.0", "CC-BY-2.0", "CC-BY-3.0", "CC-BY-4.0", "CC-BY-NC-2.0", "CC-BY-NC-3.0"),
+        *("CC-BY-NC-4.0", "CC-BY-NC-ND-4.0", "CC-BY-NC-SA-4.0", "CC-BY-ND-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0"),
+        *("CC0-1.0", "CDLA-Permissive-2.0", "ECL-2.0", "EPL-2.0", "EUPL-1.2", "GPL-2.0-only", "GPL-2.0-or-later"),
+        *("GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only", "LGPL-3.0-or-later", "MIT", "MPL-2.0", "MS-PL"),
+        *("NCSA", "ODbL-1.0", "OFL-1.1", "OSL-3.0", "PDDL-1.0", "PostgreSQL", "Unlicense", "WTFPL", "Zlib"),
+    )
+}
+"""SPDX's names of licences that models have, by what model cards write. Others are said as the model says them."""
+
+
+def bill_of_materials(
+    bundle: Bundle, *, source: SourceFacts | None = None, timestamp: str | None = None, progress: Progress = silent
+) -> dict[str, Any]:
+    """The bill as a JSON document.
+
+    Args:
+        bundle: its hashes are checked first: a bill of a damaged bundle would be wrong.
+        source: of the model that it was made from; without it only the name is said.
+        timestamp: when the bill was made (RFC 3339); left out if None.
+        progress: told the stage "hash", in bytes.
+
+    Raises:
+        BundleError: a file was altered, or the report of the export is damaged; names it.
+    """
+    files = _files(bundle, progress)
+    body: dict[str, Any] = {
+        "metadata": {
+            **({} if timestamp is None else {"timestamp": timestamp}),
+            "lifecycles": [{"phase": "build"}],
+            "tools": {"components": [_package("enginewright", version("enginewright"), "application")]},
+            "component": _model(bundle, files, source),
+        },
+        "components": [*_file_components(files), *_toolchain(bundle)],
+        "dependencies": [{"ref": _BUNDLE, "dependsOn": [f"file:{path}" for path in files]}],
+    }
+    serial = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(body, sort_keys=True))
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{serial}",
+        "version": 1,
+        **body,
+    }
+
+
+def moment(epoch: str) -> str:
+    """Seconds since 1970 as RFC 3339, in UTC. Raises RequestError if they are none."""
+    try:
+        return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError) as e:
+        raise RequestError(
+            f"SOURCE_DATE_EPOCH: {epoch!r} is no number of seconds since 1970", hint="Unset it, or set it right."
+        ) from e
+
+
+def write_bill(bill: Mapping[str, Any], path: Path) -> None:
+    """Writes a bill as indented JSON. Raises RequestError if it can't be written."""
+    try:
+        path.write_text(json.dumps(bill, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise RequestError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+
+
+def _files(bundle: Bundle, progress: Progress) -> dict[str, FileSection]:
+    """What is in the bundle by path: files that manifests list, and the manifests."""
+    hash_files(bundle, progress)
+    files = dict(bundle.files)
+    for path in (MANIFEST_PATH, *(target_manifest_path(name) for name in bundle.targets)):
+        data = (bundle.path / path).read_bytes()
+        files[path] = FileSection(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return dict(sorted(files.items()))
+
+
+def _model(bundle: Bundle, files: Mapping[str, FileSection], source: SourceFacts | None) -> dict[str, Any]:
+    model, report = bundle.manifest.model, read_report(bundle).document
+    card: dict[str, Any] = {
+        "task": "text-generation",
+        "modelArchitecture": model.architecture,
+        "inputs": [{"format": "text"}],
+        "outputs": [{"format": "text"}],
+    }
+    if report is not None and report.calibration is not None:
+        tokens = report.calibration.coverage.tokens
+        card["datasets"] = [
+            {
+                "type": "dataset",
+                "bom-ref": _CALIBRATION,
+                "name": report.calibration.origin,
+                "description": f"{tokens:,} tokens that weights were quantized by",
+            }
+        ]
+    facts = {
+        "model.parameters": model.parameters,
+        "model.context_length": model.context_length,
+        "model.vocab_size": model.vocab_size,
+        **{f"target.{name}.{key}": value for name in bundle.targets for key, value in _target(bundle, name)},
+        **dict(_flat(bundle.manifest.recipe, "recipe")),
+    }
+    return {
+        "type": "machine-learning-model",
+        "bom-ref": _BUNDLE,
+        "name": model.name,
+        "description": "A bundle of Enginewright. Its hash is that of the lines that sha256sum writes of its files.",
+        "hashes": [{"alg": "SHA-256", "content": _digest(files)}],
+        **_licences(source),
+        "pedigree": {"ancestors": [_ancestor(bundle, source)]},
+        "modelCard": {"modelParameters": card},
+        "properties": _properties(facts),
+    }
+
+
+def _digest(files: Mapping[str, FileSection]) -> str:
+    """One hash for all files: of their lines as sha256sum writes them, in the order of their paths."""
+    lines = "".join(f"{file.sha256}  {path}\n" for path, file in files.items())
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
+    """What a target's manifest says of what runs it."""
+    target = bundle.targets[name]
+    yield "state", target.state
+    if target.needs is not None:
+        yield "needs", target.needs
+    if target.io is not None:
+        yield "onnxruntime", target.io.onnxruntime
+    if target.tensorrt is not None:
+        yield "tensorrt", target.tensorrt.version
+        yield "compute_capabilities", ", ".join(target.tensorrt.compute_capabilities)
+
+
+def _ancestor(bundle: Bundle, source: SourceFacts | None) -> dict[str, Any]:
+    """The model that the bundle was made from: a file has its hash, a folder a component for each file."""
+    said = bundle.manifest.source
+    found: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": said.name}
+    if source is not None:
+        found |= _licences(source)
+        if said.kind == "gguf":
+            found["hashes"] = [{"alg": "SHA-256", "content": source.files[source.name].sha256}]
+        else:
+            found["components"] = _file_components(source.files, f"{_SOURCE}:")
+    return found | {"properties": _properties({"source.kind": said.kind})}
+
+
+def _licences(source: SourceFacts | None) -> dict[str, Any]:
+    if source is None or source.licence is None:
+        return {}
+    spdx = _SPDX.get(source.licence.lower())
+    named = {"name": source.licence} if spdx is None else {"id": spdx}
+    return {"licenses": [{"license": named | {"acknowledgement": "declared"}}]}
+
+
+def _file_components(files: Mapping[str, FileSection], prefix: str = "file:") -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "file",
+            "bom-ref": f"{prefix}{path}",
+            "name": path,
+            "hashes": [{"alg": "SHA-256", "content": file.sha256}],
+            "properties": _properties({"bytes": file.bytes}),
+        }
+        for path, file in files.items()
+    ]
+
+
+def _toolchain(bundle: Bundle) -> list[dict[str, Any]]:
+    """What made the bundle, none of which is in it."""
+    return [
+        {"bom-ref": f"tool:{name}"} | _package(name, release, "library") | {"scope": "excluded"}
+        for name, release in sorted(bundle.manifest.toolchain.items())
+    ]
+
+
+def _package(name: str, release: str, kind: str) -> dict[str, Any]:
+    """A Python package. Its purl has the name as PyPI writes it, and no + of a local version."""
+    purl = f"pkg:pypi/{quote(name.lower().replace('_', '-'))}@{quote(release, safe='')}"
+    return {"type": kind, "name": name, "version": release, "purl": purl}
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Fields of nested objects by dotted names; lists stay in one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}")
+    elif value is not None and value != []:
+        yield name, value
+
+
+def _properties(facts: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [
+        {"name": f"{PREFIX}:{name}", "value": value if isinstance(value, str) else json.dumps(value)}
+        for name, value in sorted(facts.items())
+    ]

@@ -1,0 +1,106 @@
+"""What a bill of materials says of the model that a bundle was made from: its files, with hashes, and its licence."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.errors import MissingDependencyError, SourceError
+from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.manifest import FileSection
+from enginewright.runtime.bundle.reader import Bundle
+
+_CHUNK_BYTES = 4 << 20
+_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)^---\s*$", re.S | re.M)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """A model on disk.
+
+    Attributes:
+        name: of its folder or file.
+        files: by name, those that aren't hidden.
+        licence: as it says itself, such as "apache-2.0"; None if it doesn't.
+    """
+
+    name: str
+    files: dict[str, FileSection]
+    licence: str | None
+
+
+def source_facts(bundle: Bundle, source: Path, progress: Progress = silent) -> SourceFacts:
+    """Hashes the files of a bundle's source and reads its licence: of the model card, config.json, or GGUF metadata.
+
+    Args:
+        bundle: whose manifest names the source.
+        source: the Hugging Face directory or GGUF file.
+        progress: told the stage "source", in bytes.
+
+    Raises:
+        SourceError: it is missing or damaged, or not called what the manifest says.
+        MissingDependencyError: what reads GGUF files isn't installed.
+    """
+    if not source.exists():
+        raise SourceError(f"source: {source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    name = source.resolve().name if source.is_dir() else source.name
+    said = bundle.manifest.source
+    if (said.kind, said.name) != ("huggingface" if source.is_dir() else "gguf", name):
+        raise SourceError(
+            f"source: {bundle.path} was made from {said.name} ({said.kind}), and {source} is called {name}",
+            hint="Pass the model that the bundle was exported from, or leave --source out.",
+        )
+    paths = [source]
+    if source.is_dir():
+        paths = sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith("."))
+    try:
+        total, done, files = sum(p.stat().st_size for p in paths), 0, {}
+        for path in paths:
+            files[path.name] = _hashed(path)
+            done += files[path.name].bytes
+            progress(ProgressEvent("source", done, total, path.name))
+        licence = _licence_of_directory(source) if source.is_dir() else _licence_of_gguf(source)
+    except OSError as e:
+        raise SourceError(f"{e.filename}: can't be read: {e.strerror}", hint="Check the file's permissions.") from e
+    return SourceFacts(name, files, licence)
+
+
+def _hashed(path: Path) -> FileSection:
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileSection(bytes=size, sha256=digest.hexdigest())
+
+
+def _licence_of_directory(folder: Path) -> str | None:
+    """That of the model card's front matter, else of config.json."""
+    card = folder / "README.md"
+    if card.is_file() and (matter := _FRONT_MATTER.match(card.read_text(encoding="utf-8", errors="replace"))):
+        # "other" has its name beside it.
+        for key in ("license_name", "license"):
+            if found := re.search(rf"^{key}:[ \t]*([^\s#\[{{&*|>][^#\n]*)", matter[1], re.M):
+                return found[1].strip().strip("'\"") or None
+    config = folder / "config.json"
+    if config.is_file():
+        try:
+            document = parse_json(config.read_bytes())
+        except ValueError as e:
+            raise SourceError(f"{config}: not JSON: {e}", hint="Download the model again.") from e
+        licence = document.get("license") if isinstance(document, dict) else None
+        return licence.strip() or None if isinstance(licence, str) else None
+    return None
+
+
+def _licence_of_gguf(path: Path) -> str | None:
+    with MissingDependencyError.of_export("source: reading a GGUF file's licence", instead="leave --source out"):
+        from enginewright.optimizer.capture.gguf import open_gguf  # torch and gguf, which bundles do without
+    metadata = open_gguf(path).metadata
+    for key in ("general.license.name", "general.license"):
+        if isinstance(value := metadata.get(key), str) and value.strip():
+            return value.strip()
+    return None

@@ -1,0 +1,72 @@
+"""A bundle against the source that someone says it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf
+from enginewright.optimizer.capture.model_info import model_info
+from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
+from enginewright.optimizer.progress import Progress
+from enginewright.optimizer.recipes.of_bundle import recipe_of
+from enginewright.plugins.errors import SourceError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.open import Placement
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .report import VerificationReport
+from .text import evaluation_text
+from .verify import verify
+
+_HINT = "Pass the model that the bundle was exported from; the bundle's manifest has its name."
+
+
+def compare_bundle(
+    bundle: Bundle, source: Path, target: str, progress: Progress, placement: Placement = Placement()
+) -> VerificationReport:
+    """Repeats the comparison of the export, with the budget of the recipe that the manifest has.
+
+    ``placement``: what the target runs on.
+
+    Raises:
+        SourceError: the source is missing or damaged, or another model, or has another tokenizer.
+        BundleError: the manifest's recipe is none of this version.
+        VerificationError: they differ by more than the recipe allows.
+    """
+    check_source(bundle, source)
+    return verify(bundle.path, source, recipe_of(bundle), target, progress, placement=placement)
+
+
+def check_source(bundle: Bundle, source: Path) -> None:
+    """Raises SourceError if a bundle can't have been made from this model, by its shape and its tokenizer.
+
+    Other weights of the same shape are for the comparison to find.
+    """
+    if not source.exists():
+        raise SourceError(f"source: {source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    model, _ = build_from_directory(source) if source.is_dir() else build_from_gguf(gguf.open_gguf(source))
+    expected = bundle.model
+    found = model_info(model, expected.name, expected.context_length, {}, None)
+    for what in ("architecture", "vocab_size", "parameters"):
+        ours, theirs = getattr(expected, what), getattr(found, what)
+        if ours != theirs:
+            raise SourceError(
+                f"source: {source} is another model than {bundle.path} was made from: its {what} is {_shown(theirs)}, "
+                f"the bundle's {_shown(ours)}",
+                hint=_HINT,
+            )
+    ours, theirs = bundle.tokenizer_files(), source_tokenizer_files(source)
+    if not ours.tokenizer_json or theirs is None or not theirs.tokenizer_json:
+        return
+    first, second = (Tokenizer(files).encode(evaluation_text()) for files in (ours, theirs))
+    if first != second:
+        at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+        raise SourceError(
+            f"source: {source} has another tokenizer than {bundle.path}: they make different tokens of a text, from "
+            f"its token {at} on",
+            hint=_HINT,
+        )
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,45 @@
+"""Tokens for a search that a budget holds: some to measure with, and others that say whether the choice keeps to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .measuring_tokens import MeasuringTokens, measuring_tokens
+from .random_tokens import random_sequences
+from .verify import SEEDS
+
+
+def held_out(
+    captured: CapturedModel, sequences: Sequence[torch.Tensor], section: str
+) -> tuple[tuple[torch.Tensor, ...], list[MeasuringTokens]]:
+    """Every second sequence, to measure with, and what a choice is checked on.
+
+    That is the other sequences, the package's text, and the very random tokens of the bundle's verification, which
+    holds all to the budget.
+
+    Args:
+        sequences: of the calibration, [S] each, at least two.
+        section: of the recipe, for the error.
+
+    Raises RequestError if there are too few sequences.
+    """
+    if len(sequences) < 2:
+        raise RequestError(
+            f"calibration: [{section}] measures with one half of the sequences and checks with the other: "
+            "there is only one",
+            hint="Pass a longer text, or set a smaller sequence_length in [calibration].",
+        )
+    files, info = captured.tokenizer_files, captured.model_info
+    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+    checks = [
+        measuring_tokens(sequences[1::2], None, info),
+        measuring_tokens((), tokenizer, info),
+        MeasuringTokens(tuple(torch.from_numpy(s) for s in random_sequences(info, SEEDS[0])[1]), "random tokens"),
+    ]
+    return tuple(sequences[::2]), checks

@@ -1,0 +1,137 @@
+"""Measures a program against its source: logits after the same tokens, on the way through the passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.fx.node import Node, Target
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
+from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.ir.program import Program
+from enginewright.passes.step_inputs import packed_inputs
+from enginewright.plugins.contracts import FloatArray
+
+from .measuring_tokens import MeasuringTokens
+from .random_tokens import check_logits, comparison, tolerance_of
+from .report import Measurement
+from .source_runner import SourceRunner
+
+aten, ew = torch.ops.aten, torch.ops.ew
+
+_PRODUCTS: dict[Target, int] = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.matmul.default: 0,
+    aten.linear.default: 0,
+    aten.addmm.default: 1,
+    ew.linear.default: 0,
+    ew.grouped_linear.default: 0,
+    ew.quantized_linear.default: 0,
+    ew.quantized_grouped_linear.default: 0,
+}
+"""Ops that multiply with a weight, and which argument is multiplied: [.., K]."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement.
+
+    ``figures`` are for the report; ``errors`` is the largest error of a logit in each sequence; ``logits`` are the
+    program's, [S, V] a sequence.
+    """
+
+    figures: Measurement
+    errors: tuple[float, ...]
+    logits: tuple[FloatArray, ...]
+
+
+@dataclass(frozen=True)
+class SourceLogits:
+    """Some sequences of tokens, and the source's logits after each: [S, V] a sequence."""
+
+    tokens: MeasuringTokens
+    logits: tuple[FloatArray, ...]
+
+    @staticmethod
+    def of(
+        source: Path | PreTrainedModel,
+        context_length: int,
+        tokens: MeasuringTokens,
+        keep_bytes: int,
+        cache: WeightCache,
+    ) -> SourceLogits:
+        """Runs the source.
+
+        Args:
+            source: a Hugging Face directory, a GGUF file or a transformers model.
+            context_length: of the export.
+            tokens: to be run.
+            keep_bytes: as of ``SourceRunner``; when this returns weights are kept in ``cache`` alone.
+            cache: is offered the weights that were read, which are those of the captured program.
+
+        Raises what ``SourceRunner`` raises.
+        """
+        ids = torch.zeros((len(tokens.sequences), tokens.length), dtype=torch.long)
+        for row, sequence in zip(ids, tokens.sequences, strict=True):
+            row[: len(sequence)] = sequence  # what comes behind it doesn't reach back: these are causal models
+        runner = SourceRunner(source, context_length=context_length, keep_bytes=keep_bytes)
+        logits = runner.logits(ids)
+        for expr, value in runner.kept_weights():
+            cache.offer(expr, value)
+        return SourceLogits(tokens, tuple(r[: len(s)] for r, s in zip(logits, tokens.sequences, strict=True)))
+
+    def measure(self, program: Program, cache: WeightCache, length: int) -> Measured:
+        """Runs ``program`` on the first ``length`` tokens of each sequence.
+
+        Raises VerificationError if logits are not finite, or not as many as the source's.
+        """
+        start = time.perf_counter()
+        cache.forget_all_but(program)
+        sequences = [s[:length] for s in self.tokens.sequences]
+        rows = evaluate(program, sequences, cache)
+        divergence = Divergence(Likelihood(), Likelihood())
+        errors = []
+        for ids, logits, reference in zip(sequences, rows, self.logits, strict=True):
+            expected = reference[: len(ids)]
+            check_logits(logits, expected)
+            following = ids[1:].tolist()
+            if following:
+                divergence.add(logits[:-1], expected[:-1], following)
+            divergence.add(logits[-1:], expected[-1:])
+            errors.append(float(np.abs(logits - expected).max()))
+        figures = Measurement(
+            **asdict(comparison(divergence)),
+            perplexity=divergence.model.perplexity if divergence.model.tokens else None,
+            source_perplexity=divergence.reference.perplexity if divergence.reference.tokens else None,
+            seconds=round(time.perf_counter() - start, 4),
+        )
+        return Measured(figures, tuple(errors), tuple(rows))
+
+
+def evaluate(program: Program, sequences: Sequence[torch.Tensor], cache: WeightCache) -> list[FloatArray]:
+    """The program's logits after every token of each sequence: [S, V] float32 each."""
+    logits = FastEvaluation(program, cache).evaluate(packed_inputs(program, sequences))[0]
+    return [part.float().numpy() for part in logits.split([len(s) for s in sequences])]
+
+
+def relative_tolerance_of(program: Program) -> float:
+    """``relative_tolerance`` (random_tokens.py) of a program that is not lowered yet.
+
+    Products of the same values are on the way to a logit side by side, and count once.
+    """
+    terms: dict[Node, int] = {}
+    for node in program.graph.nodes:
+        if node.target in _PRODUCTS:
+            x = node.args[_PRODUCTS[node.target]]
+            terms[x] = int(x.meta["val"].shape[-1])
+        elif node.target is ew.moe.default:
+            hidden, inner = program.value(node.args[5]).shape[1:]  # down [E, H, I]
+            terms[node] = int(hidden) + int(inner)
+    return tolerance_of(sum(terms.values()))

@@ -1,0 +1,264 @@
+"""Compares the program with its source from pass to pass, and says which pass broke it.
+
+Not after every pass, where that took too long: then several are judged together, and one by one if they fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from enginewright.optimizer.resources import give_back_freed
+from enginewright.passes.base import Pass, PassRecord
+from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.errors import VerificationError
+
+from .measure import Measured, SourceLogits, relative_tolerance_of
+from .measuring_tokens import EXACT_LENGTH
+from .report import Measurement, PassVerification
+from .verify import EXACT_HINT, LOSSY_HINT
+from .worst_layers import LayerError, layer_errors
+
+SHARE = 0.4
+"""Of the time that an export has worked so far: as much may be spent on measuring what could be judged later too."""
+
+LOCAL_TOLERANCE = 2e-4
+"""Relative error of a value that rounding explains. Sums in another order are off by 1e-6; a linear that is off by 1 %
+is off by 1e-2, or by 1e-3 where a residual of some times its size is added before one can look."""
+
+SHOWN = 3
+"""Layers that an error names."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where a chain of passes stands: the last program that was found good, and what was found."""
+
+    program: Program
+    measured: Measured
+    lossy: bool = False  # whether a pass up to here has lost precision
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A pass that changed the program, and the program after it: a graph, as weights are lazy."""
+
+    number: int
+    name: str
+    exact: bool
+    program: Program
+
+
+class PassMeasurements:
+    """Told of every pass, measures where it pays, and fails where a pass changed more than it may.
+
+    An exact pass must be within rounding of the source; behind one that loses precision, of the program before it. A
+    pass that loses precision is held to ``max_kl``; one whose losses a later pass repairs, together with that. The last
+    pass before the first that loses precision, and the last
+    of all, are always measured, and so are those that lose precision.
+
+    Args:
+        source: its logits.
+        captured: the program before the first pass.
+        max_kl: the budget; None if the recipe is exact.
+        cache: for weights, while programs run.
+        few: measure where there is no way round it and nowhere else: for a model that the cache doesn't hold.
+        started: when the export began, by ``time.perf_counter``.
+        spent: seconds of those since then that went into ``source``.
+
+    Raises:
+        VerificationError: the program is not the source's as it was captured.
+    """
+
+    def __init__(
+        self,
+        source: SourceLogits,
+        captured: Program,
+        *,
+        max_kl: float | None,
+        cache: WeightCache,
+        few: bool,
+        started: float,
+        spent: float = 0.0,
+    ) -> None:
+        self._source, self._max_kl, self._cache, self._few = source, max_kl, cache, few
+        self._started, self._spent, self._count, self._cost = started, spent, 0, float("inf")
+        self._tolerance = relative_tolerance_of(captured)
+        self._pending: list[_Step] = []
+        self._found: list[Measurement | None] = []
+        measured = self._measure(captured, full=False)
+        if (problem := self._difference(measured)) is not None:
+            raise VerificationError(f"as captured, the program differs from its source: {problem}", hint=EXACT_HINT)
+        self._captured = measured.figures
+        self._state = self._common = _State(captured.copy(), measured)
+        self._target, self._left = "", list[Pass]()
+        self._broken = False  # a pass has lost what a later one makes up for
+
+    def begin(self, passes: Sequence[Pass], target: str = "") -> None:
+        """The next passes, to be told of in this order. A target's begin with what the common ones made."""
+        if self._target == "":
+            self._common = self._state
+        self._state, self._target, self._left = self._common, target, list(passes)
+
+    def after(self, program: Program, record: PassRecord) -> None:
+        """A pass has run.
+
+        Raises:
+            VerificationError: the program differs by more than this pass, or one since the last measurement, may
+                change; names the pass and the layers that changed most.
+        """
+        one, following = self._left.pop(0), self._left[0] if self._left else None
+        self._found.append(None)
+        if self._is_repaired_later(one, record):
+            return
+        if record.matched:
+            self._pending.append(_Step(len(self._found) - 1, record.name, one.exact, program.copy()))
+        elif not self._pending:
+            self._found[-1] = replace(self._state.measured.figures, unchanged=True, seconds=0.0)
+        if self._pending and self._is_due(one, following):
+            self._judge()
+        if one.exact and following is not None and not following.exact:
+            self._forget_weights()  # what comes may need the memory, and has use for other weights
+
+    def finish(self) -> PassVerification:
+        """Frees the memory; how it was done, for the export's report."""
+        self._forget_weights()
+        tokens = self._source.tokens
+        return PassVerification(
+            origin=tokens.origin,
+            sequences=len(tokens.sequences),
+            tokens=sum(len(s) for s in tokens.sequences),
+            exact_tokens=sum(min(len(s), EXACT_LENGTH) for s in tokens.sequences),
+            relative_tolerance=self._tolerance,
+            max_kl=self._max_kl,
+            captured=self._captured,
+            measured=self._count,
+            seconds=round(self._spent, 3),
+        )
+
+    @property
+    def found(self) -> list[Measurement | None]:
+        """The figures after each pass, in order; None where it was judged with a later one."""
+        return list(self._found)
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far."""
+        return self._spent
+
+    def _is_repaired_later(self, one: Pass, record: PassRecord) -> bool:
+        """Whether what this pass loses, or one before it has lost, is what a later one makes up for."""
+        repaired = any(later.repairs for later in self._left)
+        self._broken = repaired and (self._broken or (record.matched > 0 and not one.exact))
+        return self._broken
+
+    def _is_due(self, one: Pass, following: Pass | None) -> bool:
+        if following is None or following.exact != one.exact:
+            return True
+        if self._few:
+            return False
+        worked = time.perf_counter() - self._started - self._spent
+        return not one.exact or self._spent + self._cost <= SHARE * worked
+
+    def _forget_weights(self) -> None:
+        self._cache.clear()
+        give_back_freed()
+
+    def _judge(self) -> None:
+        """Judges what is pending by the last program of it."""
+        last = self._pending[-1]
+        measured, problem = self._look_at(last)
+        if problem is not None:
+            raise self._error()
+        trimmed = replace(measured, logits=tuple(rows[:EXACT_LENGTH].copy() for rows in measured.logits))
+        self._state = _State(last.program, trimmed, self._state.lossy or not last.exact)
+        self._found[last.number] = measured.figures
+        for number in range(last.number + 1, len(self._found)):
+            self._found[number] = replace(measured.figures, unchanged=True, seconds=0.0)
+        self._pending.clear()
+
+    def _look_at(self, step: _Step) -> tuple[Measured, str | None]:
+        """The program after a step against the source, and what is wrong with it, if something is."""
+        measured = self._measure(step.program, full=self._state.lossy or not step.exact)
+        if not step.exact:
+            return measured, self._loss(measured)
+        if not self._state.lossy:
+            return measured, self._difference(measured)
+        return measured, self._change(step, measured)
+
+    def _measure(self, program: Program, *, full: bool) -> Measured:
+        start = time.perf_counter()
+        length = self._source.tokens.length if full else min(EXACT_LENGTH, self._source.tokens.length)
+        measured = self._source.measure(program, self._cache, length)
+        self._cost = time.perf_counter() - start
+        self._spent += self._cost
+        self._count += 1
+        return measured
+
+    def _difference(self, measured: Measured) -> str | None:
+        """What is more than rounding, on every sequence: where a model chooses, rounding may change a choice."""
+        figures = measured.figures
+        tolerance = self._tolerance * figures.largest_logit
+        if min(measured.errors) <= tolerance:
+            return None
+        return (
+            f"on {self._source.tokens.origin} a logit is off by {figures.max_logit_error:.3g}, where rounding explains "
+            f"{tolerance:.3g} (logits reach {figures.largest_logit:.3g}, KL {figures.kl_mean:.3g} in the mean)"
+        )
+
+    def _loss(self, measured: Measured) -> str | None:
+        figures = measured.figures
+        if self._max_kl is None or figures.kl_mean <= self._max_kl:
+            return None
+        return (
+            f"KL {figures.kl_mean:.3g} nats a token on {self._source.tokens.origin}, and the recipe's max_kl is "
+            f"{self._max_kl:.3g} (top-1 agreement {figures.top1_agreement:.1%}, a logit is off by "
+            f"{figures.max_logit_error:.3g} at most)"
+        )
+
+    def _change(self, step: _Step, measured: Measured) -> str | None:
+        """What is more than rounding since the last good program, which had lost precision before.
+
+        Where integers are rounded a difference of rounding may become one of a whole step, anywhere; so if logits
+        differ by more it is the single layers that count, each given what it was given before.
+        """
+        tolerance = self._tolerance * measured.figures.largest_logit
+        pairs = zip(measured.logits, self._state.measured.logits, strict=True)
+        error = min(float(np.abs(new[: len(old)] - old).max()) for new, old in pairs)
+        if error <= tolerance:
+            return None
+        worst = self._worst(self._state.program, step.program)
+        if not worst or worst[0].error <= LOCAL_TOLERANCE:
+            return None
+        return (
+            f"on {self._source.tokens.origin} a logit is off by {error:.3g} from what it was before the pass, where "
+            f"rounding explains {tolerance:.3g} (logits reach {measured.figures.largest_logit:.3g})"
+        )
+
+    def _error(self) -> VerificationError:
+        """Finds the first bad one of what is pending, of which the last is bad."""
+        low, high = 0, len(self._pending) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._look_at(self._pending[middle])[1] is None:
+                low = middle + 1
+            else:
+                high = middle
+        step = self._pending[high]
+        problem = self._look_at(step)[1]
+        before = self._pending[high - 1].program if high else self._state.program
+        name = f"{step.name} of target {self._target}" if self._target else step.name
+        verdict = "differs from its source" if step.exact else "is too far from its source"
+        errors = self._worst(before, step.program)[:SHOWN]
+        worst = "; ".join(str(e) for e in errors if e is errors[0] or not step.exact or e.error > LOCAL_TOLERANCE)
+        return VerificationError(
+            f"after the pass {name} the program {verdict}: {problem}. What it changed most: {worst}",
+            hint=EXACT_HINT if step.exact else LOSSY_HINT,
+        )
+
+    def _worst(self, before: Program, after: Program) -> list[LayerError]:
+        return layer_errors(before, after, self._source.tokens.sequences, self._cache)

@@ -1,0 +1,73 @@
+"""What passes are measured against is made ready: tokens, and the source's logits on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.runtime.tokenizer import Tokenizer
+
+from .measure import SourceLogits
+from .measure_passes import PassMeasurements
+from .measuring_tokens import EXACT_LENGTH, LENGTH, measuring_tokens
+from .source_runner import KEEP_BYTES
+from .verify import max_kl_of
+
+
+def measure_against(
+    source: str | Path | PreTrainedModel,
+    captured: CapturedModel,
+    recipe: Recipe,
+    *,
+    calibration: Sequence[torch.Tensor],
+    started: float,
+    progress: Progress,
+    keep_bytes: int = KEEP_BYTES,
+) -> PassMeasurements:
+    """Runs the source and the captured program on a few tokens; passes are measured on the same ones.
+
+    Args:
+        source: what was captured.
+        captured: before any pass.
+        recipe: says what may be lost.
+        calibration: token ids of some sequences, [S] each; without any it is the package's text, or random tokens.
+        started: when the export began, by ``time.perf_counter``.
+        progress: told the stage "measure".
+        keep_bytes: weights that take no more as float32 are read once. Larger models are measured in fewer places,
+            and on fewer tokens.
+
+    Raises:
+        SourceError, UnsupportedModelError: as for an export.
+        VerificationError: the captured program is not the source's.
+    """
+    begin = time.perf_counter()
+    info, files = captured.model_info, captured.tokenizer_files
+    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+    few = 4 * info.parameters > keep_bytes
+    tokens = measuring_tokens(
+        calibration, tokenizer, info, EXACT_LENGTH if recipe.exact else LENGTH // 2 if few else LENGTH
+    )
+    progress(ProgressEvent("measure", 0, 2, f"the source on {tokens.origin}"))
+    given = source if isinstance(source, PreTrainedModel) else Path(source)
+    cache = WeightCache(keep_bytes)
+    logits = SourceLogits.of(given, info.context_length, tokens, keep_bytes, cache)
+    progress(ProgressEvent("measure", 1, 2, "the captured program"))
+    measurements = PassMeasurements(
+        logits,
+        captured.program,
+        max_kl=max_kl_of(recipe),
+        cache=cache,
+        few=few,
+        started=started,
+        spent=time.perf_counter() - begin,
+    )
+    progress(ProgressEvent("measure", 2, 2, tokens.origin))
+    return measurements
