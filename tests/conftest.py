@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import os
 import signal
@@ -22,6 +23,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 PIECES = {"test_families_table.py": 12, "test_families_experts.py": 4, "test_families.py": 4}
 """Files that are worth running on several workers."""
+
+TOGETHER = frozenset({"test_formats.py", "test_greedy.py", "test_invariance.py"})
+"""Files of acceptance/ that begin by exporting the real model: one worker would wait for the other."""
+
+FIRST = (*sorted(TOGETHER), "test_packaging.py", "test_large_model.py", "test_examples.py", "test_recipes.py")
+"""Files that begin: whole ones that take minutes, which at the end would keep one worker busy and the other waiting."""
 
 TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
 
@@ -43,18 +50,41 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now (torch, transformers, the tests) is no garbage: looked through again and again by Python's
+    collector, it takes a third of the tests' time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """At its end Python takes everything apart again: what the extension has made mustn't be missed there."""
+    gc.unfreeze()
+
+
 class _FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """A file's tests run on one worker, which makes its fixtures once; the longest files come in pieces."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if Path(file).name in TOGETHER:
+            return "the real model"
         return f"{file}-{zlib.crc32(nodeid.encode()) % PIECES.get(Path(file).name, 1)}"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    """``--dist loadfile``, as the Makefile has it."""
-    return _FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+    """``--dist loadfile``, as the Makefile has it: files in the order of ``pytest_collection_modifyitems``."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # it would have the files of one long test come last
+    return _FileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files of FIRST before the others."""
+    order = {name: i for i, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")

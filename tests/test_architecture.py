@@ -18,6 +18,13 @@ MOST_LINES = 400
 HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"}
 """What the runtime must do without."""
 
+RUNS_ON = {
+    "runtime.executors.onnx_session": "onnxruntime",
+    "runtime.executors.tensorrt_library": "tensorrt_rtx",
+    "runtime.doctor_machine": "torch",
+}
+"""The modules that load what a target runs on, when it is opened."""
+
 
 def modules() -> dict[str, Path]:
     """Every module of the package, by its dotted name below ``enginewright``."""
@@ -81,6 +88,13 @@ def test_nobody_imports_the_optimizer(importer: str) -> None:
 
 def test_the_runtime_does_without_torch_and_the_compiler() -> None:
     assert offences("runtime", HEAVY | {"optimizer", "passes", "plugins.ops"}) == []
+
+
+@pytest.mark.parametrize(("module", "library"), RUNS_ON.items())
+def test_what_a_target_runs_on_is_loaded_when_it_is_opened(module: str, library: str) -> None:
+    probe = f"import sys, enginewright.{module}, enginewright.runtime.llm; print({library!r} in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == "False"
 
 
 @pytest.mark.parametrize("bottom", ["plugins.contracts", "plugins.errors", "plugins.lowered_program", "runtime.bundle"])
@@ -149,3 +163,9 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert "Usage: optimize" in done.stdout and done.stdout.splitlines()[-1] == "done"
+
+
+def test_recipes_are_read_without_torch() -> None:
+    probe = "import sys, enginewright.optimizer.recipes.recipe; print('torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
+    assert printed == "False\n"

@@ -17,8 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.export import export
+from enginewright.optimizer.sbom import bill_of_materials
+from enginewright.runtime.bundle.reader import Bundle
+
+pytestmark = pytest.mark.matrix
+
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_WHEEL_BYTES = 60e6
+QUICKLY = ("-C", "cmake.build-type=MinSizeRel", "-C", "cmake.define.CMAKE_CXX_FLAGS_MINSIZEREL=-O1 -DNDEBUG")
+"""How fast the kernels are is none of these tests' matter, and to optimise them takes longest."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ def packages(repository: Path, shared_folder: Path) -> Packages:
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(repository / name, tree / name, follow_symlinks=False)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
+    command = [sys.executable, "-m", "build", "--no-isolation", *QUICKLY, "--outdir", str(out), str(tree)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
     return Packages(tree, names, next(out.glob("*.tar.gz")), next(out.glob("*.whl")))
@@ -69,7 +77,7 @@ def test_the_sdist_holds_the_whole_tree(packages: Packages) -> None:
 def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
     with zipfile.ZipFile(packages.wheel) as archive:
         names = set(archive.namelist())
-        suffixes = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl")
+        suffixes = (".py", ".pyi", ".toml", ".typed", "_text.txt", ".jsonl", ".j2", ".css", ".js")
         expected = {
             f"enginewright/{name.removeprefix('src/enginewright/')}": name
             for name in packages.names
@@ -127,7 +135,41 @@ def test_the_command_works_without_torch(bare_environment: Path, tiny_bundle: Pa
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["results"][0]["token_ids"]) <= 4
     assert run(optimize, "inspect", str(tiny_bundle), cwd=tmp_path).returncode == 0
+    shown = run(optimize, "report", str(tiny_bundle), "-o", "report.html", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "</html>" in (tmp_path / "report.html").read_text()  # the wheel has its templates
+    assert run(optimize, "trace", str(tiny_bundle), "--decode", "1", cwd=tmp_path).returncode == 0
     assert "f32" in run(optimize, "recipes", cwd=tmp_path).stdout
+
+
+def test_a_bundle_moves_to_another_environment_and_verifies_there(
+    bare_environment: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """That one has neither onnxruntime nor what exporting needs; the onnx target is hashed all the same."""
+    export(tiny_folder, tmp_path / "here" / "a.bundle", targets=("cpu", "onnx"))
+    bill = bill_of_materials(Bundle.open(tmp_path / "here" / "a.bundle"))
+    there = tmp_path / "quite" / "another folder"
+    there.mkdir(parents=True)
+    bundle = Path(shutil.move(tmp_path / "here" / "a.bundle", there / "b.bundle"))
+    optimize = bare_environment / "optimize"
+    done = run(optimize, "verify", "b.bundle", "--json", cwd=there)
+    assert done.returncode == 0, done.stderr
+    cpu, onnx = json.loads(done.stdout)["targets"]
+    assert cpu["why_not"] is None and "isa" in cpu["runs_with"]
+    assert "onnxruntime" in onnx["why_not"]
+    looked = run(optimize, "doctor", "b.bundle", "--json", cwd=there)
+    assert looked.returncode == 0, looked.stderr
+    assert {t["target"]: t["verdict"] for t in json.loads(looked.stdout)["targets"]} == {"cpu": "runs", "onnx": "can't"}
+    assert json.loads(run(optimize, "sbom", "b.bundle", cwd=there).stdout) == bill
+    shutil.copytree(bundle, there / "c.bundle")
+    assert run(optimize, "diff", "b.bundle", "c.bundle", cwd=there).returncode == 0
+    for path in sorted(p for p in bundle.rglob("*") if p.is_file() and p.parent.name != "report"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        found = run(optimize, "verify", "b.bundle", cwd=there)
+        assert found.returncode == 7
+        assert path.relative_to(bundle).as_posix() in found.stderr, found.stderr
+        path.write_bytes(data)
 
 
 def test_exporting_without_torch_says_what_to_install(bare_environment: Path, tmp_path: Path) -> None:

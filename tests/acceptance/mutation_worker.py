@@ -170,6 +170,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path, str], Case], str]] = {
     "index": (_bundle_case, "weights/index.json"),
     "weights": (_bundle_case, "weights/weights-00000.bin"),
     "program": (_bundle_case, "targets/cpu/program.json"),
+    "buckets": (_bundle_case, "targets/cpu/buckets/plan.json"),
     "faulty": (_faulty_case, ""),
 }
 

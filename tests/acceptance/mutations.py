@@ -80,7 +80,8 @@ def _edit(rng: random.Random, document: Any) -> Any:
         changes = (value + 1, value - 1, value * 2, -value, value + 64, value * 33, value // 2, rng.choice(NUMBERS))
         parent[path[-1]] = rng.choice(changes)
     elif kind <= 4:
-        parent[path[-1]] = copy.deepcopy(_at(document, rng.choice(by_key[key])))  # what the field is somewhere else
+        # What the field is somewhere else; through text, since an edit before may have nested it a thousand deep.
+        parent[path[-1]] = json.loads(json.dumps(_at(document, rng.choice(by_key[key]))))
     elif kind == 5:
         parent[path[-1]] = rng.choice((*NUMBERS, *OTHER_VALUES))
     elif kind == 6:

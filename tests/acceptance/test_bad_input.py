@@ -172,7 +172,7 @@ def _truncate_blob(bundle: Path) -> None:
 
 def _alter_program(bundle: Path) -> None:
     path = bundle / "targets" / "cpu" / "program.json"
-    path.write_text(path.read_text().replace('"rope"', '"rpoe"', 1))
+    path.write_text(path.read_text().replace('"rope_table"', '"rpoe_table"', 1))
 
 
 def _newer(bundle: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.errors import UnsupportedModelError
 
 from .driver import Driver
@@ -94,20 +93,24 @@ def make(tiny_model: Callable[..., PreTrainedModel], case: str) -> PreTrainedMod
     return model
 
 
-@pytest.mark.parametrize("case", EXPERT_FAMILIES)
+USUALLY = ("Mixtral", "GptOss", "DeepseekV3")
+"""Of families and of saved ones, those that are tried at every change."""
+
+
+def _cases(cases: Iterable[str]) -> list[Any]:
+    return [case if case in USUALLY else pytest.param(case, marks=pytest.mark.matrix) for case in cases]
+
+
+@pytest.mark.parametrize("case", _cases(EXPERT_FAMILIES))
 def test_prefill_and_decode_equal_transformers(
     case: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
-    compare(make(tiny_model, case), tmp_path / "tiny.bundle", (21, 5, 1), 8, "best")
+    usual = case in USUALLY
+    ways = ("best", "portable") if usual else ("best",)
+    compare(make(tiny_model, case), tmp_path / "tiny.bundle", (37 if usual else 21, 5, 1), 8, *ways)
 
 
-@pytest.mark.parametrize("case", ["Mixtral", "GptOss", "DeepseekV3"])
-def test_portable_kernels_too(case: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
-    assert "portable" in isas()
-    compare(make(tiny_model, case), tmp_path / "tiny.bundle", (37, 1), 3, "portable")
-
-
-@pytest.mark.parametrize("case", SAVED)
+@pytest.mark.parametrize("case", _cases(SAVED))
 def test_a_saved_model_gives_the_bundle_that_the_model_gives(
     case: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:

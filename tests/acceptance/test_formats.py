@@ -1,4 +1,4 @@
-"""int8 and bf16 through the whole chain: as close as a recipe says, small, and bit for bit the same in any company."""
+"""Narrow formats through the whole chain: as close as a recipe says, small, and bit for bit the same in any company."""
 
 from __future__ import annotations
 
@@ -11,31 +11,66 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.sections import (
+    BudgetSection,
+    CalibrationSection,
+    WeightFormatSection,
+    WeightsSection,
+)
 from enginewright.plugins.cpu.executable import isas
 from enginewright.runtime.bundle.reader import Bundle
 
 from .driver import Driver
 from .test_invariance import run
 
-RECIPES = ("int8", "bf16")
+OFFSETS = WeightFormatSection(
+    storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64
+)
+ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channels more than real ones
+RECIPES: dict[str, str | Recipe] = {
+    "int8": "int8",
+    "bf16": "bf16",
+    "int4": load_recipe("int4").model_copy(update={"budget": ANY_KL}),
+    # Of the tables and of the head too.
+    "offsets": Recipe(name="offsets", weights=WeightsSection(default=OFFSETS), budget=ANY_KL),
+}
+SPARSE = {
+    "sparse8": WeightFormatSection(
+        storage="int8", group_size=32, activation="int8", activation_group_size=32, sparsity="2:4"
+    ),
+    "sparse32": WeightFormatSection(sparsity="2:4"),
+}
+RECIPES |= {
+    name: Recipe(
+        name=name,
+        weights=WeightsSection(default=one, sparsify="magnitude"),
+        budget=BudgetSection(max_kl=10.0),
+        calibration=CalibrationSection(tokens=256),
+    )
+    for name, one in SPARSE.items()
+}
+CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
+CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
+CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
-# KL of the logits of random models from float32's, a median over tokens: some ten times what is measured.
-LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4}
+# KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
+# times for 4 bits.
+LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4, "int4": 0.3, "offsets": 0.4, "sparse8": 3.0, "sparse32": 3.0}
 
 
 def overrides(family: str) -> dict[str, int]:
     return MIXTURE if family == "Mixtral" else {}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("family", ["Llama", "GPT2", "Mixtral"])
+@pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_tiny_models_are_close_and_the_same_in_company(
     family: str, recipe: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
     model = tiny_model(family, **overrides(family))
     bundle = tmp_path / "tiny.bundle"
-    export(model, bundle, recipe=recipe)
+    export(model, bundle, recipe=RECIPES[recipe])
     rng = np.random.default_rng(5)
     texts = [rng.integers(3, 256, n).tolist() for n in (1, 31, 33, 70)]
     alone = run(bundle, texts, chunk=4096, together=False, threads=1)
@@ -56,7 +91,7 @@ def test_tiny_models_are_close_and_the_same_in_company(
 def test_every_instruction_set_gives_nearly_the_same(
     recipe: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
-    export(tiny_model("Qwen3"), tmp_path / "tiny.bundle", recipe=recipe)
+    export(tiny_model("Qwen3"), tmp_path / "tiny.bundle", recipe=RECIPES[recipe])
     text = np.random.default_rng(6).integers(3, 256, 40).tolist()
     logits = []
     for isa in isas():

@@ -46,16 +46,18 @@ def test_tiny_models(
     together: bool,
     threads: int,
     tiny_model: Callable[..., PreTrainedModel],
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    export(tiny_model(family, max_position_embeddings=2048), tmp_path / "tiny.bundle")
+    bundle = tmp_path_factory.getbasetemp() / f"{family}-invariance.bundle"
+    if not bundle.exists():
+        export(tiny_model(family, max_position_embeddings=2048), bundle)
     rng = np.random.default_rng(3)
     # Lengths around the tile of 32 keys and the split of 512, which is where an order could slip.
     texts = [rng.integers(3, 256, n).tolist() for n in (1, 31, 32, 33, 100, 511, 513, 700)]
     if chunk == 1:
         texts = [t[:70] for t in texts]
-    alone = run(tmp_path / "tiny.bundle", texts, chunk=4096, together=False, threads=1)
-    other = run(tmp_path / "tiny.bundle", texts, chunk=chunk, together=together, threads=threads)
+    alone = run(bundle, texts, chunk=4096, together=False, threads=1)
+    other = run(bundle, texts, chunk=chunk, together=together, threads=threads)
     for a, b in zip(alone, other, strict=True):
         assert a.tobytes() == b.tobytes()
 

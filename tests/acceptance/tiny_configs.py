@@ -140,10 +140,12 @@ def _tiny_config(model_type: str, overrides: dict[str, Any]) -> PretrainedConfig
             fields[name] = type(value)(**(_shrunk(value) | _NESTED_OVERRIDES.get(model_type, {})))
     fields |= _OVERRIDES.get(model_type, {}) | overrides
     config: PretrainedConfig = kind(**fields)
-    if getattr(config, "layer_types", None) and "layer_types" not in fields:
+    derived = "layer_types" in kind.attribute_map  # from a field with a name of its own
+    if getattr(config, "layer_types", None) and "layer_types" not in fields and not derived:
         deeper: PretrainedConfig = kind(**(fields | {"num_hidden_layers": _DEEPER}))
-        if len(set(deeper.layer_types)) > len(set(config.layer_types)):
-            config = deeper  # two layers don't show all kinds
+        kinds = list(dict.fromkeys(deeper.layer_types))
+        if len(kinds) > len(set(config.layer_types)):  # two layers don't show all of them
+            config = kind(**(fields | {"num_hidden_layers": len(kinds), "layer_types": kinds}))
     config._attn_implementation = "eager"
     return config
 

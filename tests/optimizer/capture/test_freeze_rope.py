@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from transformers import PretrainedConfig
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.build_model import build_model
-from enginewright.optimizer.capture.freeze_rope import freeze_rope
+from enginewright.optimizer.capture.freeze_rope import freeze_rope, own_context_length
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.errors import UnsupportedModelError
@@ -140,3 +141,15 @@ def test_an_export_says_and_verifies_the_stated_length(tiny_model, tmp_path, cas
         assert report.context_length == 48
         assert report.verification[0].random_tokens.tokens > 0
         assert Bundle.open(tmp_path / name).model.context_length == 48
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        ({"max_position_embeddings": 77, "max_target_positions": 5}, 77),
+        ({"max_target_positions": 448}, 448),  # as Whisper has it, whose positions end there
+        ({}, 2048),
+    ],
+)
+def test_the_context_that_a_model_says_it_is_made_for(fields: dict[str, int], length: int) -> None:
+    assert own_context_length(PretrainedConfig(**fields)) == length

@@ -65,7 +65,7 @@ def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(),
             data = permuted(data, config.num_attention_heads if "attn_q" in name else config.num_key_value_heads)
         if name in leave_out:
             continue
-        kind = quantization if data.ndim == 2 else Q.F32
+        kind = Q.F32 if data.ndim != 2 else quantization(name) if callable(quantization) else quantization
         writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
     for name, data in extra:
         writer.add_tensor(name, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.optimizer.capture.token_count import watching
+from enginewright.optimizer.capture.token_count import TokenCountError, watching
 
 
 class Part(torch.nn.Module):
@@ -52,7 +52,7 @@ def culprit(function):
                 dynamic_shapes={"ids": {0: torch.export.Dim("T", min=1, max=4096)}},
                 strict=False,
             )
-        except torch._dynamo.exc.UserError:
+        except (torch._dynamo.exc.UserError, TokenCountError):
             return watch.culprit()
     return watch.culprit()
 
@@ -85,6 +85,21 @@ CASES = {
 def test_the_module_is_named(case):
     function, message = CASES[case]
     assert culprit(function).startswith(message)
+
+
+def test_nothing_runs_behind_the_module_that_is_named():
+    later = []
+    model = Model(scan)
+    model.layers[2].function = lambda _, x: later.append(x) or x
+    with torch.no_grad(), watching(model) as watch, pytest.raises(TokenCountError, match=r"layers\.1 fixes"):
+        torch.export.export(
+            Step(model),
+            (torch.zeros(13, dtype=torch.long),),
+            dynamic_shapes={"ids": {0: torch.export.Dim("T", min=1, max=4096)}},
+            strict=False,
+        )
+    assert not later
+    assert watch.culprit().startswith("layers.1 ")
 
 
 @pytest.mark.parametrize("function", [lambda _, x: x.softmax(-1), lambda m, x: x @ m.table.t() @ m.table])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -57,3 +58,16 @@ def test_ctrl_c_while_python_ends_is_quiet() -> None:
     assert done.returncode == -signal.SIGINT
     assert done.stdout.startswith("enginewright ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_sleep_unless_told_otherwise(before: str | None, after: str) -> None:
+    code = (
+        "import os, sys; sys.argv = ['optimize', '--version']\n"
+        "from enginewright.optimizer.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {} if before is None else {"OMP_WAIT_POLICY": before}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines()[-1] == after

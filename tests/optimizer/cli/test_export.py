@@ -61,7 +61,7 @@ def test_what_a_recipe_costs_is_printed(tiny_folder: Path, tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--recipe", "bf16"])
     assert result.exit_code == 0, result.output
     printed = re.search(
-        r"on a text of ([\d,]+) tokens, 24 of 60 windows: KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
+        r"on a text of ([\d,]+) tokens, 8 of 60 windows: KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
         result.stdout,
     )
     assert printed is not None, result.stdout

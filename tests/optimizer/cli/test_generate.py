@@ -109,3 +109,40 @@ def test_an_answer_that_was_cut_says_so(tiny_bundle: Path) -> None:
 def test_the_help_names_the_default_of_max_tokens() -> None:
     help_text = get_args(MaxTokens)[1].help
     assert help_text.endswith(f"default {ew.SamplingParams().max_tokens}.")
+
+
+def test_statistics(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "One", "--max-tokens", "3", "--raw", "--stats")
+    assert result.exit_code == 0, result.output
+    assert "preemptions: 0" in result.stderr and "KV cache: " in result.stderr and "isa " in result.stderr
+    several = generate(tiny_bundle, "One", "Two", "--max-tokens", "3", "--raw", "--stats")
+    assert "preemptions: 0" in several.stderr and "preemptions" not in several.stdout
+    data = json.loads(generate(tiny_bundle, "One", "--max-tokens", "3", "--raw", "--stats", "--json").stdout)
+    assert data["stats"]["buckets"] == [] and data["stats"]["preemptions"] == 0
+    assert "stats" not in json.loads(generate(tiny_bundle, "One", "--max-tokens", "3", "--raw", "--json").stdout)
+
+
+def test_a_target_and_a_context(tiny_bundle: Path) -> None:
+    usual = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "4")
+    small = generate(
+        tiny_bundle, "Hello", "--raw", "--max-tokens", "4", "--target", "cpu", "--context", "16", "--stats"
+    )
+    assert small.exit_code == 0, small.output
+    assert small.stdout == usual.stdout
+    long = generate(tiny_bundle, "Hello", "--raw", "--context", "8", "--json")
+    assert len(json.loads(long.stdout)["results"][0]["token_ids"]) <= 8 - len("Hello")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--target", "onnx"], 7, "no target 'onnx'; it has cpu"),
+        (["--provider", "cuda"], 8, "provider: 'cuda' is for target 'onnx', not 'cpu'"),
+        (["--context", "513"], 9, "context: 513 tokens are more than the 512"),
+        (["--context", "1"], 8, "context: 1 is out of range"),
+    ],
+)
+def test_what_does_not_run(tiny_bundle: Path, options: list[str], code: int, message: str) -> None:
+    result = generate(tiny_bundle, "Hello", *options)
+    assert result.exit_code == code
+    assert message in result.stderr

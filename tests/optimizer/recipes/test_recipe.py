@@ -1,18 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.recipes.recipe import (
+from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from enginewright.optimizer.recipes.sections import (
+    METHODS,
     CacheSection,
-    Recipe,
     WeightFormatSection,
     WeightOverride,
     WeightsSection,
-    list_recipes,
-    load_recipe,
-    recipe_text,
 )
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
@@ -52,6 +51,30 @@ def test_the_built_in_recipes_of_narrow_formats(name: str, expected: WeightForma
     recipe = load_recipe(name)
     assert recipe.weights.to_formats() == WeightFormats(expected)
     assert not recipe.exact
+
+
+@pytest.mark.parametrize(("name", "method"), [("int4", "nearest"), ("int4-gptq", "gptq"), ("int4-awq", "awq")])
+def test_the_built_in_recipes_of_4_bits(name: str, method: str) -> None:
+    recipe = load_recipe(name)
+    four = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+    eight = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
+    formats = recipe.weights.to_formats()
+    assert (formats.default, formats.embeddings, formats.overrides) == (four, eight, ())
+    assert formats.method == method
+    assert recipe.budget.max_kl == 0.5
+
+
+def test_the_built_in_recipe_of_a_files_own_integers() -> None:
+    formats = load_recipe("gguf").weights.to_formats()
+    assert formats == replace(load_recipe("int8").weights.to_formats(), keep_blocks=True)
+
+
+def test_the_built_in_recipe_of_8_bit_floats() -> None:
+    recipe = load_recipe("fp8")
+    assert recipe.targets == ("onnx",)
+    bf16 = WeightFormat("bf16", activation="bf16")
+    assert recipe.weights.to_formats() == WeightFormats(WeightFormat("fp8"), embeddings=bf16)
+    assert recipe.rounded
 
 
 def test_every_built_in_recipe_loads_under_its_own_name() -> None:
@@ -116,15 +139,44 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
         ("activation_group_size = 32", "activation_group_size is 32, but storage 'f32' has no scales"),
         (
             'storage = "int8", activation = "int8", group_size = 48',
-            "group_size is 48, which can't be made yet, only 0, 32, 64",
+            "group_size is 48, which can't be made for int8, only 0, 32, 64",
         ),
+        (
+            'storage = "int4", activation = "int8", activation_group_size = 32',
+            "group_size is 0, which can't be made for int4, only 32, 64",
+        ),
+        (
+            'storage = "int4", activation = "int8", group_size = 128, activation_group_size = 128',
+            "group_size is 128, which can't be made for int4, only 32, 64",
+        ),
+        (
+            'storage = "int4", activation = "int8", group_size = 32',
+            "activation_group_size is 0, which can't be made for int4, only 32, 64",
+        ),
+        ('storage = "int4"', "storage 'int4' goes with activation 'int8', not 'float'"),
         (
             'storage = "int8", activation = "int8", group_size = 32, activation_group_size = 64',
             "group_size is 32 and activation_group_size 64: where both are not 0 they must be the same",
         ),
-        ('storage = "int8", activation = "int8", zero_point = true', "zero_point can't be true yet"),
+        (
+            'storage = "int8", activation = "int8", zero_point = true',
+            "zero_point can't be true for storage 'int8', only for 'int4'",
+        ),
+        ("zero_point = true", "zero_point can't be true for storage 'f32'"),
+        ('storage = "fp8", activation = "fp8"', "storage 'fp8' goes with activation 'float', not 'fp8'"),
+        ('storage = "fp8", group_size = 48', "group_size is 48, which can't be made for fp8, only 0, 32, 64"),
+        (
+            'storage = "fp8", group_size = 32, activation_group_size = 32',
+            "activation_group_size is 32, but storage 'fp8' is multiplied with floats as they are",
+        ),
+        ('storage = "fp8", zero_point = true', "zero_point can't be true for storage 'fp8', only for 'int4'"),
+        ('storage = "fp8", sparsity = "2:4"', "sparsity '2:4' can't be made for storage 'fp8' yet"),
         ('rotation = "hadamard"', "rotation 'hadamard' can't be made yet"),
-        ('sparsity = "2:4"', "sparsity '2:4' can't be made yet"),
+        (
+            'storage = "int4", activation = "int8", group_size = 32, activation_group_size = 32, zero_point = true, '
+            'sparsity = "2:4"',
+            "sparsity '2:4' can't have zero_point = true",
+        ),
     ],
 )
 @pytest.mark.parametrize("override", [False, True])
@@ -136,6 +188,31 @@ def test_formats_that_do_not_fit_together(tmp_path: Path, text: str, expected: s
     else:
         error = failure(tmp_path, f'name = "x"\n[weights]\ndefault = {{ {text} }}\n')
         assert f":3: weights.default: {expected}" in error.message
+
+
+INT4 = '{ storage = "int4", group_size = 32, zero_point = true, activation = "int8", activation_group_size = 32 }'
+
+
+def test_what_else_weights_may_say(tmp_path: Path) -> None:
+    default = load_recipe(write(tmp_path, 'name = "x"\n')).weights
+    assert (default.embeddings, default.keep_blocks, default.method) == (None, False, "nearest")
+    text = f'name = "x"\n[weights]\ndefault = {INT4}\nembeddings = {{ storage = "f32" }}\nkeep_blocks = true\n'
+    recipe = load_recipe(write(tmp_path, text))
+    expected = WeightFormat("int4", 32, True, "int8", 32)
+    assert recipe.weights.to_formats() == WeightFormats(expected, (), WeightFormat(), True, "nearest")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("embeddings = { storge = 1 }", ":3: weights.embeddings.storge: unknown key"),
+        ('embeddings = { storage = "int4" }', ":3: weights.embeddings: storage 'int4' goes with activation 'int8'"),
+        ('keep_blocks = "yes"', ":3: weights.keep_blocks: it must be true or false"),
+        ('method = "best"', ":3: weights.method: Input should be 'nearest'"),
+    ],
+)
+def test_weights_that_are_refused(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in failure(tmp_path, f'name = "x"\n[weights]\n{text}\n').message
 
 
 def test_overrides_keep_their_order(tmp_path: Path) -> None:
@@ -154,8 +231,8 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (
-            'name = "x"\n[weights]\ndefault = { storage = "int4" }\n',
-            ":3: weights.default.storage: 'int4' can't be made",
+            'name = "x"\n[weights]\ndefault = { storage = "nvfp4" }\n',
+            ":3: weights.default.storage: 'nvfp4' can't be made",
         ),
         ('name = "x"\n[kv_cache]\ndtype = "fp8"\n', ":3: kv_cache.dtype: 'fp8' can't be made"),
         ('name = "x"\ntargets = ["cuda"]\n', ":2: targets: 'cuda' can't be made"),
@@ -164,7 +241,7 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
 def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: str, expected: str) -> None:
     error = failure(tmp_path, text)
     assert expected in error.message
-    assert "recipes: bf16, f32, int8" in error.message
+    assert f"(recipes: {', '.join(r.name for r in list_recipes())})" in error.message
 
 
 @pytest.mark.parametrize(
@@ -214,4 +291,43 @@ def test_a_recipe_is_exact_if_nothing_loses_precision() -> None:
     assert not Recipe(name="x", weights=WeightsSection(default=lossy)).exact
     override = WeightOverride(layers="*.down_proj", format=lossy)
     assert not Recipe(name="x", weights=WeightsSection(overrides=(override,))).exact
+    assert not Recipe(name="x", weights=WeightsSection(embeddings=lossy)).exact
+    assert not Recipe(name="x", weights=WeightsSection(keep_blocks=True)).exact, "activations are rounded"
     assert not Recipe(name="x", kv_cache=CacheSection.model_construct(dtype="bf16")).exact
+
+
+_AUTO = """
+[auto]
+candidates = [
+    { storage = "int4", group_size = 32, activation = "int8", activation_group_size = 32 },
+    { storage = "bf16", activation = "bf16" },
+]
+"""
+
+
+def test_formats_may_be_chosen_automatically(tmp_path: Path) -> None:
+    text = 'name = "x"\n[budget]\nmax_kl = 0.02\nmax_bytes = 1_000_000\n' + _AUTO
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    recipe = load_recipe(path)
+    assert recipe.auto is not None
+    assert [f.storage for f in recipe.auto.candidates] == ["int4", "bf16"]
+    assert (recipe.auto.tokens, recipe.budget.max_bytes, recipe.exact) == (256, 1_000_000, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_AUTO, "[auto] needs a budget: max_kl or max_bytes"),
+        (
+            "[budget]\nmax_kl = 0.1\n[weights]\nkeep_blocks = true\n" + _AUTO,
+            "leave all but the method out of [weights]",
+        ),
+        ("[budget]\nmax_bytes = 0\n" + _AUTO, "budget.max_bytes: Input should be greater than 0"),
+        ("[budget]\nmax_kl = 0.1\n[auto]\ncandidates = []\n", "auto.candidates: it must not be empty"),
+        ('[weights]\nmethod = "METHOD"\n', "chooses integers of int4, which no format here is"),
+        ('[weights]\nsparsify = "wanda"\n', "sparsify 'wanda' is for formats of sparsity '2:4', which none here is"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in failure(tmp_path, f'name = "x"\n{text.replace("METHOD", METHODS[-1])}').message

@@ -8,7 +8,9 @@ import pytest
 from enginewright.optimizer.verify.packed_run import blocks_for, plan_steps, run_packed
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.onnxruntime import OnnxExecutor
 from enginewright.runtime.llm import LLM
+from tests.runtime.executors import tiny_onnx
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 5, 16, 31, 40, 47, 48, 512])
@@ -47,3 +49,19 @@ def test_it_equals_the_engine(context: int, seed: int, tiny_bundle: Path) -> Non
     with LLM(tiny_bundle, threads=1, memory="16MiB") as llm:
         for logits, sequence in zip(found, sequences, strict=True):
             np.testing.assert_array_equal(logits, llm.logits(sequence.tolist()))
+
+
+@pytest.mark.parametrize("context", [3, tiny_onnx.CONTEXT])
+def test_slots(context: int, tmp_path: Path) -> None:
+    """An executor of one phase a step: whole requests in slots, the same one in each group."""
+    plan = plan_steps(context)
+    bundle = Bundle.open(tiny_onnx.write_bundle(tmp_path / "tiny.bundle"))
+    capacity = max(plan.lengths) + 1
+    assert blocks_for(plan, capacity) == 2
+    executor = OnnxExecutor(bundle, {g.name: 2 for g in tiny_onnx.GROUPS}, capacity, threads=1)
+    sequences = [np.arange(length, dtype=np.int32) * 7 % tiny_onnx.V for length in plan.lengths]
+    found = run_packed(executor, sequences, plan, seed=0)
+    executor.close()
+    for logits, sequence in zip(found, sequences, strict=True):
+        # Rounding of logits up to 35; measured 3e-5.
+        np.testing.assert_allclose(logits, tiny_onnx.reference(sequence.tolist()), atol=1e-4)

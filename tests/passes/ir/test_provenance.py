@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch.fx
 
-from enginewright.passes.ir.provenance import WHERE, Part, join_where, where_of
+from enginewright.passes.ir.provenance import WHERE, Part, join_where, layer_path, where_of
 
 
 def _node(graph: torch.fx.Graph, *where: str) -> torch.fx.Node:
@@ -29,3 +30,18 @@ def test_parts_are_ordered_and_readable() -> None:
     parts = [Part("b", 0, 2), Part("a", 4, 6), Part("a", 0, 4)]
     assert sorted(parts) == [Part("a", 0, 4), Part("a", 4, 6), Part("b", 0, 2)]
     assert [str(p) for p in parts] == ["b[0:2]", "a[4:6]", "a[0:4]"]
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"),
+    [
+        ("model.layers.3.mlp.down_proj", "model.layers.3"),
+        ("h.11", "h.11"),
+        ("model.layers.3.experts.7.w1", "model.layers.3"),  # the first number
+        ("model.layer3.mlp", ""),  # a name with a digit is no number
+        ("lm_head", ""),
+        ("", ""),
+    ],
+)
+def test_the_layer_of_a_path(path: str, layer: str) -> None:
+    assert layer_path(path) == layer

@@ -30,7 +30,9 @@ def lower(program: Program) -> Lowering:
 
 def interpreter(lowering: Lowering) -> Interpreter:
     uses = lowering.program.weights
-    return Interpreter(lowering.program, {w.name: stored(lowering.weights[w.name].evaluate(), w.layout) for w in uses})
+    return Interpreter(
+        lowering.program, {w.name: stored(lowering.weights[w.name].evaluate(), w.layout, w.dtype) for w in uses}
+    )
 
 
 def check(program: Program, atol: float = 0.0) -> LoweredProgram:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from enginewright.plugins.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.lowered_program import Layout, LoweredProgram, Operand, Step
+from enginewright.plugins.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 from enginewright.plugins.ops import (
+    REFERENCES,
     add_layer_norm,
     add_rms_norm,
     combine_experts,
@@ -78,12 +79,13 @@ DTYPES = {
     "i32": torch.int32,
     "i8": torch.int8,
 }
+"""Of buffers."""
 NARROW = (torch.bfloat16, torch.float16, torch.int8)
 ROW_MULTIPLE = {"bf16": 2, "i8": 4}
 """Rows of these types begin at multiples of 32 bits."""
 
 
-def stored(weight: torch.Tensor, layout: Layout) -> torch.Tensor:
+def stored(weight: torch.Tensor, layout: Layout, dtype: Dtype) -> torch.Tensor:
     """A weight as a bundle holds it; bf16 in panels as its bits."""
     if weight.dtype in NARROW:
         value = weight.contiguous()
@@ -92,7 +94,7 @@ def stored(weight: torch.Tensor, layout: Layout) -> torch.Tensor:
     if layout == "rows":
         return value.contiguous()
     bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-    return torch.from_numpy(pack(bits.contiguous().numpy(), layout))
+    return torch.from_numpy(pack(bits.contiguous().numpy(), layout, dtype))
 
 
 class Interpreter:
@@ -151,7 +153,7 @@ class Interpreter:
         assert use.dtype == operand.dtype
         if use.layout != "rows":
             assert tuple(shape) == use.shape and offset == 0
-            whole = torch.from_numpy(unpack(value.numpy(), tuple(shape), use.layout).copy())
+            whole = torch.from_numpy(unpack(value.numpy(), tuple(shape), use.layout, use.dtype).copy())
             return whole.view(torch.bfloat16) if use.dtype == "bf16" else whole
         return torch.as_strided(value, shape, strides, offset)
 
@@ -171,6 +173,18 @@ class Interpreter:
             assert out.dtype == result.dtype, f"{step.op}: {out.dtype} {result.dtype}"
             out.copy_(result)
 
+    def _integers(
+        self, step: Step, x: list[torch.Tensor], first: int
+    ) -> tuple[int, list[torch.Tensor | None], list[torch.Tensor]]:
+        """Bits; values, scales and offsets of the weight that begins there among a step's inputs; what follows."""
+        shifted = bool(step.attrs.get("has_offsets", False))
+        uses = [self.uses[o.name] for o in step.inputs[first : first + 2 + shifted]]
+        kinds = {"i8": (8, "panel32x4"), "u4" if shifted else "i4": (4, "panel32x8")}
+        bits, layout = kinds[uses[0].dtype]
+        assert [(u.dtype, u.layout) for u in uses] == [(uses[0].dtype, layout), *[("f16", "panel32")] * (1 + shifted)]
+        weight: list[torch.Tensor | None] = [*x[first : first + 2], x[first + 2] if shifted else None]
+        return bits, weight, x[first + 2 + shifted :]
+
     def _compute(self, step: Step, x: list[torch.Tensor], cache: str) -> tuple[torch.Tensor, ...]:
         a: dict[str, Any] = dict(step.attrs)
         match step.op:
@@ -180,7 +194,8 @@ class Interpreter:
                 assert x[0].dim() == 2
                 packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
                 assert self.uses[step.inputs[1].name].layout == packed[x[1].dtype]
-                return (linear(x[0], x[1], x[2] if len(x) > 2 else None),)
+                residual = x.pop() if a.get("has_residual") else None
+                return (linear(x[0], x[1], x[2] if len(x) > 2 else None, a.get("activation", ""), residual),)
             case "cast_bf16":
                 assert x[0].dim() == 2
                 return (x[0].bfloat16(),)
@@ -188,16 +203,19 @@ class Interpreter:
                 assert x[0].dim() == 2
                 return quantize_activation(x[0], a["group_size"])
             case "quantized_linear" | "quantized_grouped_linear":
-                tensors = 5 if step.op == "quantized_linear" else 6
+                first = 3 if step.op == "quantized_linear" else 4
                 assert [o.dim() for o in x[:3]] == [2, 2, 2]
-                layouts = [self.uses[o.name].layout for o in step.inputs[tensors - 2 : tensors]]
-                assert layouts == ["panel32x4", "panel32"]
-                assert len(x) == tensors + a["has_bias"]
+                bits, weight, rest = self._integers(step, x, first)
+                residual = {"residual": rest.pop()} if a.get("has_residual") else {}
+                assert len(rest) == a["has_bias"]
                 fn = quantized_linear if step.op == "quantized_linear" else quantized_grouped_linear
-                bias = x[tensors] if a["has_bias"] else None
-                return (fn(*x[:tensors], bias, a["weight_group"], a["activation_group"]),)
+                bias = rest[0] if a["has_bias"] else None
+                groups = a["weight_group"], a["activation_group"]
+                return (fn(*x[:first], *weight, bias, bits, *groups, a.get("activation", ""), **residual),)
             case "quantized_embedding":
-                return (quantized_embedding(x[0], x[1], x[2], a["group_size"]),)
+                bits, weight, rest = self._integers(step, x, 1)
+                assert not rest
+                return (quantized_embedding(x[0], *weight, bits, a["group_size"]),)
             case "rms_norm" | "add_rms_norm":
                 fn = rms_norm if step.op == "rms_norm" else add_rms_norm
                 tensors = 1 if step.op == "rms_norm" else 2
@@ -209,6 +227,26 @@ class Interpreter:
                 bias = rest.pop(0) if a["has_bias"] else None
                 tensors = x[: 1 if step.op == "layer_norm" else 2]
                 return _tuple(fn(*tensors, weight, bias, a["eps"]))
+            case "rms_norm_quantize" | "add_rms_norm_quantize":
+                assert x[0].dim() == 2
+                tensors = 1 if step.op == "rms_norm_quantize" else 2
+                weight = x[tensors] if a["has_weight"] else None
+                return tuple(REFERENCES[step.op](*x[:tensors], weight, a["eps"], a["group_size"]))
+            case "layer_norm_quantize" | "add_layer_norm_quantize":
+                assert x[0].dim() == 2
+                tensors = 1 if step.op == "layer_norm_quantize" else 2
+                rest = x[tensors:]
+                weight = rest.pop(0) if a["has_weight"] else None
+                bias = rest.pop(0) if a["has_bias"] else None
+                return tuple(REFERENCES[step.op](*x[:tensors], weight, bias, a["eps"], a["group_size"]))
+            case "gated_activation_quantize":
+                assert x[0].dim() == 2
+                return tuple(REFERENCES[step.op](x[0], a["kind"], a["group_size"]))
+            case "rope_kv_write":
+                q, k, v, table, slots = x
+                written = REFERENCES[step.op](*self.caches[cache], q, k, v, table, slots, a["interleaved"])
+                self.caches[cache] = written[1:]
+                return (written[0],)
             case "rope_table":
                 return (rope_table(x[0], x[1], a["scale"]),)
             case "rope":
@@ -231,7 +269,7 @@ class Interpreter:
                 assert x[0].dim() == 2 and x[1].dtype == torch.int32
                 packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
                 assert self.uses[step.inputs[2].name].layout == packed[x[2].dtype]
-                return (grouped_linear(x[0], x[1], x[2], x[3] if len(x) > 3 else None),)
+                return (grouped_linear(x[0], x[1], x[2], x[3] if len(x) > 3 else None, a.get("activation", "")),)
             case "combine_experts":
                 return (combine_experts(*x),)
             case "top_k":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.program import Program
-from enginewright.passes.lowering.builder import Builder
+from enginewright.passes.lowering.builder import Builder, Packing
 from enginewright.passes.lowering.views import View, contiguous_strides
 from enginewright.plugins.errors import UnsupportedModelError
 from enginewright.plugins.lowered_program import Affine, Dtype
@@ -23,7 +23,7 @@ def program() -> Program:
 
 
 def builder(program: Program, *panelled: str) -> Builder:
-    made = Builder(program, dict.fromkeys(panelled, "panel32"))
+    made = Builder(program, dict.fromkeys(panelled, Packing("panel32", "f32")))
     made.node = next(n for n in program.graph.nodes if n.op == "call_function")
     return made
 

@@ -31,7 +31,7 @@ def test_family(tiny_family: str, tiny_model: Callable[..., Any]) -> None:
     lowering = lower_program(program)
     planned = LoweredProgram.from_json(plan_arena(lowering.program).to_json())
     assert not [s.op for s in planned.steps if s.op == "copy"]
-    weights = {w.name: stored(lowering.weights[w.name].evaluate(), w.layout) for w in planned.weights}
+    weights = {w.name: stored(lowering.weights[w.name].evaluate(), w.layout, w.dtype) for w in planned.weights}
 
     def logits(schedule: Sequence[dict[str, Sequence[int]]]) -> list[torch.Tensor]:
         machine = Interpreter(planned, weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ ew = torch.ops.ew
 
 F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
 INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
+INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
 FORMATS = {
     "bf16": BF16,
     "grouped": INT8,
@@ -89,6 +92,39 @@ def test_steps_and_layouts_of_an_int8_decoder() -> None:
     }
 
 
+@pytest.mark.parametrize(("hidden", "intermediate"), [(32, 64), (64, 96)])
+@pytest.mark.parametrize("offsets", [False, True])
+def test_a_decoder_of_4_bits_equals_its_evaluation(hidden: int, intermediate: int, offsets: bool) -> None:
+    shape = Shape(hidden=hidden, heads=8, kv_heads=8, intermediate=intermediate, bias=(True, False, True))
+    paged = with_formats(decoder(shape), replace(INT4, zero_point=offsets))
+    lowering = lower(paged)
+    machine, reference = interpreter(lowering), PagedEvaluation(paged)
+    steps = Steps([g.name for g in paged.cache_groups])
+    a, b = random_sequences((40, 3), 67)
+    for chunks in ({"a": a[:7]}, {"a": a[7:], "b": b}):
+        torch.testing.assert_close(machine.run(steps.step(chunks)), reference.run(chunks), rtol=0, atol=1e-4)
+    integers = {w.layout for w in lowering.program.weights if w.dtype == ("u4" if offsets else "i4")}
+    assert integers == {"panel32x8"}
+    for step in lowering.program.steps:
+        if step.op == "quantized_linear":
+            assert step.attrs.get("has_offsets", False) == offsets
+            assert step.attrs["weight_group"] == step.attrs["activation_group"] == 32
+    found = {w.name: (w.dtype, w.shape, w.layout) for w in lowering.program.weights if w.name.startswith("embed")}
+    factors = ("f16", (67, hidden // 32), "panel32")
+    expected = {"embed.int4": ("u4" if offsets else "i4", (67, hidden), "panel32x8"), "embed.scales": factors}
+    assert found == expected | ({"embed.offsets": factors} if offsets else {})
+
+
+def test_a_head_of_8_bits_after_layers_of_4() -> None:
+    formats = WeightFormats(INT4, (), INT8)
+    program = decoder(Shape(heads=8, kv_heads=8, intermediate=64))
+    for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings()):
+        one.run(program, PassContext(formats=formats))
+    lowered = lower(program).program
+    assert {w.dtype for w in lowered.weights if w.name.startswith("embed.int")} == {"i8"}
+    assert {w.dtype for w in lowered.weights if w.name.endswith(".int4")} == {"i4"}
+
+
 def test_a_tied_bf16_table_is_stored_once() -> None:
     tied = lower(with_formats(decoder(Shape(windows=(0,))), BF16)).program
     assert [(w.dtype, w.layout) for w in tied.weights if w.name.startswith("embed")] == [("bf16", "panel32x2")]
@@ -98,6 +134,14 @@ def test_a_tied_bf16_table_is_stored_once() -> None:
         "head.bf16": "panel32x2",
     }
     assert ops(untied).count("cast_bf16") == 5
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_experts_of_4_bits(offsets: bool) -> None:
+    program = check(with_formats(routed(), replace(INT4, zero_point=offsets)), atol=1e-3)
+    assert ops(program).count("quantized_grouped_linear") == 1
+    (weight,) = (w for w in program.weights if w.name == "experts.int4")
+    assert (weight.dtype, weight.layout, weight.shape) == ("u4" if offsets else "i4", "panel32x8", (64, 32, 32))
 
 
 @pytest.mark.parametrize("format_name", ["bf16", "grouped", "per_channel"])

@@ -9,6 +9,7 @@ import torch
 
 from enginewright.passes.base import PassContext, PassRecord
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
+from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
@@ -23,6 +24,8 @@ aten, ew = torch.ops.aten, torch.ops.ew
 F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
 INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
 PER_CHANNEL = WeightFormat("int8", activation="int8")
+INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_64 = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 
 
 def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
@@ -243,3 +246,128 @@ def test_sums_that_do_not_fit_are_refused(size: int) -> None:
     else:
         choose(program, PER_CHANNEL)
     assert formats(program)["wide"] == (INT8 if size > 65536 else PER_CHANNEL)
+
+
+@pytest.mark.parametrize(("tied", "cap"), [(True, 0.0), (False, 5.0)])
+def test_embeddings_and_the_head_have_a_format_of_their_own(tied: bool, cap: float) -> None:
+    program = decoder(Shape(intermediate=64, heads=8, kv_heads=8, tied=tied, logits_cap=cap))
+    ChooseFormats().run(program, PassContext(formats=WeightFormats(INT4, (), INT8)))
+    head = program.nodes_of(ew.linear.default)[-1]
+    (table,) = program.nodes_of(ew.embedding.default)
+    assert head.meta[FORMAT] == table.meta[FORMAT] == INT8
+    assert {n.meta[FORMAT] for n in program.nodes_of(ew.linear.default)[:-1]} == {INT4}
+    assert program.weight_of(head.args[1]) is not None
+    overridden = decoder(Shape(intermediate=64, heads=8, kv_heads=8, tied=tied))
+    formats = WeightFormats(INT4, (FormatOverride("layers.1.down_proj", BF16),), INT8)
+    ChooseFormats().run(overridden, PassContext(formats=formats))
+    assert overridden.nodes_of(ew.linear.default)[-2].meta[FORMAT] == BF16
+    assert overridden.nodes_of(ew.linear.default)[-1].meta[FORMAT] == INT8
+
+
+def test_a_product_before_the_head_is_none() -> None:
+    """As many outputs as there are logits, but another product behind it."""
+    inner = torch.nn.Module()
+    inner.wide, inner.head = Linear(67, 32), Linear(67, 67)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(m.head(m.wide(features(i, 32))) * 2.0, i["rows"])
+
+    program = program_from(call, inner)
+    ChooseFormats().run(program, PassContext(formats=WeightFormats(BF16, (), INT8)))
+    assert formats(program) == {"wide": BF16, "head": INT8}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size", "hint"),
+    [
+        (INT4, 48, "Give it storage int8, by an override in the recipe."),
+        (INT4_64, 96, "Give it groups of 32 or storage int8, by an override in the recipe."),
+    ],
+)
+def test_groups_that_do_not_divide_are_refused(chosen: WeightFormat, size: int, hint: str) -> None:
+    inner = torch.nn.Module()
+    inner.narrow = Linear(40, size)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(m.narrow(features(i, size)), i["rows"])
+
+    group = chosen.group_size
+    with pytest.raises(
+        PassError, match=rf"narrow.*dimension of {size} is no multiple of int4's groups of {group}"
+    ) as e:
+        choose(program_from(call, inner), chosen)
+    assert e.value.hint == hint
+    table = decoder(Shape(hidden=size, heads=8, kv_heads=8, intermediate=64))
+    with pytest.raises(PassError, match=rf"no multiple of int4's groups of {group}"):
+        ChooseFormats().run(table, PassContext(formats=WeightFormats(F32, (), chosen)))
+    assert choose(program_from(call, inner), INT8).matched == 1
+
+
+def stored(program: Program, *names: str, kind: CodeFormat) -> Program:
+    """The weights of these names as a checkpoint has them that holds integers."""
+    for node in list(program.graph.nodes):
+        if node.op == "get_attr" and str(node.target) in names:
+            shape = program.weights[str(node.target)].shape
+            codes = SourceCodes(
+                str(node.target),
+                shape,
+                torch.float32,
+                lambda shape=shape: torch.zeros(shape),
+                format=kind,
+                read_codes=lambda: Codes(torch.zeros(0), torch.zeros(0)),
+            )
+            program.replace(node, program.weight(f"{node.target}.stored", codes))
+    return program
+
+
+def keeping(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
+    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides), keep_blocks=True)
+    return ChooseFormats().run(program, PassContext(formats=formats))
+
+
+Q4_1, Q8_0 = CodeFormat(4, 32, offsets=True), CodeFormat(8, 32)
+
+
+def test_blocks_are_kept_whatever_the_default() -> None:
+    program = decoder(Shape(heads=8, kv_heads=8, intermediate=64))
+    stored(program, "layers.0.o_proj.weight", "layers.1.o_proj.weight", "layers.1.up_proj.weight", kind=Q4_1)
+    stored(program, "embed", kind=Q8_0)
+    assert keeping(program, BF16, ("layers.1.o_proj", F32)).rejected == ()
+    found = formats(program)
+    as_q4_1 = WeightFormat("int4", 32, True, "int8", 32)
+    assert found["layers.0.o_proj"] == found["layers.1.up_proj"] == as_q4_1
+    assert found["layers.1.o_proj"] == F32, "an override is taken at its word"
+    assert found["layers.0.down_proj"] == BF16
+    assert program.nodes_of(ew.linear.default)[-1].meta[FORMAT] == INT8
+    assert program.nodes_of(ew.embedding.default)[0].meta[FORMAT] == INT8
+
+
+def test_blocks_of_routers_and_narrow_products_become_floats() -> None:
+    program = stored(routed(), "router.weight", "gate.weight", "out.weight", kind=Q4_1)
+    assert {r.where for r in keeping(program, F32).rejected} == {"router", "gate"}
+    assert formats(program)["router"] == F32
+    assert formats(program)["out"].storage == "int4"
+
+
+@pytest.mark.parametrize("others", [Q8_0, None])
+def test_a_product_of_different_blocks_takes_the_default(others: CodeFormat | None) -> None:
+    program = decoder(Shape(heads=8, kv_heads=8))
+    stored(program, *(f"layers.0.{one}_proj.weight" for one in "qk"), kind=Q4_1)
+    if others is not None:
+        stored(program, "layers.0.v_proj.weight", kind=others)
+    FuseQkv().run(program, PassContext())
+    (rejection,) = keeping(program, BF16).rejected
+    other = "floats and int4-g32-zp-a:int8:g32" if others is None else "int4-g32-zp-a:int8:g32 and int8-g32-a:int8:g32"
+    assert rejection.reason == f"its blocks are not kept: its parts are stored as {other}"
+    assert formats(program)["layers.0.q_proj"] == BF16
+
+
+def test_keeping_blocks_that_are_not_there_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"weights\.keep_blocks is true, but no weight .* is stored in blocks"):
+        keeping(decoder(Shape()), INT8)
+
+
+def test_blocks_are_not_kept_unless_asked_for() -> None:
+    program = stored(decoder(Shape(heads=8, kv_heads=8)), "layers.0.o_proj.weight", kind=Q4_1)
+    choose(program, BF16)
+    assert formats(program)["layers.0.o_proj"] == BF16

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from enginewright.passes.base import PassContext
 from enginewright.passes.ir.program import Program
@@ -10,9 +11,11 @@ from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.weight_formats import WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import PassError
-from tests.passes.quantization.test_choose_formats import BF16, F32, INT8
+from tests.passes.quantization.test_choose_formats import BF16, F32, INT4_64, INT8
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
+
+ew = torch.ops.ew
 
 
 def run(program: Program, default: WeightFormat) -> int:
@@ -35,6 +38,21 @@ def test_a_tied_table_is_kept_once(hidden: int, tied: bool) -> None:
         inputs = whole_inputs(random_sequences(lengths, 67))
         want, got = evaluate(exact, inputs), evaluate(program, inputs)
         assert (got - want).norm() / want.norm() < 0.05
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_of_4_bits_with_offsets(tied: bool) -> None:
+    exact = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64, tied=tied))
+    program = exact.copy()
+    assert run(program, INT4_64) == 1
+    (table,) = program.nodes_of(ew.quantized_embedding.default)
+    assert table.args[4:] == (4, 64)
+    tables = {name for name in program.weights if name.startswith(("embed", "head"))}
+    kinds = ("int4", "scales", "offsets")
+    assert tables == {f"{t}.{kind}" for t in (("embed",) if tied else ("embed", "head")) for kind in kinds}
+    inputs = whole_inputs(random_sequences((7, 2), 67))
+    want, got = evaluate(exact, inputs), evaluate(program, inputs)
+    assert 0 < (got - want).norm() / want.norm() < 0.3
 
 
 @pytest.mark.parametrize("default", [F32, BF16])

@@ -6,13 +6,14 @@ import torch
 from enginewright.passes.base import PassContext
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.quantized import QuantizedScales, QuantizedValues
+from enginewright.passes.ir.quantized import QuantizedOffsets, QuantizedScales, QuantizedValues
+from enginewright.passes.match import bound_arguments
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import PassError
-from tests.passes.quantization.test_choose_formats import F32, INT8, PER_CHANNEL, routed
+from tests.passes.quantization.test_choose_formats import F32, INT4, INT4_64, INT8, PER_CHANNEL, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
 
@@ -26,10 +27,15 @@ def run(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFo
     return QuantizeLinears().run(program, context).matched
 
 
-@pytest.mark.parametrize("default", [INT8, PER_CHANNEL])
+CLOSENESS = {INT8: 0.05, PER_CHANNEL: 0.05, INT4: 0.3, INT4_64: 0.3}
+"""Some 15 products in a row, each about a percent off; with four bits, 8 percent."""
+
+
+@pytest.mark.parametrize("default", CLOSENESS, ids=str)
 @pytest.mark.parametrize("lengths", [(5,), (3, 8, 1)])
 def test_a_decoder_is_close_to_its_float_form(default: WeightFormat, lengths: tuple[int, ...]) -> None:
-    exact = decoder(Shape(heads=8, kv_heads=8, intermediate=64, tied=False, bias=(True, False, True)))
+    shape = Shape(hidden=64, heads=8, kv_heads=8, intermediate=64, tied=False, bias=(True, False, True))
+    exact = decoder(shape)
     program = exact.copy()
     assert run(program, default) == 2 * 7 + 1
     counts = op_counts(program)
@@ -38,8 +44,15 @@ def test_a_decoder_is_close_to_its_float_form(default: WeightFormat, lengths: tu
     assert counts["ew.quantize_activation"] == 2 * 4 + 1, "q, k, v share an input, and gate and up do"
     inputs = whole_inputs(random_sequences(lengths, 67))
     want, got = evaluate(exact, inputs), evaluate(program, inputs)
-    # Some 15 products in a row, each about a percent off.
-    assert (got - want).norm() / want.norm() < 0.05
+    assert 0 < (got - want).norm() / want.norm() < CLOSENESS[default]
+    for node in program.nodes_of(ew.quantized_linear.default):
+        given = bound_arguments(node)
+        assert given["weight_bits"] == (4 if default.storage == "int4" else 8)
+        assert (given["weight_group"], given["activation_group"]) == (
+            default.group_size,
+            default.activation_group_size,
+        )
+        assert (given["weight_offsets"] is not None) == default.zero_point
 
 
 def test_weights_are_lazy_and_know_their_sources() -> None:
@@ -56,17 +69,30 @@ def test_weights_are_lazy_and_know_their_sources() -> None:
     assert name not in program.weights, "nothing reads the floats any more"
 
 
-def test_experts_are_quantized_too() -> None:
+def test_the_integers_of_4_bits_have_names_of_their_own() -> None:
+    program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
+    run(program, INT4_64)
+    name = "layers.1.down_proj.weight"
+    found = {n: program.weights[n] for n in program.weights if n.startswith(name)}
+    assert {n: (type(e), e.shape) for n, e in found.items()} == {
+        f"{name}.int4": (QuantizedValues, (64, 64)),
+        f"{name}.scales": (QuantizedScales, (64, 1)),
+        f"{name}.offsets": (QuantizedOffsets, (64, 1)),
+    }
+
+
+@pytest.mark.parametrize(("default", "closeness"), [(INT8, 0.02), (INT4, 0.2)])
+def test_experts_are_quantized_too(default: WeightFormat, closeness: float) -> None:
     exact = routed()
     program = exact.copy()
-    assert run(program, INT8) == 2
+    assert run(program, default) == 2
     counts = op_counts(program)
     assert counts["ew.quantized_grouped_linear"] == 1
     assert counts["ew.grouped_linear"] == 0
     assert counts["ew.linear"] == 2, "the router and the gate"
     inputs = whole_inputs(random_sequences((6, 3), 67))
     want, got = evaluate(exact, inputs), evaluate(program, inputs)
-    assert (got - want).norm() / want.norm() < 0.02
+    assert (got - want).norm() / want.norm() < closeness
 
 
 def test_other_formats_are_left_alone() -> None:

@@ -20,11 +20,11 @@ from enginewright.plugins.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.runtime.bundle.weights import Layout, pack
+from enginewright.runtime.bundle.weights import Layout, WeightDtype, pack
 
 Array = npt.NDArray[np.generic]
 Size = Affine | int
-DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int8": "i8"}
+DTYPES: dict[str, WeightDtype] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int32": "i32", "int8": "i8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 T = Affine(t=1)
 B = Affine(b=1)
@@ -58,12 +58,12 @@ def view(operand: Operand, shape: Sequence[Size], strides: Sequence[Size] | None
     )
 
 
-def packed(array: Array, layout: Layout) -> Array:
+def packed(array: Array, layout: Layout, dtype: WeightDtype | None = None) -> Array:
     """[.., N, K] in a weight's layout."""
     if layout == "rows":
         return array
     rows = np.ascontiguousarray(array)
-    return pack(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows, layout)
+    return pack(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows, layout, dtype)
 
 
 class LoweredBuilder:
@@ -98,11 +98,12 @@ class LoweredBuilder:
     def cache(self, name: str) -> Operand:
         return Operand(kind="cache", name=name, dtype="f32", shape=(), strides=())
 
-    def weight(self, array: Array, layout: str = "rows") -> Operand:
+    def weight(self, array: Array, layout: Layout = "rows", dtype: WeightDtype | None = None) -> Operand:
+        """``dtype``: of integers of 4 bits, i4 or u4; else the array says it."""
         name = f"w{len(self.uses)}"
-        dtype = DTYPES[array.dtype.name]
+        dtype = dtype or DTYPES[array.dtype.name]
         self.uses.append(WeightUse(name=name, dtype=dtype, shape=array.shape, layout=layout))
-        self.weights[name] = aligned(packed(array, layout))
+        self.weights[name] = aligned(packed(array, layout, dtype))
         shape = tuple(Affine(s) for s in array.shape)
         return Operand(kind="weight", name=name, dtype=dtype, shape=shape, strides=dense_strides(array.shape))
 

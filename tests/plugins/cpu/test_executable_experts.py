@@ -140,7 +140,7 @@ class Experts:
         if self.kind == "int8":
             weight, scales = (torch.from_numpy(a) for a in quantized(self.weight.astype(np.float32), 32))
             activations = quantization.quantize_activation(taken, 32)
-            y = quantization.quantized_grouped_linear(*activations, starts, weight, scales, bias, 32, 32)
+            y = quantization.quantized_grouped_linear(*activations, starts, weight, scales, None, bias, 8, 32, 32)
         else:
             dtype = torch.bfloat16 if self.kind == "bf16" else torch.float32
             weight = torch.from_numpy(self.weight.astype(np.float32)).to(dtype)

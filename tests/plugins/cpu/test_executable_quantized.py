@@ -131,7 +131,9 @@ def test_quantized_linear(
         *quantization.quantize_activation(torch.from_numpy(x), activation_group),
         torch.from_numpy(weight),
         torch.from_numpy(scales),
+        None,
         torch.from_numpy(added) if bias else None,
+        8,
         weight_group,
         activation_group,
     ).numpy()
@@ -151,7 +153,7 @@ def test_quantized_embedding(isa: str, tokens: int, width: int, group: int, rng:
     ids = rng.integers(0, 70, tokens)
     (out,) = b.build(isa=isa).trace(step_input([ids.tolist()]), step)
     expected = quantization.quantized_embedding(
-        torch.from_numpy(ids), torch.from_numpy(table), torch.from_numpy(scales), group
+        torch.from_numpy(ids), torch.from_numpy(table), torch.from_numpy(scales), None, 8, group
     )
     np.testing.assert_array_equal(out, expected.numpy())
 

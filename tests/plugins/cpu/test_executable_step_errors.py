@@ -117,5 +117,5 @@ def test_bad_sampling_parameters() -> None:
 
 
 def test_trace_of_no_step() -> None:
-    with pytest.raises(RequestError, match=r"dump_step = 4 is not in \[0, 4\)"):
+    with pytest.raises(RequestError, match=r"step 4 is not in \[0, 4\)"):
         sound_program().build().trace(step_input([[1]], groups=["full"]), 4)

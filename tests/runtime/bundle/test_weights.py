@@ -64,10 +64,51 @@ def test_panels(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype, side
     np.testing.assert_array_equal(pack(turned, layout), packed)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (40, 5), (65, 8), (3, 33, 16), (2, 7, 13)])
+@pytest.mark.parametrize(("dtype", "least"), [("i4", -8), ("u4", 0)])
+def test_panels_of_four_bits(shape: tuple[int, ...], dtype: WeightDtype, least: int) -> None:
+    weight = np.random.default_rng(shape[-1]).integers(least, least + 16, shape).astype(np.int8)
+    packed = pack(weight, "panel32x8", dtype)
+    assert packed.nbytes == stored_bytes(shape, "panel32x8", dtype)
+    assert packed.shape == stored_shape(shape, "panel32x8")
+    *lead, rows, columns = shape
+    octets = -(-columns // 8)
+    flat = packed.reshape(math.prod(lead), -1)
+    for e, one in enumerate(weight.reshape(-1, rows, columns)):
+        for n in range(-(-rows // 32) * 32):
+            for k in range(octets * 8):
+                value = int(one[n, k]) if n < rows and k < columns else 0
+                byte = flat[e, ((n // 32 * octets + k // 8) * 32 + n % 32) * 4 + k % 4]
+                assert (byte >> 4 if k % 8 >= 4 else byte & 15) == value - least
+    np.testing.assert_array_equal(unpack(packed, shape, "panel32x8", dtype), weight)
+
+
 def test_rows_stay_as_they_are() -> None:
     weight = np.arange(12, dtype=np.int32).reshape(4, 3)
     assert pack(weight.T, "rows").flags.c_contiguous
     np.testing.assert_array_equal(unpack(pack(weight.T, "rows"), (3, 4), "rows"), weight.T)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("i4", -8), ("u4", 0)])
+@pytest.mark.parametrize("shape", [(3, 5), (7,), (2, 4, 6)])
+def test_nibbles_are_as_onnx_has_them(shape: tuple[int, ...], dtype: WeightDtype, least: int) -> None:
+    values = np.random.default_rng(0).integers(least, least + 16, shape).astype(np.int8)
+    packed = pack(values, "nibbles", dtype)
+    assert packed.shape == stored_shape(shape, "nibbles", dtype) and packed.nbytes == stored_bytes(
+        shape, "nibbles", dtype
+    )
+    low, high = (int(v) & 15 for v in values.reshape(-1)[:2])
+    assert packed[0] == low + 16 * high
+    np.testing.assert_array_equal(unpack(packed, shape, "nibbles", dtype), values)
+
+
+def test_an_index_says_the_least_version_that_has_its_layouts() -> None:
+    def version(layout: Layout, dtype: WeightDtype) -> int:
+        size = stored_bytes((32, 32), layout, dtype)
+        entry = TensorEntry(blob=0, offset=0, bytes=size, dtype=dtype, shape=(32, 32), layout=layout)
+        return WeightsIndex.of((Blob(file="weights/w.bin", bytes=size),), {"w": entry}).format_version
+
+    assert (version("rows", "f32"), version("sparse32", "i8"), version("nibbles", "i4")) == (1, 2, 3)
 
 
 def test_round_trip() -> None:
@@ -112,3 +153,16 @@ def test_a_newer_index() -> None:
 def test_a_damaged_index() -> None:
     with pytest.raises(BundleError, match=r"weights/index\.json: not JSON"):
         WeightsIndex.from_json(index()[:-1])
+
+
+def test_an_index_of_8_bit_floats_says_so() -> None:
+    """Versions that don't know them refuse it by its number."""
+    entry = TensorEntry(blob=0, offset=0, bytes=6, dtype="fp8", shape=(2, 3))
+    blob = Blob(file="weights/w.bin", bytes=6)
+    made = WeightsIndex.of((blob,), {"w": entry})
+    assert made.format_version == 4
+    assert WeightsIndex.from_json(made.to_json()) == made
+    assert entry.stored_dtype == NUMPY_DTYPES["fp8"]
+    panels = entry.model_copy(update={"layout": "panel32", "bytes": 96})
+    with pytest.raises(BundleError, match=r"tensors\.w: layout panel32 is not for fp8"):
+        WeightsIndex.from_json(WeightsIndex.of((blob,), {"w": panels}).to_json())

@@ -16,7 +16,7 @@ import pytest
 from enginewright.plugins.errors import BundleError, CapacityError
 from enginewright.runtime.bundle import hashed_file
 from enginewright.runtime.bundle import writer as writer_module
-from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.writer import BundleWriter
 
@@ -295,3 +295,54 @@ def test_names_and_paths_are_used_once(tmp_path: Path) -> None:
                 writer.write_text(path, "x")
         with pytest.raises(ValueError, match="not a path inside"):
             writer.write_text("../a.txt", "x")
+
+
+def test_bytes_that_are_there_are_not_stored_again(tmp_path: Path, manifest: Manifest) -> None:
+    one, other = np.arange(64, dtype=np.float32), np.arange(1, 65, dtype=np.float32)
+    with BundleWriter(tmp_path / "x.bundle") as writer:
+        weights = writer.weights()
+        weights.add("odd", np.ones(3, np.float32))
+        first = weights.add("a", one)
+        again = weights.add("b", iter([one[:10], one[10:]]), shape=(8, 8))
+        last = weights.add("c", other)
+        writer.commit(manifest, {})
+    assert (again.blob, again.offset, again.shape) == (first.blob, first.offset, (8, 8))
+    assert last.offset == first.offset + 256  # nothing of the second is left between them
+    bundle = Bundle.open(tmp_path / "x.bundle")
+    bundle.verify_hashes()
+    assert bundle.index.blobs[0].bytes == last.offset + 256
+    for name, array in (("a", one), ("b", one.reshape(8, 8)), ("c", other)):
+        np.testing.assert_array_equal(bundle.weight(name), array)
+    assert list(bundle.index.stored_once()) == ["a", "c", "odd"]
+
+
+def test_bytes_of_an_earlier_blob_are_found(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BLOB_BYTES", 100)
+    array = np.arange(64, dtype=np.float32)
+    with BundleWriter(tmp_path / "x.bundle") as writer:
+        for name in ("a", "b", "c"):
+            writer.weights().add(name, array + (name == "b"))
+        writer.commit(manifest, {})
+    bundle = Bundle.open(tmp_path / "x.bundle")
+    bundle.verify_hashes()
+    assert [bundle.tensor(name).blob for name in "abc"] == [0, 1, 0]
+    np.testing.assert_array_equal(bundle.weight("c"), array)
+
+
+def test_a_file_is_moved_into_the_bundle(tmp_path: Path, manifest: Manifest) -> None:
+    source = tmp_path / "engine"
+    source.write_bytes(b"abc")
+    with BundleWriter(tmp_path / "b") as writer:
+        section = writer.adopt("targets/t/engine.plan", source)
+        assert not source.exists() and section.bytes == 3
+        source.write_bytes(b"d")
+        with pytest.raises(ValueError, match="was written before"):
+            writer.adopt("targets/t/engine.plan", source)
+        with pytest.raises(BundleError, match=r"targets/t/other.plan: cannot be written: No such file"):
+            writer.adopt("targets/t/other.plan", tmp_path / "nothing")
+        writer.commit(manifest, {"t": TargetManifest()})
+    bundle = Bundle.open(tmp_path / "b")
+    assert bundle.files["targets/t/engine.plan"] == section
+    bundle.verify_hashes()

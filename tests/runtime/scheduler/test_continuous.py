@@ -82,6 +82,17 @@ def test_a_step_stays_within_what_the_executor_takes(make: Any, most: int) -> No
         assert sum(c.count for c in step(scheduler, executor).chunks) <= most
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_step_has_no_more_requests_than_the_executor_takes(make: Any, most: int) -> None:
+    scheduler, executor = make(caps=ExecutorCaps(max_requests=most))
+    for _ in range(7):
+        scheduler.add(request(3, 2))
+    seen = []
+    while scheduler.has_work():
+        seen.append(len(step(scheduler, executor).chunks))
+    assert max(seen) == most
+
+
 def test_phases_take_turns_where_a_step_has_one(make: Any) -> None:
     scheduler, executor = make(caps=ExecutorCaps(ragged=False), prefill_tokens=4)
     scheduler.add(request(2))

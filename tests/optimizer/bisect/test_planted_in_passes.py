@@ -1,0 +1,91 @@
+"""Bugs planted in a pass are found: the pass is named, and the layer and the tensor."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer import pipeline
+from enginewright.optimizer.bisect import Given, Options, Parting, bisect
+from enginewright.passes.base import Pass
+from tests.optimizer.bisect.buggy_passes import (
+    buggy,
+    buggy_quantization,
+    drop_bias,
+    scale_weight,
+    shift_rope,
+    swap_gate_up,
+)
+from tests.passes.captured import tiny
+
+pytestmark = pytest.mark.usefixtures("captured_once")
+
+LAYER = "model.layers.1"
+
+
+def put(monkeypatch: pytest.MonkeyPatch, new: Pass, *, behind: str | None = None) -> None:
+    """``new`` goes behind the first pass of a name, or in place of that of its own."""
+    passes = pipeline.default_pipeline()
+    at = next(i for i, p in enumerate(passes) if p.name == (behind or new.name))
+    passes[at : at + 1] = [passes[at], new] if behind else [new]
+    monkeypatch.setattr(pipeline, "default_pipeline", lambda: passes)
+
+
+def parting(family: str, recipe: str, name: str) -> Parting:
+    found = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe)).parting
+    assert found is not None
+    assert found.pass_name == name and found.stage == f"the pass {name}"
+    assert found.layer == LAYER
+    assert found.error > 0 and found.others_count < 4
+    return found
+
+
+@pytest.mark.parametrize(
+    ("behind", "family", "recipe"),
+    [("normalize_linear", "Qwen2", "int8"), ("fuse_gate_up", "Qwen2", "f32"), ("fuse_gate_up", "Gemma2", "int4")],
+)
+def test_a_weight_times_1_01(behind: str, family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, buggy(scale_weight, f"{LAYER}.mlp.down_proj"), behind=behind)
+    found = parting(family, recipe, "polish")
+    assert found.point == f"output of {LAYER}.mlp.down_proj"
+    assert "1.0100 times" in found.reasons[0] and f"{LAYER}.mlp.down_proj.weight" in found.reasons[0]
+    assert any(call.startswith("node ") and "linear" in call for call in found.calls)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma2"])
+def test_gate_and_up_swapped(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, buggy(swap_gate_up, f"{LAYER}.mlp"), behind="fuse_gate_up")
+    found = parting(family, "f32", "polish")
+    assert found.point == f"input of {LAYER}.mlp.down_proj"
+    assert any("gate_proj and" in reason and "up_proj are swapped" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "int8"), ("Gemma2", "f32")])
+def test_a_rope_one_position_off(family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, buggy(shift_rope, f"{LAYER}.self_attn"), behind="fuse_add_norm")
+    found = parting(family, recipe, "polish")
+    assert found.point == f"key, as attention gets it, of {LAYER}.self_attn"
+    assert "position that rope has is off by +1" in found.reasons[0]
+
+
+def test_a_dropped_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, buggy(drop_bias, f"{LAYER}.self_attn.v_proj"), behind="normalize_linear")
+    found = parting("Qwen2", "int8", "polish")
+    assert found.point == f"output of {LAYER}.self_attn.v_proj"
+    assert any("doesn't add the bias" in r and f"{LAYER}.self_attn.v_proj.bias" in r for r in found.reasons)
+
+
+@pytest.mark.parametrize(("bug", "recipe"), [(scale_weight, "int8"), (drop_bias, "int8"), (drop_bias, "int4")])
+def test_a_pass_that_rounds_has_a_bug(bug: object, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 % is less than what rounding makes of a product, and is found all the same: it is the same everywhere."""
+    put(monkeypatch, buggy_quantization(bug, f"{LAYER}.self_attn.q_proj"))  # type: ignore[arg-type]
+    found = parting("Qwen2", recipe, "quantize_linears")
+    assert found.point == f"output of {LAYER}.self_attn.q_proj"
+    expected = "1.01" if bug is scale_weight else "doesn't add the bias"
+    assert any(expected in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "bf16"), ("Gemma2", "int8"), ("GPT2", "int4")])
+def test_passes_as_they_are_agree_with_the_source(family: str, recipe: str) -> None:
+    report = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe))
+    assert report.parting is None
+    assert report.largest_error is not None and report.largest_error < 4e-3

@@ -1,0 +1,93 @@
+"""Sides of one model, watched: the same values at the same points, and gone on with where they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from enginewright.optimizer.bisect import Given, Options, bisect
+from enginewright.optimizer.bisect.bundle_side import BundleSide
+from enginewright.optimizer.bisect.points import LOGITS, Point
+from enginewright.optimizer.bisect.program_side import ProgramSide
+from enginewright.optimizer.bisect.source_side import SourceSide
+from enginewright.runtime.bundle.reader import Bundle
+from tests.optimizer.bisect.planting import Bundles
+from tests.passes.captured import captured, tiny
+
+LENGTHS = [(7,), (37, 1, 23)]
+
+
+def sequences(lengths: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(lengths))
+    return [torch.randint(0, 256, (n,), generator=generator) for n in lengths]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_source_and_captured_program_have_the_same_points_and_values(family: str, lengths: tuple[int, ...]) -> None:
+    model = tiny(family)[0]
+    source = SourceSide(model, "source")
+    values = source.run(sequences(lengths))
+    program = ProgramSide(captured(family), "program", leaves=source.leaves)
+    found = program.run(sequences(lengths))  # on its own
+    assert set(found) <= set(values) and len(values) - len(found) < 3
+    for point, value in found.items():
+        np.testing.assert_allclose(value, values[point], rtol=2e-4, atol=2e-4, err_msg=str(point))
+    with torch.no_grad():
+        expected = torch.cat([model(input_ids=s[None]).logits[0] for s in sequences(lengths)])
+    np.testing.assert_allclose(values[LOGITS], expected.numpy(), rtol=1e-5, atol=1e-5)
+    assert model.config._attn_implementation == "eager"  # the model given is not touched
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("recipe", ["f32", "int8"])
+def test_a_bundle_in_chunks_has_the_values_of_its_program(
+    recipe: str, lengths: tuple[int, ...], bundles: Bundles
+) -> None:
+    source = SourceSide(tiny("Qwen2")[0], "source")
+    given = source.run(sequences(lengths))
+    bundle = BundleSide(Bundle.open(bundles("Qwen2", recipe)), "bundle", leaves=source.leaves)
+    values = bundle.run(sequences(lengths), given)
+    assert len(values) > 30
+    for point, value in values.items():
+        if point in given:
+            assert value.shape == given[point].shape
+            # What int8 makes of a product of 64 or 128 terms; nothing adds up.
+            assert np.linalg.norm(value - given[point]) < (1e-5 if recipe == "f32" else 0.02) * np.linalg.norm(
+                given[point]
+            ), point
+
+
+@pytest.mark.parametrize("kind", ["program", "source", "bundle"])
+def test_what_is_given_is_gone_on_with(kind: str, bundles: Bundles) -> None:
+    """Other keys in one layer change what attention gives there, and leave the layer before as it was."""
+    model = tiny("Qwen2")[0]
+    source = SourceSide(model, "source")
+    side: SourceSide | ProgramSide | BundleSide = source
+    if kind == "program":
+        side = ProgramSide(captured("Qwen2"), "program", leaves=source.leaves)
+    if kind == "bundle":
+        side = BundleSide(Bundle.open(bundles("Qwen2", "f32")), "bundle", leaves=source.leaves)
+    tokens = sequences((9, 5))
+    plain = side.run(tokens)
+    key, context = (Point("model.layers.1.self_attn", what) for what in ("key", "context"))  # type: ignore[arg-type]
+    other = side.run(tokens, {key: plain[key][::-1].copy()})
+    np.testing.assert_array_equal(other[key], plain[key])  # its own
+    assert np.abs(other[context] - plain[context]).max() > 0.01
+    before = Point("model.layers.0.self_attn", "context")
+    np.testing.assert_array_equal(other[before], plain[before])
+
+
+@pytest.mark.parametrize("recipe", ["int4-awq", "int4-gptq"])
+def test_calibrated_recipes_agree_with_the_source(recipe: str) -> None:
+    """AWQ scales channels on purpose, GPTQ chooses integers by what they give: neither is a fault."""
+    model = tiny("Qwen2")[0]
+    report = bisect(Given(model), Given(model), Options(recipe=recipe))
+    assert report.parting is None and report.points > 45
+
+
+def test_experts() -> None:
+    model = tiny("Mixtral", num_local_experts=4, num_experts_per_tok=2)[0]
+    report = bisect(Given(model), Given(model), Options(recipe="int8"))
+    assert report.parting is None and report.points > 40

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer.bisect.points import Point
+from enginewright.optimizer.bisect.region import region
+from enginewright.optimizer.bisect.taps import Call, Piece, find_taps, pieces_of
+
+LAYER = "layers.0"
+LEAVES = frozenset({f"{LAYER}.norm", f"{LAYER}.q", f"{LAYER}.k", f"{LAYER}.o", f"{LAYER}.act", "embed", "head"})
+
+
+def call(key: int, op: str, where: str, reads: list[str], writes: list[str], **more: object) -> Call:
+    paths = tuple(where.split(" + ")) if where else ()
+    return Call(key, op, paths, tuple(enumerate(reads)), tuple(enumerate(writes)), **more)  # type: ignore[arg-type]
+
+
+def places(calls: list[Call], logits: str = "logits") -> dict[str, tuple[int, bool, int]]:
+    return {str(t.point): (t.key, t.before, t.slot) for t in find_taps(calls, LEAVES, logits)}  # type: ignore[misc]
+
+
+def test_a_leaf_in_many_calls_has_one_input_and_one_output() -> None:
+    calls = [
+        call(0, "aten.embedding", "embed", [], ["x"]),
+        call(1, "aten.pow", f"{LAYER}.norm", ["x"], ["p"]),
+        call(2, "aten.mul", f"{LAYER}.norm", ["x", "p"], ["n"]),
+        call(3, "aten.linear", f"{LAYER}.q", ["n"], ["logits"]),
+    ]
+    assert places(calls) == {
+        "output of embed": (0, False, 0),
+        f"input of {LAYER}.norm": (0, False, 0),  # where it is made
+        f"output of {LAYER}.norm": (2, False, 0),
+        f"input of {LAYER}.q": (2, False, 0),
+        f"output of {LAYER}.q": (3, False, 0),
+        "logits": (3, False, 0),
+    }
+
+
+def test_a_fused_product_has_its_linears_columns() -> None:
+    pieces = (Piece(f"{LAYER}.q", 0, 8), Piece(f"{LAYER}.k", 8, 12))
+    calls = [
+        call(0, "aten.embedding", "embed", [], ["x"]),
+        call(1, "linear", f"{LAYER}.q + {LAYER}.k", ["x"], ["qk"], pieces=pieces),
+        call(2, "rope", LAYER, ["qk"], ["logits"]),
+    ]
+    found = {str(t.point): t.columns for t in find_taps(calls, LEAVES, "logits")}
+    assert found[f"output of {LAYER}.q"] == (0, 8) and found[f"output of {LAYER}.k"] == (8, 12)
+    assert f"input of {LAYER}.q" in found and f"input of {LAYER}.k" in found
+
+
+def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
+    pieces = (Piece(f"{LAYER}.o", 0, 8),)
+    embed = call(0, "aten.embedding", "embed", [], ["x"])
+    active = call(1, "linear", f"{LAYER}.act + {LAYER}.o", ["x"], ["y"], pieces=pieces, store="activation")
+    added = call(2, "linear", f"{LAYER}.o + {LAYER}", ["x", "x"], ["y"], pieces=pieces, store="residual")
+    norm = call(3, "rms_norm", f"{LAYER}.norm + {LAYER}", ["y"], ["logits"])
+    assert f"output of {LAYER}.act" in places([embed, active, norm])
+    assert f"output of {LAYER}.o" not in places([embed, active, norm])
+    found = places([embed, added, norm])
+    assert f"output of {LAYER}.o" not in found
+    assert found[f"input of {LAYER}.norm"] == (2, False, 0)  # the residual, where it is made
+
+
+def test_sums_within_norms_and_keys_in_caches() -> None:
+    calls = [
+        call(0, "aten.embedding", "embed", [], ["x"]),
+        call(1, "add_rms_norm_quantize", f"{LAYER}.q + {LAYER}.norm", ["x", "x"], ["v", "s", "u", "sum"],
+             owner=f"{LAYER}.norm"),
+        call(2, "rope_kv_write", LAYER, ["sum", "sum", "sum", "x"], ["turned"]),
+        call(3, "paged_attention", LAYER, ["turned"], ["logits"]),
+    ]  # fmt: skip
+    found = {str(t.point): t for t in find_taps(calls, LEAVES, "logits")}
+    total = found[f"input of {LAYER}.norm"]
+    assert (total.key, total.slot, total.added) == (1, 3, True)
+    assert f"output of {LAYER}.norm" not in found
+    assert found[f"key, as attention gets it, of {LAYER}"].cached
+    assert found[f"query, as attention gets it, of {LAYER}"].key == 2
+    assert found[f"what attention gives in {LAYER}"].key == 3
+
+
+def test_a_module_that_runs_twice_is_no_point() -> None:
+    calls = [
+        call(0, "aten.embedding", "embed", [], ["x"]),
+        call(1, "linear", f"{LAYER}.q", ["x"], ["a"], pieces=(Piece(f"{LAYER}.q", 0, 4),)),
+        call(2, "linear", f"{LAYER}.q", ["a"], ["b"], pieces=(Piece(f"{LAYER}.q", 0, 4),)),
+        call(3, "aten.add", "", ["a", "b"], ["logits"]),
+    ]
+    assert f"output of {LAYER}.q" not in places(calls)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "parts", "expected"),
+    [
+        (["a.q"], "a.q.weight", [("x", 3), ("y", 4)], [("a.q", 0, 7)]),
+        (["a.k", "a.q"], "a.q+k.weight", [("a.q.weight", 3), ("a.k.weight", 4)], [("a.q", 0, 3), ("a.k", 3, 7)]),
+        (["a.q", "a.k"], "a.q+k.weight", [("blk.0.q", 3), ("blk.0.k", 4)], [("a.q", 0, 3), ("a.k", 3, 7)]),
+        (["a.act", "a.fc"], "a.fc.weight_transposed", [("blk.0.up", 5)], [("a.fc", 0, 5)]),
+        (["a", "a.fc"], "a.fc.weight", [("a.fc.weight", 5)], [("a.fc", 0, 5)]),
+        (["a.g", "a.u"], "a.g+u.weight", [("g", 1), ("g", 2), ("u", 3)], [("a.g", 0, 3), ("a.u", 3, 6)]),  # pruned
+        (["a.q", "b.k"], "strange", [("x", 3), ("y", 4)], []),
+    ],
+)
+def test_whose_rows_a_fused_weight_has(
+    where: list[str], name: str, parts: list[tuple[str, int]], expected: list[tuple[str, int, int]]
+) -> None:
+    assert [(p.path, p.start, p.stop) for p in pieces_of(where, name, parts)] == expected
+
+
+def test_the_calls_between_agreeing_points_and_a_fault() -> None:
+    calls = [
+        call(0, "aten.embedding", "embed", [], ["x"]),
+        call(1, "linear", f"{LAYER}.q", ["x"], ["q"], pieces=(Piece(f"{LAYER}.q", 0, 4),)),
+        call(2, "rope_table", "rotary", [], ["table"]),
+        call(3, "rope", LAYER, ["q", "table"], ["turned"]),
+        call(4, "attention", LAYER, ["turned", "turned", "turned"], ["logits"]),
+    ]
+    taps = find_taps(calls, LEAVES, "logits")
+    known = {tap.point for tap in taps}
+    between = region(calls, taps, Point(LAYER, "context"), known)
+    assert [c.key for c in between] == [4]
+    some = known - {Point(LAYER, "query"), Point(LAYER, "key"), Point(LAYER, "value")}
+    assert [c.key for c in region(calls, taps, Point(LAYER, "context"), some)] == [2, 3, 4]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from enginewright.optimizer.calibration.coverage import FEW_TOKENS, measure_coverage
+from enginewright.passes.base import Figure
+from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
+
+
+def sequences(tokens: int, distinct: int) -> tuple[torch.Tensor, ...]:
+    return (torch.arange(tokens // 2) % distinct, torch.arange(tokens - tokens // 2) % distinct)
+
+
+@pytest.mark.parametrize(("tokens", "distinct", "vocabulary"), [(FEW_TOKENS, 8, 256), (5000, 300, 49152)])
+def test_enough_is_no_reason_to_warn(tokens: int, distinct: int, vocabulary: int) -> None:
+    found = measure_coverage(sequences(tokens, distinct), vocabulary)
+    assert (found.sequences, found.tokens, found.distinct_tokens) == (2, tokens, distinct)
+    assert found.vocabulary_share == distinct / vocabulary
+    assert found.warnings == ()
+
+
+def test_too_few_tokens_and_too_few_different_ones_warn() -> None:
+    few = measure_coverage(sequences(FEW_TOKENS - 1, 300), 30000).warnings
+    assert len(few) == 1
+    assert "2,047 tokens" in few[0]
+    same = measure_coverage(sequences(4096, 100), 49152).warnings
+    assert len(same) == 1
+    assert "100 different tokens" in same[0]
+
+
+def test_ranges_come_from_passes() -> None:
+    figures = [Figure("layers.0", LARGEST_INPUT, 3.5), Figure("layers.0", "error", 1.0), Figure("x", LARGEST_INPUT, 0)]
+    found = measure_coverage(sequences(4096, 100), 256, figures)
+    assert [(r.where, r.largest) for r in found.ranges] == [("layers.0", 3.5), ("x", 0)]
+    assert ["x" in w and "zeros" in w for w in found.warnings] == [True]
+
+
+def test_tokens_without_room_are_said() -> None:
+    given = sequences(4096, 100)
+    assert measure_coverage(given, 256, [Figure("calibration", TOKENS_USED, 4096)]).warnings == ()
+    (warning,) = measure_coverage(given, 256, [Figure("calibration", TOKENS_USED, 1024)]).warnings
+    assert "1,024 of 4,096" in warning

@@ -1,0 +1,266 @@
+"""A GGUF file's blocks come through bit for bit: as a weight's integers, and into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture.gguf_blocks import BLOCK, format_of, read_codes, rows_of
+from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes, decode
+from enginewright.passes.ir.program import Program
+from enginewright.passes.manager import PassManager
+from enginewright.passes.quantization.report import quantization_report
+from enginewright.plugins.errors import RecipeError
+from enginewright.runtime.bundle.weights import unpack
+from tests.optimizer.emit.test_cpu import emit
+
+from .test_gguf import Q, permuted, write
+
+KINDS = {
+    Q.Q4_0: CodeFormat(4, 32),
+    Q.Q4_1: CodeFormat(4, 32, offsets=True),
+    Q.Q8_0: CodeFormat(8, 32),
+}
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda q: q.name)
+
+
+def scrambled(path: Path) -> Path:
+    """The file with every integer replaced by a random one, -128 among them; scales and mins stay."""
+    rng = np.random.default_rng(3)
+    reader = gguf.GGUFReader(str(path), "r+")
+    for tensor in reader.tensors:
+        if tensor.tensor_type in KINDS:
+            size = 32 if tensor.tensor_type == Q.Q8_0 else 16
+            blocks = tensor.data.reshape(-1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
+            blocks[:, -size:] = rng.integers(0, 256, (len(blocks), size))
+            blocks[0, -size] = 0x80
+    return path
+
+
+def file_blocks(path: Path) -> dict[str, tuple[npt.NDArray[Any], ...]]:
+    """By name: values [N, K], scales and mins [N, K/32] of each tensor, read block by block."""
+    found = {}
+    for tensor in gguf.GGUFReader(str(path)).tensors:
+        if tensor.tensor_type not in KINDS:
+            continue
+        columns, rows = (int(n) for n in tensor.shape)
+        values = np.zeros((rows, columns), np.int8)
+        scales, mins = (np.zeros((rows, columns // 32), np.float16) for _ in range(2))
+        data = tensor.data.tobytes()
+        size = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+        for i in range(rows * columns // 32):
+            block, n, g = data[i * size : (i + 1) * size], i // (columns // 32), i % (columns // 32)
+            scales[n, g] = np.frombuffer(block[:2], "<f2")[0]
+            if tensor.tensor_type == Q.Q8_0:
+                row = list(np.frombuffer(block[2:], np.int8))
+            else:
+                row = [b & 15 for b in block[-16:]] + [b >> 4 for b in block[-16:]]
+            if tensor.tensor_type == Q.Q4_0:
+                row = [v - 8 for v in row]
+            if tensor.tensor_type == Q.Q4_1:
+                mins[n, g] = np.frombuffer(block[2:4], "<f2")[0]
+            values[n, 32 * g : 32 * g + 32] = row
+        found[tensor.name] = (values, scales, mins) if tensor.tensor_type == Q.Q4_1 else (values, scales)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    return tiny_model("Llama", intermediate_size=96)
+
+
+def passed(path: Path) -> tuple[Program, list[PassRecord]]:
+    """The program of a file after all passes of recipe gguf, and what these did."""
+    program, records = capture(path).program, []
+    context = PassContext(formats=load_recipe("gguf").weights.to_formats())
+    PassManager(default_pipeline(), context, lambda _, record: records.append(record)).run(program)
+    return program, records
+
+
+def arrays(codes: Codes) -> list[npt.NDArray[Any]]:
+    return [t.numpy() for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+
+
+@kinds
+def test_integers_are_the_files(kind: Q, llama: PreTrainedModel, tmp_path: Path) -> None:
+    path = scrambled(write(llama, tmp_path / "tiny.gguf", kind))
+    weights = capture(path).program.weights
+    blocks = file_blocks(path)
+    expected = {
+        "model.layers.1.mlp.down_proj.weight": blocks["blk.1.ffn_down.weight"],
+        "model.embed_tokens.weight": blocks["token_embd.weight"],
+        "lm_head.weight": blocks["output.weight"],
+    }
+    for name, want in expected.items():
+        expr = weights[name]
+        assert isinstance(expr, SourceCodes)
+        assert expr.code_format == KINDS[kind]
+        for got, one in zip(arrays(expr.codes()), want, strict=True):
+            assert got.dtype == one.dtype
+            np.testing.assert_array_equal(got, one)
+    if kind == Q.Q8_0:
+        assert blocks["output.weight"][0].min() == -128
+
+
+@kinds
+def test_q_and_k_are_rows_in_another_order(kind: Q, llama: PreTrainedModel, tmp_path: Path) -> None:
+    path = scrambled(write(llama, tmp_path / "tiny.gguf", kind))
+    weights = capture(path).program.weights
+    blocks = file_blocks(path)
+    for name, heads in (("q", 4), ("k", 2)):
+        expr = weights[f"model.layers.0.self_attn.{name}_proj.weight"]
+        assert isinstance(expr, SourceCodes)
+        for got, one in zip(arrays(expr.codes()), blocks[f"blk.0.attn_{name}.weight"], strict=True):
+            np.testing.assert_array_equal(permuted(got, heads), one)
+            assert (got != one).any()
+
+
+@kinds
+def test_floats_are_what_gguf_makes_of_them(kind: Q, llama: PreTrainedModel, tmp_path: Path) -> None:
+    path = scrambled(write(llama, tmp_path / "tiny.gguf", kind))
+    weights = capture(path).program.weights
+    (tensor,) = (t for t in gguf.GGUFReader(str(path)).tensors if t.name == "blk.0.ffn_up.weight")
+    expr = weights["model.layers.0.mlp.up_proj.weight"]
+    assert isinstance(expr, SourceCodes)
+    theirs = gguf.dequantize(tensor.data, kind).reshape(96, 64)
+    assert expr.evaluate().numpy().tobytes() == theirs.tobytes()
+    assert decode(expr.codes(), expr.code_format).numpy().tobytes() == theirs.tobytes()
+
+
+@kinds
+def test_a_bundle_has_them_bit_for_bit(kind: Q, llama: PreTrainedModel, tmp_path: Path) -> None:
+    path = scrambled(write(llama, tmp_path / "tiny.gguf", kind))
+    program, _ = passed(path)
+    bundle, _ = emit(program, tmp_path / "tiny.bundle")
+    report = quantization_report((name, program.weights[name]) for name in program.weights)
+    assert report is not None
+    assert report.kept == report.values > 0
+    blocks = file_blocks(path)
+    uses = {use.name: use for use in bundle.program("cpu").weights}
+    compared = 0
+    for use in uses.values():
+        if use.dtype not in ("i4", "u4", "i8"):
+            continue
+        assert use.dtype == {Q.Q4_0: "i4", Q.Q4_1: "u4", Q.Q8_0: "i8"}[kind]
+        base = use.name.rpartition(".")[0]
+        names = [f"{base}.{part}" for part in ("scales", "offsets") if f"{base}.{part}" in uses]
+        stored = [
+            unpack(np.array(bundle.weight(n)), uses[n].shape, uses[n].layout, uses[n].dtype) for n in (use.name, *names)
+        ]
+        start = 0
+        for part in bundle.tensor(use.name).parts:
+            rows = slice(start, start + part.rows[1] - part.rows[0])
+            for got, want in zip(stored, blocks[part.source], strict=True):
+                one = got[rows]
+                if part.source.split(".")[-2] in ("attn_q", "attn_k"):
+                    one = permuted(one, 4 if "attn_q" in part.source else 2)
+                assert one.tobytes() == want.tobytes()
+            compared += got[rows].shape[0]
+            start = rows.stop
+    # Layers have q, k, v, o of 64, 32, 32 and 64 rows, gate and up of 96, down of 64; then the table and the head.
+    assert compared == 2 * (64 + 32 + 32 + 64 + 2 * 96 + 64) + 2 * 256
+
+
+def test_parts_of_different_blocks_are_rounded_and_reported(llama: PreTrainedModel, tmp_path: Path) -> None:
+    def kind(name: str) -> Q:
+        return Q.Q8_0 if ".attn_v." in name else Q.F16 if "ffn_down" in name else Q.Q4_0
+
+    program, records = passed(write(llama, tmp_path / "tiny.gguf", kind))
+    (choice,) = (r for r in records if r.name == "choose_formats")
+    reason = "its blocks are not kept: its parts are stored as int4-g32-a:int8:g32 and int8-g32-a:int8:g32"
+    assert [r.reason for r in choice.rejected] == [reason] * 2
+    assert all(f"model.layers.{i}.self_attn" in r.where for i, r in enumerate(choice.rejected))
+    names = [name for name in program.weights if name.endswith((".int8", ".int4"))]
+    for part, storage in (("q_proj", "int8"), ("down_proj", "int8"), ("o_proj", "int4"), ("gate_proj", "int4")):
+        assert [n.rpartition(".")[2] for n in names if part in n] == [storage] * 2, part
+
+
+def test_a_model_without_blocks_says_so(llama: PreTrainedModel, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="keep_blocks is true, but no weight of this model is stored in blocks") as e:
+        passed(write(llama, tmp_path / "tiny.gguf", Q.F16))
+    assert "leave keep_blocks out of the recipe" in str(e.value.hint)
+
+
+class Experts:
+    """Three tensors of experts, written to a file and read again."""
+
+    def __init__(self, folder: Path) -> None:
+        writer = gguf.GGUFWriter(str(folder / "experts.gguf"), "llama")
+        rng = np.random.default_rng(4)
+        for name in ("gate", "up", "wide"):
+            data = rng.standard_normal((3, 8, 64 if name != "wide" else 96)).astype(np.float32)
+            writer.add_tensor(name, gguf.quantize(data, Q.Q4_1), raw_dtype=Q.Q4_1)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        self.tensors = {t.name: t for t in gguf.GGUFReader(str(folder / "experts.gguf")).tensors}
+
+
+Values = Callable[[gguf.ReaderTensor], npt.NDArray[Any]]
+
+
+def test_experts_that_are_put_together(tmp_path: Path) -> None:
+    """gate and up [E, N, K] as one weight [E, 2N, K], as transformers has them."""
+    tensors = [Experts(tmp_path).tensors[name] for name in ("gate", "up")]
+
+    def merge(values: Values) -> npt.NDArray[Any]:
+        return np.concatenate([values(t) for t in tensors], axis=1)
+
+    rows = rows_of(tensors, merge)
+    assert rows is not None
+    assert rows.shape == (3, 16)
+    code_format = format_of(tensors)
+    assert code_format == CodeFormat(4, BLOCK, offsets=True)
+    got = decode(read_codes(tensors, rows), code_format)
+    want = merge(lambda t: gguf.dequantize(t.data, t.tensor_type).reshape(3, 8, 64))
+    np.testing.assert_array_equal(got.numpy(), want)
+
+
+CHANGES: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {
+    "other values": lambda w: w - 1,
+    "columns reversed": lambda w: w[..., ::-1],
+    "columns in another order": lambda w: w.reshape(3, 8, 2, -1).swapaxes(2, 3).reshape(w.shape),
+    "axes exchanged": lambda w: w.swapaxes(1, 2),
+    "rows left out": lambda w: w[:, 1:],
+    "a row twice": lambda w: w[:, [0, 0, 2, 3, 4, 5, 6, 7]],
+    "other columns in some rows": lambda w: np.concatenate((w[:, :4], np.roll(w[:, 4:], 1, -1)), 1),
+    "columns joined": lambda w: w.reshape(3, 4, -1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["gate", "wide"])
+def test_more_than_another_order_of_rows_gives_no_blocks(change: str, name: str, tmp_path: Path) -> None:
+    tensors = [Experts(tmp_path).tensors[name]]
+    assert rows_of(tensors, lambda values: values(tensors[0])) is not None
+    assert rows_of(tensors, lambda values: values(tensors[0])[::-1, ::-1]) is not None
+    assert rows_of(tensors, lambda values: CHANGES[change](values(tensors[0]))) is None
+
+
+@pytest.mark.parametrize("others", [(Q.Q8_0,), (Q.Q6_K,), (Q.F32,)])
+def test_tensors_of_one_weight_need_one_type(others: tuple[Q, ...], tmp_path: Path) -> None:
+    (gate, up, _) = Experts(tmp_path).tensors.values()
+    assert format_of([gate, up]) is not None
+    assert format_of([gate, up._replace(tensor_type=others[0])]) is None
+    assert format_of([up._replace(tensor_type=Q.Q6_K)]) is None
+
+
+def test_torch_sees_what_was_read(tmp_path: Path) -> None:
+    (gate, _, _) = Experts(tmp_path).tensors.values()
+    codes = read_codes([gate], np.arange(24)[::-1].reshape(24))
+    assert codes.values.shape == (24, 64)
+    assert codes.values.dtype == torch.int8
+    assert (int(codes.values.min()), int(codes.values.max())) == (0, 15)

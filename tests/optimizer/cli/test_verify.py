@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+from tests.runtime.executors import tiny_onnx
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_what_is_printed(tiny_bundle: Path, tiny_folder: Path) -> None:
+    code, out, _ = run(tiny_bundle)
+    assert code == 0
+    assert "all hashes are right" in out
+    assert "target cpu: its program is sound (isa " in out
+    assert "pass --source MODEL" in out
+    code, out, _ = run(tiny_bundle, "--source", tiny_folder, "--target", "cpu")
+    assert code == 0
+    assert "target cpu, compared with the source on 82 random tokens" in out
+    assert "pass --source" not in out
+    assert run(tiny_bundle, "--quiet")[:2] == (0, "")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_damage_has_an_exit_code(as_json: bool, tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "a.bundle"))
+    path = bundle / "tokenizer/special_tokens.json"
+    path.write_text(path.read_text()[:-1] + " ")  # of the same size, and the same JSON
+    code, out, err = run(bundle, *(["--json"] if as_json else []))
+    assert code == 7
+    assert "special_tokens.json: SHA-256 is not the one" in err
+    assert not as_json or json.loads(out)["error"]["type"] == "BundleError"
+
+
+def test_json(tiny_bundle: Path) -> None:
+    code, out, _ = run(tiny_bundle, "--json")
+    assert code == 0
+    assert [t["target"] for t in json.loads(out)["targets"]] == ["cpu"]
+
+
+def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: Path) -> None:
+    code, _, err = run(tiny_bundle, "--provider", "cpu")
+    assert code == 8
+    assert "provider: 'cpu' is for target 'onnx', and cpu is looked at" in err
+    path = tiny_onnx.write_bundle(tmp_path / "tiny.bundle")
+    code, out, _ = run(path, "--provider", "cpu")
+    assert code == 0
+    assert "provider CPUExecutionProvider" in out
+    code, _, err = run(path, "--provider", "cuda")
+    assert code == 10
+    assert "has no CUDAExecutionProvider" in err
+    assert run(path, "--provider", "quantum")[0] == 8

@@ -1,0 +1,75 @@
+"""A target, or a GPU, that lacks a format of the recipe is refused by name, before the model is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.emit.weight_storages import check_storages
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
+from enginewright.optimizer.recipes.sections import (
+    AutoSection,
+    BudgetSection,
+    WeightFormatSection,
+    WeightOverride,
+    WeightsSection,
+)
+from enginewright.plugins.errors import TargetError
+
+FP8, F32 = WeightFormatSection(storage="fp8"), WeightFormatSection()
+AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        (load_recipe("fp8"), r"recipe fp8 asks for \(weights\.default\)"),
+        (Recipe(name="x", weights=WeightsSection(embeddings=FP8)), r"\(weights\.embeddings\)"),
+        (
+            Recipe(name="x", weights=WeightsSection(overrides=(WeightOverride(layers="*", format=FP8),))),
+            r"\(weights\.overrides\.0\.format\)",
+        ),
+        (AUTO, r"\(auto\.candidates\.1\)"),
+    ],
+)
+@pytest.mark.parametrize("targets", [("cpu",), ("onnx", "cpu")])
+def test_the_cpu_target_has_no_8_bit_floats(recipe: Recipe, key: str, targets: tuple[str, ...]) -> None:
+    with pytest.raises(TargetError, match=f"^target cpu: it has no kernels for fp8 weights, which .*{key}") as caught:
+        check_storages(recipe, targets)
+    assert caught.value.hint == "Take --recipe int8 for it, or --target onnx without it for fp8."
+    check_storages(recipe, ("onnx",))
+
+
+def test_an_export_is_refused_before_the_source_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="target cpu: it has no kernels for fp8 weights"):
+        export(tmp_path / "absent.gguf", tmp_path / "out.bundle", recipe="fp8", targets=["cpu", "onnx"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_gpus_without_8_bit_floats() -> None:
+    recipe = load_recipe("fp8")
+    for gpus, lacking in ((("8.0",), "8.0"), (("8.6", "8.9"), "8.6"), ((), "8.0, 8.6")):
+        asked = recipe.model_copy(update={"engines": EnginesSection(gpus=gpus)} if gpus else {})
+        with pytest.raises(TargetError, match=f"compute capability {lacking} has no fp8, which begins with 8.9"):
+            check_storages(asked, ("onnx", "tensorrt-rtx"))
+        check_storages(asked, ("onnx",))
+    able = recipe.model_copy(update={"engines": EnginesSection(gpus=("8.9", "12.0"))})
+    check_storages(able, ("onnx", "tensorrt-rtx"))
+
+
+def test_gpus_without_4_bits_and_gpus_without_engines() -> None:
+    recipe = load_recipe("int4")
+    old, other = (recipe.model_copy(update={"engines": EnginesSection(gpus=(gpu,))}) for gpu in ("7.5", "9.0"))
+    with pytest.raises(TargetError, match=r"compute capability 7\.5 has no int4, which begins with 8\.0"):
+        check_storages(old, ("cpu", "tensorrt-rtx"))
+    with pytest.raises(TargetError, match=r"TensorRT-RTX builds no engine for compute capability 9\.0"):
+        check_storages(other, ("tensorrt-rtx",))
+    check_storages(other, ("cpu", "onnx", "tensorrt"))
+
+
+def test_every_built_in_recipe_names_targets_that_can_make_it() -> None:
+    for recipe in list_recipes():
+        check_storages(recipe, recipe.targets)

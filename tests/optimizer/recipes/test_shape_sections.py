@@ -1,0 +1,92 @@
+"""[prune] in a recipe: what it may say, and what passes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.shape_sections import PruneSection
+from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
+from enginewright.plugins.errors import RecipeError
+
+WHOLE = """
+name = "mine"
+[weights]
+default = { storage = "int4", group_size = 64, activation = "int8", activation_group_size = 64 }
+[prune]
+channels = 0.25
+layers = 1
+drop = ["model.layers.3"]
+[[prune.overrides]]
+layers = "model.layers.0"
+heads = 0.5
+"""
+
+
+def test_what_a_recipe_says_is_what_passes_are_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(WHOLE)
+    recipe = load_recipe(tmp_path / "mine.toml")
+    assert recipe.prune is not None and not recipe.exact and recipe.calibrated
+    overrides = (PruneOverride("model.layers.0", heads=0.5),)
+    expected = Pruning(0.25, 0.0, 1, ("model.layers.3",), overrides, groups=64)
+    assert recipe.prune.to_pruning(recipe.weights, None) == expected
+    assert expected.share("heads", "model.layers.0.self_attn") == 0.5
+    assert expected.share("heads", "model.layers.10.self_attn") == 0
+    (tmp_path / "again.toml").write_text(to_toml(recipe))
+    assert load_recipe(tmp_path / "again.toml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("channels = 1.0", r"prune\.channels: Input should be less than 1"),
+        ("heads = -0.1", r"prune\.heads: Input should be greater than or equal to 0"),
+        ("layers = -1", r"prune\.layers: Input should be greater"),
+        ("channel = 0.5", r"prune\.channel: unknown key"),
+        ("max_kl = 0.1", r"\[prune\] removes nothing"),
+        ('[[prune.overrides]]\nlayers = "*"', r"says neither channels nor heads"),
+        ("heads = 0.5\nmultiple = 0", r"prune\.multiple: Input should be greater"),
+    ],
+)
+def test_what_it_may_not_say(section: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(f'name = "bad"\n[prune]\n{section}\n')
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_of_floats_any_number_of_columns_is_left() -> None:
+    recipe = load_recipe("f32")
+    assert PruneSection(channels=0.5).to_pruning(recipe.weights, None).groups == 1
+
+
+def test_what_is_left_fits_formats_and_what_the_recipe_says(tmp_path: Path) -> None:
+    section, int8 = PruneSection(channels=0.5, multiple=48), load_recipe("int8").weights
+    assert section.to_pruning(load_recipe("f32").weights, None).groups == 48
+    assert section.to_pruning(int8, None).groups == 96  # and its own groups, of 32
+    auto = load_recipe("auto")
+    assert PruneSection(channels=0.5).to_pruning(auto.weights, auto.auto).groups == 64  # whichever will be chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[weights]\nkeep_blocks = true\n[prune]\nchannels = 0.5\n", r"keep_blocks keeps .* and \[prune\] makes other"),
+        ("[weights]\nkeep_blocks = true\n[attention]\nkv_heads = 1\n", r"keep_blocks keeps .* and \[attention\] makes"),
+        (
+            '[weights]\nembeddings = { storage = "int8", activation = "int8", sparsity = "2:4" }\n',
+            r"weights\.embeddings: sparsity '2:4' is for linears",
+        ),
+    ],
+)
+def test_shapes_that_do_not_go_with_weights(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(f'name = "bad"\n{text}')
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_the_blocks_of_layers_that_stay_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('name = "mine"\n[weights]\nkeep_blocks = true\n[prune]\nlayers = 2\n')
+    assert load_recipe(tmp_path / "mine.toml").weights.keep_blocks

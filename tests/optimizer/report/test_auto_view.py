@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer.report.auto_view import HEIGHT, WIDTH, auto_view
+from enginewright.optimizer.report.document import AutoEntry, ChoiceEntry, OptionEntry, ParetoEntry
+
+
+def entry(points: int, layers: int) -> AutoEntry:
+    curve = [ParetoEntry(bytes=1000 + 100 * i, predicted_kl=10.0 ** -(i + 1)) for i in range(points)]
+    options = tuple(OptionEntry(format=f, bytes=b, predicted_kl=k) for f, b, k in (("f32", 4, 0.0), ("int4", 1, 0.1)))
+    units = [
+        ChoiceEntry(where=f"m.layers.{i}.{kind}", format="int4" if i else "f32", options=options)
+        for i in range(layers)
+        for kind in ("mlp", "attn.q + m.layers.0.attn.k")
+    ]
+    return AutoEntry(
+        max_kl=0.02,
+        tokens=512,
+        together="one by one",
+        chosen=ParetoEntry(bytes=1100, predicted_kl=0.01, measured_kl=0.015),
+        curve=tuple(curve),
+        single={"int4": ParetoEntry(bytes=900, predicted_kl=0.2), "f32": ParetoEntry(bytes=4000, predicted_kl=0.0)},
+        units=(*units, ChoiceEntry(where="lm_head", format="int4")),
+        seconds=3.0,
+    )
+
+
+@pytest.mark.parametrize(("points", "layers"), [(1, 1), (6, 12)])
+def test_the_search_as_it_is_shown(points: int, layers: int) -> None:
+    view = auto_view(entry(points, layers))
+    assert view.chart is not None
+    assert len(view.chart.line.split()) == points
+    places = [tuple(map(float, pair.split(","))) for pair in view.chart.line.split()]
+    assert [x for x, _ in places] == sorted(x for x, _ in places)
+    assert [m.label for m in view.chart.marks] == ["int4", "f32", "chosen"]
+    assert all(0 <= m.x <= WIDTH and 0 <= m.y <= HEIGHT for m in view.chart.marks)
+    assert [m.chosen for m in view.chart.marks] == [False, False, True]
+    assert "measured" in view.chart.marks[2].title
+    assert "predicted" in view.chart.marks[0].title
+    assert view.chart.budget is not None
+    assert view.formats.layers == tuple(range(layers))
+    assert dict(view.formats.formats) == {"f32": 2, "int4": 2 * layers - 1} if layers > 1 else True
+    assert [kind for kind, _ in view.formats.rows] == ["mlp", "attn.q + attn.k"]
+    assert view.formats.elsewhere == (("lm_head", "int4"),)
+    assert [f.name for f in view.sensitivities] == ["KL if this alone is int4"]  # what costs nothing is left out
+
+
+def test_without_a_curve_there_is_no_chart() -> None:
+    assert auto_view(entry(0, 1)).chart is None

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from enginewright.optimizer.report.bundle_report import (
+    calibration_lines,
+    measured_lines,
+    open_report,
+    quantized_lines,
+)
+from enginewright.optimizer.report.document import ReportDocument
+from enginewright.runtime.bundle.reader import Bundle
+
+
+def test_what_the_lines_say(int8_bundle: Bundle, document: ReportDocument) -> None:
+    report = open_report(int8_bundle.path)
+    assert report.page_path == int8_bundle.path / "report/report.html"
+    assert "i8" in report.size_line() and "bits a parameter" in report.size_line()
+    assert [line.partition(":")[0] for line in report.speed_lines()][:2] == ["decode, 1 request", "decode, 8 requests"]
+    time = report.time_line()
+    assert time is not None and "capture" in time and "of memory at most" in time
+    names = [entry.name for entry, _ in report.passes]
+    assert "quantize_linears" in names and "normalize_complex" not in names
+    assert quantized_lines(document) == ["100,000,000 quantized: 1 saturated, 2 groups of small ones became zero"]
+    assert document.quantization is not None
+    kept = document.model_copy(update={"quantization": document.quantization.model_copy(update={"kept": 5000})})
+    assert quantized_lines(kept)[0].startswith("100,000,000 quantized: 5,000 the source's own integers, 1 saturated")
+    first, second = calibration_lines(document)
+    assert "999 tokens in 8 sequences, 1.0% of the vocabulary" in first
+    assert second.startswith("warning: too little")
+    assert "measured 2 times on 300 tokens" in measured_lines(document)[0]
+    empty = ReportDocument()
+    assert quantized_lines(empty) == calibration_lines(empty) == measured_lines(empty) == []
+
+
+def test_a_bundle_alone(int8_bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "a.bundle"
+    shutil.copytree(int8_bundle.path, path, ignore=shutil.ignore_patterns("report"))
+    report = open_report(path)
+    assert report.page_path is None
+    assert report.time_line() is None
+    assert all("multiply-adds" in line for line in report.speed_lines())
+    assert set(report.to_json()) == {"storage", "rooflines"}
+    report.write_page(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == report.page()
+
+
+def test_measured_again(int8_bundle: Bundle) -> None:
+    (roofline,) = open_report(int8_bundle.path, again=True, threads=1).rooflines
+    assert roofline.measured == "report"
+    assert all(shape.seconds for shape in roofline.shapes)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer.report.machine import Machine
+from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime
+from enginewright.optimizer.report.roofline_view import HEIGHT, WIDTH, chart, shape_view
+from enginewright.plugins.step_costs import StepCost
+
+MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})
+
+
+def shape(seconds: float | None) -> ShapeCosts:
+    """Two layers of a linear that memory bounds, one that products bound, and norms that nothing here does."""
+    steps = [
+        StepTime("linear", f"m.layers.{i}.mlp", StepCost(weights=10**6, products={"f32": 10**6}), seconds)
+        for i in range(2)
+    ]
+    steps.append(StepTime("linear", "head", StepCost(weights=10**3, products={"i8": 10**9}), seconds))
+    steps.append(StepTime("rms_norm", "m.layers.0.norm", StepCost(activations_read=100), seconds))
+    whole = None if seconds is None else 4 * seconds
+    return ShapeCosts("decode", 1, 1, 64, 3, whole, None, steps)
+
+
+def test_steps_of_one_kind_come_together() -> None:
+    view = shape_view(shape(0.05), MACHINE)
+    assert next((g.op, g.kind, g.count) for g in view.groups) == ("linear", "mlp", 2)
+    found = {g.kind: g for g in view.groups}
+    assert found["mlp"].seconds == pytest.approx(0.1)
+    assert found["mlp"].limit == pytest.approx(2e-3)
+    assert found["mlp"].share == pytest.approx(0.02)
+    assert found["mlp"].part == pytest.approx(0.5)
+    assert (found["mlp"].bound, found["head"].bound, found["norm"].bound) == ("memory", "products", "")
+    assert found["norm"].share is None
+    assert view.limit == pytest.approx(2e-3 + 0.025)
+    assert view.tokens_per_second == pytest.approx(5)
+    assert view.share == pytest.approx(0.027 / 0.2)
+
+
+def test_without_a_measurement_there_are_bytes_alone() -> None:
+    view = shape_view(shape(None), None)
+    assert (view.limit, view.share, view.tokens_per_second) == (None, None, None)
+    assert all(g.seconds is None and g.limit is None and g.share is None for g in view.groups)
+    assert next(g.kind for g in view.groups) == "mlp"  # most bytes
+    assert chart(Roofline("cpu", None, None, [shape(None)]), [view]) is None
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 10.0])
+def test_the_chart(seconds: float) -> None:
+    timed = Roofline("cpu", "report", MACHINE, [shape(seconds), shape(seconds * 2)])
+    views = [shape_view(s, MACHINE) for s in timed.shapes]
+    found = chart(timed, views)
+    assert found is not None
+    assert len(found.points) == 4  # two kinds with products in two shapes
+    assert {p.series for p in found.points} == {0, 1}
+    assert all(0 <= p.x <= WIDTH and 0 <= p.y <= HEIGHT for p in found.points)
+    assert [line.label for line in found.lines] == ["1 GB/s", "f32 products", "i8 products"]
+    slope, f32, i8 = found.lines
+    assert slope.x1 < slope.x2 and slope.y1 > slope.y2 and slope.angle < 0
+    assert f32.y1 == f32.y2 > i8.y1 == i8.y2
+    assert i8.x1 == pytest.approx(slope.x2, abs=0.1)  # the roof has no gap
+    assert all("…" not in label for *_, label in found.labels)
+    assert len({round(y) for _, y, _, _ in found.labels}) == len(found.labels)
+    # No line goes through a name, whose letters are some 10 high above its baseline.
+    assert not any(y - 11 < line.y1 < y + 3 for _, y, _, _ in found.labels for line in (f32, i8))

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright.optimizer.build_target import MakeEngines, Phase, build_target
+from enginewright.plugins.errors import BundleError, TargetError
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
+from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.runtime.bundle.writer import BundleWriter
+from enginewright.runtime.doctor_machine import Machine
+from enginewright.runtime.executors.cuda_driver import Gpu
+
+BARE = Machine(
+    system="Linux x86_64",
+    processor="",
+    instruction_sets=(),
+    cores=2,
+    memory_bytes=1,
+    free_bytes=1,
+    python="3.11",
+    gpu_problem="there is no NVIDIA driver here",
+)
+GPU = Gpu(index=0, name="RTX 4090", capability="8.9", memory_bytes=24 << 30)
+READY = replace(BARE, packages={"tensorrt": "11.4.0.106"}, gpus=(GPU,), gpu_problem="")
+PLANS: dict[Phase, bytes] = {"decode": b"one token each", "prefill": b"prompts"}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    sizes: dict[str, Any] = dict.fromkeys("TBRMP", (1, 1, 4))
+    group = PagedCacheGroup(
+        name="full", layers=(0,), kv_heads=1, key_head_size=16, value_head_size=16, dtype="f16", block_size=32
+    )
+    paged = PagedSection(
+        library="11.4",
+        cache_groups=(group,),
+        profiles=(PagedProfile(phase="decode", **sizes), PagedProfile(phase="prefill", **sizes)),
+        kernel_capabilities=("8.6", "8.9"),
+        split_keys=512,
+    )
+    section = TensorRtSection(flavour="tensorrt", compute_capabilities=("8.6", "8.9"), paged=paged)
+    waiting = TargetManifest(state="needs-build", needs="a GPU", tensorrt=section)
+    model = ModelSection(name="tiny", architecture="Tiny", vocab_size=8, context_length=8)
+    with BundleWriter(tmp_path / "tiny.bundle") as writer:
+        writer.write_text("targets/tensorrt/network.json", "{}")
+        writer.commit(
+            Manifest(model=model, source=SourceSection(kind="module", name="tiny"), targets=()),
+            {"tensorrt": waiting, "onnx": TargetManifest()},
+        )
+    return tmp_path / "tiny.bundle"
+
+
+def engines_of(plans: dict[Phase, bytes]) -> MakeEngines:
+    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[tuple[Phase, bytes]]:
+        assert (target, capability) == ("tensorrt", 89)
+        yield from plans.items()
+
+    return make
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
+    before = contents(bundle)
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS))
+    assert report.built and report.gpu == "RTX 4090 (8.9)" and list(report.engines.values()) == [14, 7]
+    after = contents(bundle)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed == {"targets/tensorrt/manifest.json", *(f"targets/tensorrt/{name}" for name in report.engines)}
+    opened = Bundle.open(bundle)
+    opened.verify_hashes()
+    target = opened.target("tensorrt")
+    assert target.tensorrt is not None and target.needs is None
+    assert (target.tensorrt.version, target.tensorrt.compute_capabilities) == ("11.4.0.106", ("8.9",))
+    assert [e.phase for e in target.tensorrt.engines] == ["decode", "prefill"]
+    assert [e.sha256 for e in target.tensorrt.engines] == [hashlib.sha256(p).hexdigest() for p in PLANS.values()]
+
+
+def test_a_ready_target_is_left_alone_unless_it_is_to_be_built_again(bundle: Path) -> None:
+    first = build_target(bundle, machine=READY, make=engines_of(PLANS))
+    before = contents(bundle)
+    assert not build_target(bundle, machine=BARE).built
+    assert contents(bundle) == before
+    again = build_target(bundle, machine=READY, make=engines_of({**PLANS, "prefill": b"other"}), again=True)
+    assert again.engines.keys() & first.engines.keys() == {next(iter(first.engines))}
+    files = {path.name for path in (bundle / "targets/tensorrt").glob("*.engine")}
+    assert files == set(again.engines)
+    Bundle.open(bundle).verify_hashes()
+
+
+def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
+    before = contents(bundle)
+
+    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[tuple[Phase, bytes]]:
+        yield "decode", b"one"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_target(bundle, machine=READY, make=make)
+    assert contents(bundle) == before
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        (BARE, "TensorRT, which builds the engines, is not installed; .*8.6 or 8.9, and there is no NVIDIA driver"),
+        (replace(READY, packages={"tensorrt": "10.2.0"}), "needs TensorRT 11.4 or newer, and 10.2.0 is installed"),
+        (replace(READY, gpus=(replace(GPU, capability="7.5"),)), "for compute capability 8.6 or 8.9, .*7.5"),
+    ],
+)
+def test_what_is_missing_is_said(machine: Machine, message: str, bundle: Path) -> None:
+    before = contents(bundle)
+    with pytest.raises(TargetError, match=f"target 'tensorrt' can't be built here: .*{message}"):
+        build_target(bundle, machine=machine, make=engines_of(PLANS))
+    assert contents(bundle) == before
+
+
+def test_a_damaged_bundle_isn_t_built(bundle: Path) -> None:
+    (bundle / "targets/tensorrt/network.json").write_text("[]")
+    with pytest.raises(BundleError, match=r"network\.json: SHA-256"):
+        build_target(bundle, machine=READY, make=engines_of(PLANS))
+
+
+def test_targets_that_are_never_built(bundle: Path) -> None:
+    with pytest.raises(BundleError, match="target 'onnx' is ready: nothing of it is built"):
+        build_target(bundle, "onnx", machine=READY)
+    with pytest.raises(BundleError, match="no target 'cpu'; it has onnx, tensorrt"):
+        build_target(bundle, "cpu", machine=READY)

@@ -1,0 +1,110 @@
+"""What is kept of an attention's surroundings gives its result again, whole and for some of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.attention.fit_kv_heads import RopeLayout
+from enginewright.passes.attention.kv_sites import Site, find_site
+from enginewright.passes.attention.observe_heads import HeadObserver, layout_of
+from enginewright.passes.attention.regroup_heads import Seen
+from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.ir.program import Program
+from enginewright.passes.step_inputs import packed_inputs
+from tests.passes.captured import normalized
+
+ew = torch.ops.ew
+TOLERANCE = 1e-5
+"""The same sums of float32 in another order."""
+
+
+def sites_of(program: Program) -> list[Site]:
+    found = [find_site(program, node) for node in program.nodes_of(ew.attention.default)]
+    assert all(isinstance(site, Site) for site in found)
+    return found  # type: ignore[return-value]
+
+
+def observe(program: Program, sites: Sequence[Site]) -> list[tuple[Seen, torch.Tensor]]:
+    """What was seen of each site, and what its attention gave."""
+    fast = FastEvaluation(program, WeightCache(0))
+    observer = HeadObserver(program, sites, fast)
+    attentions = {site.attention: site for site in sites}
+    found: list[tuple[Seen, torch.Tensor]] = []
+
+    def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        observer.before(node, args)
+        kept = observer.seen(attentions[node], args, kwargs) if node in attentions else None
+        value = fast.compute(node, args, kwargs)
+        if kept is not None:
+            found.append((kept, value))
+        observer.after(node, value)
+        return value
+
+    sequences = [torch.arange(3, 20), torch.arange(40, 45)]
+    program.evaluate(packed_inputs(program, sequences), compute=compute)
+    return found
+
+
+CASES: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
+    ("Llama", {}, (16, 16)),  # dimensions of a head, and those that are rotated
+    ("Llama", {"hidden_size": 96, "head_dim": 24, "num_key_value_heads": 4}, (24, 24)),
+    ("Qwen3", {}, (16, 16)),  # norms of q and k
+    ("GPTNeoX", {}, (16, 4)),  # a quarter is rotated; one linear of all three
+    ("GPT2", {}, (16, 0)),
+]
+
+
+@pytest.mark.parametrize(("family", "overrides", "rotated"), CASES)
+def test_attention_again(family: str, overrides: dict[str, Any], rotated: tuple[int, int]) -> None:
+    program, _ = normalized(family, **overrides)
+    sites = sites_of(program)
+    found = observe(program, sites)
+    assert len(found) == 2
+    for site, (kept, wanted) in zip(sites, found, strict=True):
+        heads, size = kept.q.shape[1], rotated[0]
+        assert kept.q.shape == (22, len(site.q.rows), size) and kept.k.shape == (22, len(site.k.rows), size)
+        assert kept.normed == (family == "Qwen3")
+        assert kept.layout == layout_of(program, site) == RopeLayout.of(size, rotated[1] // 2, False)
+        again = kept.attend(kept.after_q(kept.q), kept.after_k(kept.k), kept.v, torch.arange(heads))
+        torch.testing.assert_close(again, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        # The last group alone: keys and queries of other heads have no part in it.
+        each = heads // kept.k.shape[1]
+        mine = torch.arange(heads - each, heads)
+        one = kept.attend(kept.after_q(kept.q[:, mine]), kept.after_k(kept.k[:, -1:]), kept.v[:, -1:], mine)
+        torch.testing.assert_close(one, wanted[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
+        weight = program.weight_of(site.output.args[1])
+        assert weight is not None and torch.equal(kept.output, weight.evaluate())
+
+
+def test_numbers_of_each_query_head_go_with_their_heads() -> None:
+    """Sinks are a head's own: of some heads, some sinks."""
+    program, _ = normalized("GptOss", num_local_experts=2, num_experts_per_tok=1, head_dim=16)
+    sites = sites_of(program)
+    for kept, wanted in observe(program, sites):
+        for mine in (torch.tensor([0, 1]), torch.tensor([2, 3])):
+            one = int(mine[0]) // 2
+            k, v = kept.after_k(kept.k[:, one : one + 1]), kept.v[:, one : one + 1]
+            part = kept.attend(kept.after_q(kept.q[:, mine]), k, v, mine)
+            torch.testing.assert_close(part, wanted[:, mine], rtol=TOLERANCE, atol=TOLERANCE)
+            other = kept.attend(kept.after_q(kept.q[:, mine]), k, v, 3 - mine)
+            assert (other - wanted[:, mine]).abs().max() > 100 * TOLERANCE
+
+
+def test_what_is_seen_is_given_away() -> None:
+    """Memory holds one layer's values: they can be asked for once."""
+    program, _ = normalized("Llama")
+    (site, _) = sites_of(program)
+    fast = FastEvaluation(program, WeightCache(0))
+    observer = HeadObserver(program, [site], fast)
+    for branch in (site.q, site.k, site.v):
+        observer.after(branch.pre, torch.zeros(1, 1, 16))
+        for node in branch.post:
+            observer.before(node, (torch.zeros(1, 1, 16), None))
+    observer.seen(site, [], {})
+    with pytest.raises(KeyError):
+        observer.seen(site, [], {})

@@ -1,0 +1,197 @@
+"""GPTQ through whole programs: which weights get integers, what they are worth, and what is turned down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.ir.chosen_codes import ChosenCodes
+from enginewright.passes.ir.prequantized import CodeFormat
+from enginewright.passes.ir.program import Program
+from enginewright.passes.manager import PassManager
+from enginewright.passes.quantization.choose_integers import (
+    DAMPING,
+    ERROR,
+    LARGEST_INPUT,
+    NEAREST_ERROR,
+    ChooseIntegers,
+)
+from enginewright.passes.step_inputs import packed_inputs
+from enginewright.passes.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import CapacityError, PassError
+from tests.passes.captured import captured
+from tests.passes.ir.test_quantized import Known
+from tests.passes.small_programs import random_sequences
+
+ew = torch.ops.ew
+INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
+INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
+GPTQ = WeightFormats(INT4, embeddings=INT8, method="gptq")
+SEQUENCES = tuple(map(torch.tensor, random_sequences([48] * 6, 250, seed=1)))
+
+
+def formatted(formats: WeightFormats, family: str = "Llama", **overrides: Any) -> Program:
+    """A program up to the choice of formats."""
+    program = captured(family, **overrides)
+    names = [p.name for p in default_pipeline()]
+    passes = default_pipeline()[: names.index("choose_formats") + 1]
+    PassManager(passes, PassContext(formats=formats)).run(program)
+    return program
+
+
+def chosen(program: Program) -> dict[str, ChosenCodes]:
+    found = {name: program.weights[name] for name in program.weights}
+    return {name: expr for name, expr in found.items() if isinstance(expr, ChosenCodes)}
+
+
+def run(program: Program, formats: WeightFormats = GPTQ, **context: Any) -> PassRecord:
+    given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    return ChooseIntegers().run(program, PassContext(**given))
+
+
+def figures(record: PassRecord, name: str) -> list[float]:
+    return [f.value for f in record.figures if f.name == name]
+
+
+def logits(program: Program, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+    return program.evaluate(packed_inputs(program, sequences))[0]
+
+
+@pytest.mark.parametrize(("family", "overrides"), [("Llama", {}), ("GPT2", {}), ("Qwen3", {"hidden_size": 96})])
+def test_every_linear_of_4_bits_gets_integers(family: str, overrides: dict[str, Any]) -> None:
+    program = formatted(GPTQ, family, **overrides)
+    record = run(program)
+    linears = [n for n in program.nodes_of(ew.linear.default) if n.meta["format"] == INT4]
+    assert record.matched == len(linears) == 8
+    assert {str(n.args[1].target) for n in linears} == set(chosen(program))  # type: ignore[union-attr]
+    assert all(e.code_format == CodeFormat(4, 32) for e in chosen(program).values())
+    assert len(figures(record, LARGEST_INPUT)) == len(figures(record, ERROR)) == 8
+    assert set(figures(record, DAMPING)) == {0.01}
+    pairs = list(zip(figures(record, ERROR), figures(record, NEAREST_ERROR), strict=True))
+    assert sum(ours < nearest for ours, nearest in pairs) >= 7  # rounding errors before it differ, too
+    assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
+
+
+@pytest.mark.parametrize("hidden", [64, 96])
+def test_the_program_is_closer_to_the_source(hidden: int) -> None:
+    """On tokens of the same kind that it has not seen. Half of the error is the activations' rounding, which no choice
+    of integers changes, so that what is left is not much less than before."""
+    many = tuple(map(torch.tensor, random_sequences([64] * 24, 250, seed=1)))
+    unseen = list(map(torch.tensor, random_sequences([40, 40], 250, seed=9)))
+    exact = logits(formatted(WeightFormats(), hidden_size=hidden), unseen)
+    errors = []
+    for method in ("nearest", "gptq"):
+        formats = replace(GPTQ, method=method)
+        program = formatted(formats, hidden_size=hidden)
+        run(program, formats, calibration=many)
+        rest = [p for p in default_pipeline() if p.name in ("quantize_linears", "quantize_embeddings")]
+        PassManager(rest, PassContext(formats=formats)).run(program)
+        assert not program.nodes_of(ew.embedding.default)
+        errors.append(float((logits(program, unseen) - exact).norm() / exact.norm()))
+    assert errors[1] < 0.95 * errors[0]
+
+
+def test_integers_go_into_the_bundle_as_they_were_chosen(tmp_path: Path) -> None:
+    """Files or memory make no difference, and quantizing takes the codes as they are."""
+    in_memory, in_files = formatted(GPTQ), formatted(GPTQ)
+    run(in_memory)
+    run(in_files, scratch=tmp_path)
+    assert chosen(in_memory) == chosen(in_files)
+    assert len(list(tmp_path.iterdir())) == 8
+    first = next(iter(chosen(in_files).values()))
+    before = first.codes()
+    rest = [p for p in default_pipeline() if p.name == "quantize_linears"]
+    PassManager(rest, PassContext(formats=GPTQ)).run(in_files)
+    node = in_files.nodes_of(ew.quantized_linear.default)[0]
+    values = in_files.weight_of(node.args[3])
+    assert values is not None
+    assert torch.equal(values.evaluate(), before.values)
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    """A sequence more changes the sums, but not what the others give: twice the same one changes nothing but scale."""
+    once, twice = formatted(GPTQ), formatted(GPTQ)
+    run(once, calibration=SEQUENCES[:3])
+    run(twice, calibration=SEQUENCES[:3] * 2)
+    for one, other in zip(chosen(once).values(), chosen(twice).values(), strict=True):
+        # Sums of twice as many terms are rounded otherwise; a value halfway between two integers may differ, and
+        # what comes after it.
+        assert (one.codes().values == other.codes().values).float().mean() > 0.98
+
+
+def test_what_is_not_of_4_bits_is_left_alone() -> None:
+    overrides = (FormatOverride("model.layers.0.*", INT8),)
+    formats = replace(GPTQ, overrides=overrides)
+    program = formatted(formats)
+    assert run(program, formats).matched == 4
+    assert all("layers.1" in name for name in chosen(program))
+    for other in (replace(GPTQ, method="nearest"), WeightFormats(INT8, method="gptq")):
+        program = formatted(other)
+        assert run(program, other, calibration=()).matched == 0
+        assert not chosen(program)
+
+
+def test_integers_that_were_chosen_before_are_kept() -> None:
+    program = formatted(GPTQ)
+    run(program)
+    before = chosen(program)
+    record = run(program)
+    assert record.matched == 0
+    assert chosen(program) == before
+    assert record.rejected == ()
+
+
+def test_integers_that_a_file_has_are_kept() -> None:
+    program = formatted(GPTQ)
+    (weight,) = [n for n in program.graph.nodes if n.target == "model.layers.1.self_attn.o_proj.weight"]
+    known = Known(int(program.value(weight).shape[0]), CodeFormat(bits=4, group_size=32, offsets=False))
+    program.change_weight(weight, known)
+    record = run(program)
+    assert [r.reason for r in record.rejected] == ["its file has integers of that format, which it keeps"]
+    assert program.weights[str(weight.target)] == known
+
+
+def test_without_tokens_it_is_an_error() -> None:
+    with pytest.raises(PassError, match="there are none") as error:
+        run(formatted(GPTQ), calibration=())
+    assert error.value.hint
+
+
+def test_experts_get_integers_of_their_own_tokens() -> None:
+    """Those that too few tokens reach are rounded to the nearest, and named."""
+    program = formatted(GPTQ, "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    record = run(program)
+    grouped = program.nodes_of(ew.grouped_linear.default)
+    assert len(grouped) == 4
+    assert all(str(n.args[2].target) in chosen(program) for n in grouped)  # type: ignore[union-attr]
+    few = formatted(GPTQ, "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    rejected = run(few, calibration=SEQUENCES[:1]).rejected
+    assert len(rejected) == 4
+    assert all("got fewer than 64 tokens" in r.reason for r in rejected)
+    assert len(record.rejected) < 4
+
+
+def test_as_many_sequences_as_there_is_room_for() -> None:
+    program = formatted(GPTQ)
+    record = run(program, room=1 << 30)
+    assert not record.rejected
+    tight = run(formatted(GPTQ), room=600_000)
+    assert [r.where for r in tight.rejected] == ["calibration"]
+    assert "of 6 sequences fit" in tight.rejected[0].reason
+    with pytest.raises(CapacityError, match=r"takes [\d,]+ bytes") as error:
+        run(formatted(GPTQ), room=1000)
+    assert "bytes more" in str(error.value.hint)
+
+
+def test_progress_is_told_layer_by_layer() -> None:
+    told: list[tuple[int, int]] = []
+    run(formatted(GPTQ), progress=lambda done, total, where: told.append((done, total)))
+    assert told == [(i, 8) for i in range(9)]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+
+from enginewright.passes.base import PassContext
+from enginewright.passes.match import bound_arguments
+from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import PassError
+from tests.passes.quantization.test_choose_formats import INT4_64, INT8
+from tests.passes.quantization.test_quantize_embeddings import run
+from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
+
+ew = torch.ops.ew
+
+
+@pytest.mark.parametrize("intermediate", [64, 128])
+def test_integers_with_offsets_become_integers_without(intermediate: int) -> None:
+    before = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=intermediate))
+    run(before, INT4_64)
+    program = before.copy()
+    wanted = RequantizeOffsets()
+    assert not wanted.wanted(PassContext()) and wanted.wanted(PassContext(offsets="requantize"))
+    linears = program.nodes_of(ew.quantized_linear.default)
+    assert linears and wanted.run(program, PassContext(offsets="requantize")).matched == len(linears)
+    for node in program.nodes_of(ew.quantized_linear.default):
+        a = bound_arguments(node)
+        values, scales = program.weight_of(a["weight"]), program.weight_of(a["weight_scales"])
+        assert a["weight_offsets"] is None and values is not None and scales is not None
+        found = values.evaluate()
+        assert int(found.min()) >= -8 and int(found.max()) <= 7
+    for lengths in ((4,), (7, 2)):
+        inputs = whole_inputs(random_sequences(lengths, 67))
+        want, got = evaluate(before, inputs), evaluate(program, inputs)
+        assert 0 < (got - want).norm() / want.norm() < 0.3  # 4 bits of random weights, once more
+
+
+def test_they_may_be_refused() -> None:
+    program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
+    run(program, INT4_64)
+    with pytest.raises(PassError, match=r"int4 with offsets, which engines.offsets of the recipe refuses\n.*zero"):
+        RequantizeOffsets().run(program, PassContext(offsets="refuse"))
+
+
+@pytest.mark.parametrize("offsets", ["requantize", "refuse"])
+@pytest.mark.parametrize("storage", [INT8, WeightFormat("int4", 32, activation="int8", activation_group_size=32)])
+def test_what_has_none_is_left_alone(storage: WeightFormat, offsets: Literal["requantize", "refuse"]) -> None:
+    program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
+    run(program, storage)
+    assert RequantizeOffsets().run(program, PassContext(offsets=offsets)).matched == 0

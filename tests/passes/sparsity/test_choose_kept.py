@@ -1,0 +1,143 @@
+"""2:4 through whole programs: which weights it is for, how well each method chooses, and what stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.ir.chosen_codes import ChosenCodes
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.two_of_four import is_two_of_four
+from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
+from enginewright.passes.quantization.choose_integers import ChooseIntegers
+from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
+from enginewright.passes.quantization.quantize_linears import QuantizeLinears
+from enginewright.passes.sparsity.choose_kept import ERROR, MAGNITUDE_ERROR, ChooseKept
+from enginewright.passes.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.errors import CapacityError, PassError
+from tests.passes.quantization.test_choose_integers import INT4, INT8, SEQUENCES, figures, formatted, logits
+
+ew = torch.ops.ew
+F32 = WeightFormat(sparsity="2:4")
+BF16 = WeightFormat("bf16", activation="bf16", sparsity="2:4")
+SPARSE_8, SPARSE_4 = replace(INT8, sparsity="2:4"), replace(INT4, sparsity="2:4")
+
+
+def choose(program: Program, formats: WeightFormats, **context: Any) -> PassRecord:
+    given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
+    return ChooseKept().run(program, PassContext(**given))
+
+
+def sparse_weights(program: Program) -> list[str]:
+    return [name for name in program.weights if is_two_of_four(program.weights[name])]
+
+
+def all_have_the_form(program: Program) -> bool:
+    values = [program.weights[name].evaluate() for name in sparse_weights(program)]
+    return all((v.unflatten(-1, (-1, 4)) != 0).sum(-1).max() <= 2 for v in values)
+
+
+@pytest.mark.parametrize(("family", "overrides"), [("Llama", {}), ("Qwen3", {"hidden_size": 96})])
+def test_linears_are_sparse_and_head_and_table_are_not(family: str, overrides: dict[str, Any]) -> None:
+    formats = WeightFormats(F32, sparsify="wanda")
+    program = formatted(formats, family, **overrides)
+    record = choose(program, formats)
+    assert record.matched == len(sparse_weights(program)) == 8
+    assert all_have_the_form(program)
+    kinds = {n.meta["format"].sparsity for n in program.nodes_of(ew.embedding.default)}
+    assert kinds == {"dense"}
+    assert len(figures(record, ERROR)) == len(figures(record, MAGNITUDE_ERROR)) == 8
+    lowered = lower_program(program).program
+    assert sum(use.layout == "sparse32" for use in lowered.weights) == 8
+
+
+def test_methods_that_look_at_inputs_are_nearer_to_the_source() -> None:
+    errors = {}
+    for method in ("wanda", "sparsegpt"):
+        formats = WeightFormats(F32, sparsify=method)  # type: ignore[arg-type]
+        record = choose(formatted(formats), formats)
+        pairs = list(zip(figures(record, ERROR), figures(record, MAGNITUDE_ERROR), strict=True))
+        assert all(ours < plain for ours, plain in pairs)
+        errors[method] = sum(ours for ours, _ in pairs)
+    assert errors["sparsegpt"] < 0.8 * errors["wanda"]
+
+
+@pytest.mark.parametrize("storage", [SPARSE_8, SPARSE_4])
+def test_sparsegpt_chooses_integers_in_its_sweep(storage: WeightFormat) -> None:
+    formats = WeightFormats(storage, embeddings=INT8, method="gptq", sparsify="sparsegpt")
+    if storage == SPARSE_8:
+        formats = replace(formats, method="nearest")
+    program = formatted(formats)
+    choose(program, formats)
+    chosen = [program.weights[name] for name in sparse_weights(program)]
+    assert all(isinstance(expr, ChosenCodes) for expr in chosen)
+    assert ChooseIntegers().run(program, PassContext(formats=formats, calibration=SEQUENCES)).matched == 0
+    QuantizeLinears().run(program, PassContext(formats=formats))
+    assert sorted(sparse_weights(program))  # their integers, as they were chosen
+    assert all_have_the_form(program)
+
+
+def test_integers_of_4_bits_chosen_behind_it_keep_its_zeros() -> None:
+    formats = WeightFormats(SPARSE_4, embeddings=INT8, method="gptq", sparsify="wanda")
+    program = formatted(formats)
+    choose(program, formats)
+    context = PassContext(formats=formats, calibration=SEQUENCES)
+    for one in (ChooseIntegers(), QuantizeLinears(), QuantizeEmbeddings()):
+        one.run(program, context)
+    assert all_have_the_form(program)
+    assert sum(use.layout == "sparse32" for use in lower_program(program).program.weights) == 8
+
+
+def test_a_program_computes_with_what_is_kept() -> None:
+    formats = WeightFormats(BF16, sparsify="magnitude")
+    program = formatted(formats)
+    record = choose(program, formats, calibration=())  # magnitudes ask no tokens
+    assert record.figures == ()
+    before = logits(program, SEQUENCES[:1])
+    CastWeightsToBf16().run(program, PassContext(formats=formats))
+    after = logits(program, SEQUENCES[:1])
+    assert (after - before).abs().max() < 0.05 * before.abs().max()  # rounding to bf16 of a small model
+    assert all_have_the_form(program)
+
+
+def test_a_weight_that_has_the_form_stays_bit_for_bit() -> None:
+    formats = WeightFormats(F32, sparsify="magnitude")
+    program = formatted(formats)
+    choose(program, formats)
+    before = {name: program.weights[name].evaluate() for name in sparse_weights(program)}
+    for method in ("wanda", "sparsegpt"):
+        again = program.copy()
+        choose(again, replace(formats, sparsify=method))  # type: ignore[arg-type]
+        after = [again.weights[name].evaluate() for name in sparse_weights(again)]
+        assert len(after) == len(before)
+        for one in after:
+            assert any(torch.equal(one, other) for other in before.values())
+
+
+def test_dense_formats_are_left_alone() -> None:
+    formats = WeightFormats(INT8, (FormatOverride("*.down_proj", SPARSE_8),), sparsify="magnitude")
+    program = formatted(formats)
+    assert choose(program, formats).matched == 2
+    assert len(sparse_weights(program)) == 2
+    assert not ChooseKept().wanted(PassContext(formats=WeightFormats(INT8)))
+
+
+def test_what_cannot_be_sparse_is_refused_by_name() -> None:
+    with pytest.raises(PassError, match=r"lm_head.*an override gives it the sparsity 2:4.*gives the logits"):
+        formatted(WeightFormats(INT8, (FormatOverride("lm_head", SPARSE_8),)))
+    with pytest.raises(PassError, match=r"its input dimension of 66 is no multiple of 4"):
+        formatted(WeightFormats(SPARSE_8), hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
+
+
+def test_it_needs_tokens_and_room() -> None:
+    formats = WeightFormats(F32, sparsify="wanda")
+    with pytest.raises(PassError, match="choose_kept has no calibration tokens"):
+        choose(formatted(formats), formats, calibration=())
+    with pytest.raises(CapacityError, match="the pass choose_kept takes"):
+        choose(formatted(formats), formats, room=1000)

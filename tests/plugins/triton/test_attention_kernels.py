@@ -1,0 +1,88 @@
+"""Paged attention in Triton's interpreter against the reference. A GPU's turn is tests/gpu.
+
+bfloat16 queries wait for a GPU: the interpreter multiplies it wrongly.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
+
+from enginewright.plugins.errors import TargetError
+from tests.plugins.triton import cases
+from tests.plugins.triton.cases import Case
+
+# Sums of 512 products of float32 in another order; float16 rounds results of up to 4, and weights, to 11 bits.
+TOLERANCE = {"f32": 1e-5, "f16": 4e-3}
+
+DECODE = {"new": (1, 1, 1), "past": (0, 36, 127)}
+PREFILL = {"new": (5, 1, 40), "past": (0, 36, 70)}
+
+SMALL = [
+    Case(**DECODE),
+    Case(**DECODE, heads=8, kv_heads=1, size=80, dtype="f16"),
+    Case(**DECODE, split_keys=64, window=20, softcap=5.0, sinks=True, slopes=True),
+    Case(**DECODE, split_keys=64, dtype="f16", cache="int8"),
+    Case(new=(1, 1), past=(511, 300), heads=4, kv_heads=1, size=128, split_keys=256, cache="fp8"),
+    Case(**PREFILL, dtype="f16"),
+    Case(**PREFILL, heads=4, kv_heads=4, size=80, value_size=48, window=20),
+    Case(**PREFILL, sinks=True, slopes=True, softcap=5.0, block_size=16),
+    Case(**PREFILL, cache="fp8", dtype="f16"),
+    Case(**PREFILL, cache="int8"),
+    Case(**PREFILL, cache="bf16"),
+    Case(new=(3, 0, 20), past=(0, 0, 70), heads=8, kv_heads=1, size=16, split_keys=64),
+]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_attention_is_the_reference(interpreter, case):
+    assert interpreter.submit(cases.difference, case).result() < TOLERANCE[case.dtype]
+
+
+GROUPS = [(4, 4), (6, 2), (4, 1), (8, 1)]  # 1, 3, 4 and 8 query heads a key/value head
+STEPS = [((1, 1, 1), (0, 255, 511), 128), ((1, 30, 65), (300, 0, 447), None)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("cache", ["", "int8", "fp8"])
+@pytest.mark.parametrize("size", [64, 80, 128])
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_attention_is_the_reference_everywhere(interpreter, dtype, group, size, cache):
+    for (new, past, split_keys), window in itertools.product(STEPS, (0, 100)):
+        case = Case(new, past, *group, size, dtype=dtype, cache=cache, window=window, split_keys=split_keys)
+        assert interpreter.submit(cases.difference, case).result() < TOLERANCE[dtype], case
+
+
+@pytest.mark.parametrize("case", [Case(**DECODE, split_keys=64), Case(**PREFILL, dtype="f16")], ids=str)
+def test_company_changes_no_bit(interpreter, case):
+    assert interpreter.submit(cases.alone_and_together, case).result()
+
+
+@pytest.mark.parametrize("split_keys", [0, 64])
+def test_what_lies_before_the_window_is_not_looked_at(interpreter, split_keys):
+    case = Case(new=(1, 2), past=(150, 90), heads=4, kv_heads=2, size=16, window=20, split_keys=split_keys)
+    assert interpreter.submit(cases.behind_the_window, case).result() < TOLERANCE["f32"]
+
+
+def test_a_key_too_many_is_noticed(interpreter):
+    """Must not match: the tolerance tells a window of 20 from one of 21."""
+    assert interpreter.submit(cases.one_key_more, Case(**PREFILL, window=20)).result() > 100 * TOLERANCE["f32"]
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        (Case(**DECODE, dtype="bf16"), TargetError, "interpreter"),
+        (Case(**DECODE, dtype="f16", cache="f32"), TargetError, "queries of f16 over a cache of f32"),
+        (Case(**DECODE, heads=4, kv_heads=3), TargetError, "4 query heads are no multiple of 3"),
+        (Case(**DECODE, size=1024), TargetError, "1024 elements of f32 doesn't fit"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(interpreter, case, error, message):
+    with pytest.raises(error, match=message):
+        interpreter.submit(cases.difference, case).result()

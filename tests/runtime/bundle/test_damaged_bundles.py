@@ -1,0 +1,94 @@
+"""Every file of a bundle, of each target: a bit that changed, a missing end or a missing file is found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from enginewright.plugins.errors import BundleError
+from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.reader import Bundle
+from tests.runtime.executors import tiny_onnx
+from tests.runtime.tensorrt_bundles import plan, section, write_engines
+
+
+def check(path: Path) -> None:
+    Bundle.open(path).verify_hashes()
+
+
+@pytest.fixture(params=["cpu", "onnx", "tensorrt-rtx"])
+def bundle(request: pytest.FixtureRequest, tmp_path: Path, tiny_bundle: Path, manifest: Manifest) -> Path:
+    """A copy that may be damaged; the plan of an engine is made up, but for its header."""
+    path = tmp_path / "a.bundle"
+    if request.param == "cpu":
+        shutil.copytree(tiny_bundle, path, ignore=shutil.ignore_patterns("report"))
+    elif request.param == "onnx":
+        tiny_onnx.write_bundle(path)
+    else:
+        write_engines(path, manifest, section(plan()), plan())
+    assert request.param in Bundle.open(path).targets
+    return path
+
+
+def test_any_damage_to_any_file_is_found_and_the_file_named(bundle: Path) -> None:
+    check(bundle)
+    files = sorted(path for path in bundle.rglob("*") if path.is_file())
+    assert {"manifest.json"} < {path.name for path in files} and len(files) > 2
+    for path in files:
+        name, data = path.relative_to(bundle).as_posix(), path.read_bytes()
+        named = re.escape(f"a.bundle/{name}")
+        # Anywhere in the file; bit 0, so that a letter or digit of JSON is one still.
+        for at in {0, len(data) // 3, len(data) // 2, len(data) - 1}:
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            with pytest.raises(BundleError, match=f"{named}|{re.escape(name)}"):
+                check(bundle)
+        for kept in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:kept])
+            with pytest.raises(BundleError, match=named):
+                check(bundle)
+        path.write_bytes(data + b"\n")
+        with pytest.raises(BundleError, match=named):
+            check(bundle)
+        path.unlink()
+        with pytest.raises(BundleError, match=named):
+            check(bundle)
+        path.write_bytes(data)
+    check(bundle)
+
+
+def test_a_manifest_that_reads_well_and_was_altered(bundle: Path) -> None:
+    manifests = [bundle / "manifest.json", *bundle.glob("targets/*/manifest.json")]
+    for path in manifests:
+        text = path.read_bytes()
+        data = json.loads(text)
+        if "model" in data:
+            data["model"]["context_length"] += 1
+        else:
+            data["needs"] = "nothing"
+        path.write_text(json.dumps(data, sort_keys=True, indent=1) + "\n")
+        Bundle.open(bundle)  # nobody can tell from what it says
+        with pytest.raises(
+            BundleError, match=f"{path.parent.name}/manifest.json: SHA-256 is not the one that it states"
+        ):
+            check(bundle)
+        path.write_bytes(text)
+    check(bundle)
+
+
+def test_a_manifest_of_an_earlier_version_has_no_hash(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["sha256"]
+    path.write_text(json.dumps(data))
+    check(bundle)
+
+
+def test_a_bundle_that_was_moved(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    os.rename(bundle, tmp_path / "deep" / "other name")
+    check(tmp_path / "deep" / "other name")

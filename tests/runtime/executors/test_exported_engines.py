@@ -1,0 +1,82 @@
+"""Bundles as exports write them run through the executors: a tiny model's logits and tokens are the cpu target's.
+
+Plans are the very graphs that TensorRT-RTX would be given, and onnxruntime computes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from enginewright.optimizer.emit import attention_kernels
+from enginewright.optimizer.emit.tensorrt_rtx import emit_segments, whole
+from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest
+from enginewright.optimizer.export import export
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors import tensorrt_library
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+
+from . import tiny_paged
+from .fake_tensorrt import FakeCuda, fake_tensorrt, rtx_plan
+
+TOLERANCE = 2e-5
+"""Of logits around 1, in 32-bit floats summed in other orders."""
+
+RECIPE = """
+name = "small"
+targets = ["cpu", "tensorrt-rtx"]
+
+[weights.default]
+storage = "f32"
+
+[engines]
+form = "{form}"
+dtype = "f32"
+gpus = ["8.9"]
+requests = 4
+prompts = 2
+chunk = 8
+"""
+
+
+def build(request: EngineRequest, progress: object = None) -> BuiltEngine:
+    """In the place of TensorRT-RTX."""
+    model = onnx.load(request.graph)  # with what lies beside it
+    data = rtx_plan(model.SerializeToString(), 0b1000)
+    request.plan.write_bytes(data)
+    return BuiltEngine("1.7.1.116", len(data), 0.1, 1, len(model.graph.node), 1)
+
+
+@pytest.mark.parametrize("form", ["whole", "segments"])
+def test_an_exported_bundle(form: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (whole, emit_segments):
+        monkeypatch.setattr(module, "build_engine", build)
+    monkeypatch.setattr(attention_kernels, "compile_kernel", tiny_paged.compile_kernel)
+    tiny_paged.know_kernels()
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE.format(form=form))
+    path = tmp_path / "small.bundle"
+    export(tiny_folder, path, recipe=recipe)
+
+    bundle, cuda = Bundle.open(path), FakeCuda()
+    section = bundle.targets["tensorrt-rtx"].tensorrt
+    assert section is not None and section.form == form
+    segments = bundle.segments.get("tensorrt-rtx")
+    fake = fake_tensorrt(cuda, section.engines[0].profiles if segments is None else segments.profiles)
+    fake.__spec__ = ModuleSpec("tensorrt_rtx", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", fake)
+    monkeypatch.setattr(tensorrt_library, "load_cuda", lambda: cuda)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, bundle.model.vocab_size, n).tolist() for n in (1, 3, 5, 9, 21)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(path, target="cpu", threads=1) as cpu, LLM(path, target="tensorrt-rtx", context=64) as engines:
+        for prompt in prompts:
+            np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=TOLERANCE)
+        wanted = [r.token_ids for r in cpu.generate(prompts, params)]
+        assert [r.token_ids for r in engines.generate(prompts, params)] == wanted

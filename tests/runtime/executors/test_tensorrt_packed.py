@@ -1,0 +1,145 @@
+"""Targets with caches in blocks through engine and scheduler: tokens and logits are numpy's. The GPU is in memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.executors import tensorrt_library
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+
+from . import tiny_onnx as tiny
+from .fake_tensorrt import ADA, FakeCuda, Gpu, fake_tensorrt
+from .packed_bundles import DECODE, PREFILL, SIZES, write_paged, write_segments
+
+TOLERANCE = 1e-4  # as in test_onnxruntime.py
+GREEDY = SamplingParams(temperature=0, max_tokens=tiny.CONTEXT, ignore_eos=True)
+Install = Callable[..., FakeCuda]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("packed")
+    return {"paged": write_paged(folder / "paged.bundle"), "segments": write_segments(folder / "segments.bundle")}
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Makes a machine with a library and GPUs of this one."""
+
+    def make(form: str, gpus: tuple[Gpu, ...] = (ADA,), **options) -> FakeCuda:
+        cuda = FakeCuda(gpus)
+        if form == "paged":
+            profiles = {0: (DECODE,), 1: (PREFILL,)}
+            module = fake_tensorrt(cuda, profiles, name="tensorrt", version="11.4.0.106", **options)
+        else:
+            module = fake_tensorrt(cuda, SIZES, graphs=options.pop("graphs", True), **options)
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(tensorrt_library, "load_cuda", lambda: cuda)
+        return cuda
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, tiny.V, n).tolist() for n in (1, 2, 3, 5, 5, 6, 11, 25, 30)]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    return [tiny.greedy(prompt, tiny.CONTEXT - len(prompt)) for prompt in prompts]
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 5, "max_requests": 3}, {"memory": "48kB"}])
+def test_greedy_tokens(
+    install: Install,
+    bundles: dict[str, Path],
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    form: str,
+    options: dict[str, int],
+) -> None:
+    cuda = install(form)
+    with LLM(bundles[form], **options) as llm:  # type: ignore[arg-type]
+        together = llm.generate(prompts, GREEDY)
+        alone = llm.generate(prompts[4], GREEDY)
+        info = llm.info()
+    assert [list(r.token_ids) for r in together] == expected
+    assert list(alone[0].token_ids) == expected[4]
+    assert info["preemptions"] > 0 or "memory" not in options
+    device = cuda.devices[-1]
+    assert device.closed
+    if form == "paged":
+        assert 0 < device.captured < device.launched
+        assert info["executor"]["library"] == "TensorRT 11.4.0.106"
+    else:
+        assert device.captured == 0
+
+
+def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> None:
+    """With a library that makes none by itself."""
+    cuda = install("segments", graphs=False)
+    with LLM(bundles["segments"]) as llm:
+        assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
+    assert 0 < cuda.devices[-1].captured < cuda.devices[-1].launched
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_logits_of_all_tokens(install: Install, bundles, prompts, form: str) -> None:
+    """More rows than a profile gives at once, and more tokens."""
+    install(form)
+    with LLM(bundles[form]) as llm:
+        for prompt in prompts:
+            np.testing.assert_allclose(llm.logits(prompt), tiny.reference(prompt), atol=TOLERANCE)
+
+
+def test_pools_are_as_large_as_engines_hold(install: Install, bundles) -> None:
+    install("paged")
+    with LLM(bundles["paged"], memory="1GB") as llm:
+        assert llm._executor.blocks == {"full": 60, "window": 60}
+    with pytest.raises(CapacityError, match="context: 41 tokens are more than the 40"):
+        LLM(bundles["paged"], context=41)
+
+
+def test_a_gpu_without_kernels(install: Install, tmp_path: Path) -> None:
+    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    path = write_segments(tmp_path / "ada.bundle")
+    said = path / "targets/tensorrt-rtx/segments.json"
+    with LLM(path) as llm:
+        assert llm.info()["executor"]["gpu"] == "older (8.6)"
+    install("segments", gpus=(Gpu(0, "other", "8.0", 1 << 30),))
+    with pytest.raises(TargetError, match=r"compute capability 8.6 or 8.9, and the GPU here is another: other \(8.0\)"):
+        LLM(path)
+    kernel = json.loads(said.read_text())["kernels"][0]["write"]
+    damaged = path / f"targets/tensorrt-rtx/kernels/{kernel}.json"
+    text = damaged.read_text()
+    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    damaged.write_text(text.replace('"warps": 4', '"warps": 8'))
+    with pytest.raises(BundleError, match=rf"{kernel}.json: made for something else than its name says"):
+        LLM(path)
+
+
+def test_engines_for_prompts_are_needed(install: Install, tmp_path: Path) -> None:
+    install("paged")
+    with pytest.raises(BundleError, match="there is none for prompts"):
+        LLM(write_paged(tmp_path / "decode.bundle", ("decode",)))
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_memory_that_is_not_there(install: Install, bundles, form: str) -> None:
+    small = (Gpu(0, "small", "8.9", 60_000),)
+    install(form, gpus=small)
+    with pytest.raises(CapacityError, match=r"don't fit into the memory of small"):
+        LLM(bundles[form], memory="100kB")

@@ -1,0 +1,229 @@
+"""The tiny decoder of tiny_onnx over caches in blocks, in numpy: as one engine, and as segments between kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.tensorrt.kernels import layer_specs
+from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
+from enginewright.runtime.bundle.paged_section import paged_cache_names, slots_name, table_name
+from enginewright.runtime.executors.cuda_driver import Argument
+
+from . import tiny_onnx as tiny
+from .fake_tensorrt import KERNELS, FakeDevice, Feeds, Model
+
+BLOCK = 4
+SCALE = tiny.D**-0.5
+GROUPS = tuple(
+    CacheGroup(g.name, g.layers, g.kv_heads, g.key_head_size, g.value_head_size, g.window, "f32", BLOCK)
+    for g in tiny.GROUPS
+)
+F32 = np.dtype(np.float32)
+I32 = np.dtype(np.int32)
+
+
+def write(cache: np.ndarray, new: np.ndarray, slots: np.ndarray) -> None:
+    """[P,K,N,D], [T,N,D], [T]"""
+    flat = cache.reshape(-1, *cache.shape[2:])
+    for token, slot in zip(new, slots.tolist(), strict=True):
+        if slot >= 0:
+            flat[slot] = token
+
+
+def attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    table: np.ndarray,
+    q_start: np.ndarray,
+    kv_len: np.ndarray,
+    window: int,
+    scale: float,
+) -> np.ndarray:
+    """[T,Nq,D] over caches [P,K,Nkv,D] -> [T,Nq,Dv]; NaN for tokens that no request has."""
+    out = np.full((*q.shape[:2], v.shape[3]), np.nan, np.float32)
+    for b in range(len(kv_len)):
+        first, last = int(q_start[b]), int(q_start[b + 1])
+        for t in range(first, last):
+            place = int(kv_len[b]) - (last - t)
+            seen = np.arange(max(0, place + 1 - window) if window else 0, place + 1)
+            blocks, size = table[b, seen // k.shape[1]], k.shape[1]
+            assert (blocks >= 0).all()
+            keys, values = k[blocks, seen % size], v[blocks, seen % size]  # [n, Nkv, D]
+            for head in range(q.shape[1]):
+                of = head * k.shape[2] // q.shape[1]
+                scores = keys[:, of] @ q[t, head] * np.float32(scale)
+                shares = np.exp(scores - scores.max())
+                out[t, head] = shares / shares.sum() @ values[:, of]
+    return out
+
+
+def _rotated(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    cos, sin = (table[positions][:, None] for table in tiny.tables())  # [T, 1, D/2]
+    half = tiny.D // 2
+    return np.concatenate([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1)
+
+
+def heads_of(x: np.ndarray, positions: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Sequence[np.ndarray]:
+    tokens = len(x)
+    rotated = [_rotated((x @ w).reshape(tokens, -1, tiny.D), positions) for w in (q, k)]
+    return *rotated, (x @ v).reshape(tokens, tiny.NKV, tiny.DV)
+
+
+def whole() -> Model:
+    """One engine with attention inside: ``bundle.paged_section``."""
+    w = tiny.weights()
+
+    def compute(feeds: Feeds) -> Feeds:
+        positions = feeds["positions"]
+        x, out = w["embed"][feeds["ids"]], {}
+        for layer, group in enumerate(GROUPS):
+            q, k, v = heads_of(x, positions, *(w[f"{n}{layer}"] for n in "qkv"))
+            caches = []
+            for (name, written), new in zip(paged_cache_names(layer), (k, v), strict=True):
+                out[written] = feeds[name]
+                write(out[written], new, feeds[slots_name(group.name)])
+                caches.append(out[written])
+            table = feeds[table_name(group.name)]
+            y = attend(q, *caches, table, feeds["q_start"], feeds["kv_len"], group.window, SCALE)
+            x = x + y.reshape(len(x), -1) @ w[f"o{layer}"]
+        out["logits"] = (x @ w["head"])[feeds["rows"]].astype(np.float32)
+        return out
+
+    inputs = {"ids": ("INT32", ("T",)), "positions": ("INT32", ("T",)), "q_start": ("INT32", ("B + 1",))}
+    inputs |= {"kv_len": ("INT32", ("B",)), "rows": ("INT32", ("R",))}
+    outputs = {"logits": ("FLOAT", ("R", tiny.V))}
+    for layer, group in enumerate(GROUPS):
+        inputs |= {slots_name(group.name): ("INT32", ("T",)), table_name(group.name): ("INT32", ("B", "M"))}
+        for (name, written), size in zip(paged_cache_names(layer), (tiny.D, tiny.DV), strict=True):
+            inputs[name] = outputs[written] = ("FLOAT", ("P", BLOCK, tiny.NKV, size))
+    return Model(inputs, outputs, compute)  # type: ignore[arg-type]
+
+
+X = ("FLOAT", ("T", tiny.H))
+A = ("FLOAT", ("T", tiny.NQ, tiny.DV))
+QKV = {
+    "q": ("FLOAT", ("T", tiny.NQ, tiny.D)),
+    "k": ("FLOAT", ("T", tiny.NKV, tiny.D)),
+    "v": ("FLOAT", ("T", tiny.NKV, tiny.DV)),
+}
+IDS, POSITIONS, ROWS = ("INT32", ("T",)), ("INT32", ("T",)), ("INT32", ("R",))
+WEIGHTS = {name[:-1] if name[-1].isdigit() else name: value.shape for name, value in tiny.weights().items()}
+
+
+def segments() -> dict[str, tuple[Model, tuple[str, ...]]]:
+    """First, middle and last: what each computes, and the names of its weights among its inputs."""
+
+    def of(*names: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {name: ("FLOAT", WEIGHTS[name]) for name in names}
+
+    def first(feeds: Feeds) -> Feeds:
+        x = feeds["embed"][feeds["ids"]]
+        return {"x": x, **dict(zip("qkv", heads_of(x, feeds["positions"], *_qkv(feeds)), strict=True))}
+
+    def middle(feeds: Feeds) -> Feeds:
+        y = feeds["x"] + feeds["a"].reshape(len(feeds["x"]), -1) @ feeds["o"]
+        return {"y": y, **dict(zip("qkv", heads_of(y, feeds["positions"], *_qkv(feeds)), strict=True))}
+
+    def last(feeds: Feeds) -> Feeds:
+        y = feeds["x"] + feeds["a"].reshape(len(feeds["x"]), -1) @ feeds["o"]
+        return {"logits": (y @ feeds["head"])[feeds["rows"]]}
+
+    own = {f"w{n}": ("FLOAT", WEIGHTS[n]) for n in "qkv"}
+    return {
+        "first": (
+            Model({"ids": IDS, "positions": POSITIONS, **own, **of("embed")}, {"x": X, **QKV}, first),
+            ("embed", *own),
+        ),
+        "middle": (
+            Model({"x": X, "a": A, "positions": POSITIONS, **own, **of("o")}, {"y": X, **QKV}, middle),
+            ("o", *own),
+        ),
+        "last": (
+            Model({"x": X, "a": A, "rows": ROWS, **of("o", "head")}, {"logits": ("FLOAT", ("R", tiny.V))}, last),
+            ("o", "head"),
+        ),
+    }
+
+
+def _qkv(feeds: Feeds) -> tuple[np.ndarray, ...]:
+    return feeds["wq"], feeds["wk"], feeds["wv"]
+
+
+# ---- kernels
+
+
+def compile_kernel(spec: KernelSpec) -> CompiledKernel:
+    """In the place of Triton: code is what the launches below need to know."""
+    code = json.dumps({"names": [name for name, _ in spec.arguments], "constants": dict(spec.constants)})
+    return CompiledKernel(spec, spec.kernel, "", code.encode(), 64, "none")
+
+
+def compiled(capability: int, group: CacheGroup) -> list[CompiledKernel]:
+    """The kernels of a layer, in the order of ``layer_specs``."""
+    shape = AttentionShape(tiny.NQ, tiny.NKV, tiny.D, tiny.DV, BLOCK, "f32", "f32", SCALE, group.window)
+    return [compile_kernel(spec) for spec in layer_specs(shape, capability, 8)]
+
+
+class _Launched:
+    """A launch's arguments by name."""
+
+    def __init__(self, device: FakeDevice, code: bytes, arguments: Sequence[Argument]) -> None:
+        said = json.loads(code)
+        self.constants = said["constants"]
+        self.given = dict(zip(said["names"], arguments, strict=True))
+        self._device = device
+
+    def view(self, name: str, *shape: int, dtype: np.dtype = F32) -> np.ndarray:
+        return self._device.view(int(self.given[name]), dtype, shape)
+
+
+def kv_write(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
+    run, tokens = _Launched(device, code, arguments), grid[0]
+    slots, heads = run.view("slots", tokens, dtype=I32), run.constants["KV_HEADS"]
+    for name, size in (("k", run.constants["HEAD_SIZE"]), ("v", run.constants["VALUE_SIZE"])):
+        assert run.given[f"{name}_stride"] == heads * size
+        assert run.given[f"{name}_cache"] == run.given[f"{name}_cache_before"]
+        cache = run.view(f"{name}_cache", 1, int(run.given["capacity"]), heads, size)
+        write(cache, run.view(name, tokens, heads, size), slots)
+
+
+def paged_attention(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
+    """In parts, the first has everything and the others nothing."""
+    run = _Launched(device, code, arguments)
+    said = run.constants
+    requests, blocks = int(run.given["requests"]), int(run.given["blocks"])
+    q_start, kv_len = run.view("q_start", requests + 1, dtype=I32), run.view("kv_len", requests, dtype=I32)
+    table = run.view("block_table", requests, blocks, dtype=I32)
+    tokens, pool = int(q_start[-1]), int(table.max()) + 1
+    assert grid[0] >= sum(-(-int(n) // said["QUERIES"]) for n in np.diff(q_start))
+    sizes = (("k", said["HEAD_SIZE"]), ("v", said["VALUE_SIZE"]))
+    caches = [run.view(f"{n}_cache", pool, said["BLOCK_SIZE"], said["KV_HEADS"], size) for n, size in sizes]
+    q = run.view("q", tokens, said["Q_HEADS"], said["HEAD_SIZE"])
+    out = attend(q, *caches, table, q_start, kv_len, said["WINDOW"], said["SCALE"])
+    if not said["SPLIT_KEYS"]:
+        run.view("out", *out.shape)[:] = out
+        return
+    shape = (tokens, said["Q_HEADS"], grid[2])
+    parts, lse = run.view("out", *shape, said["VALUE_SIZE"]), run.view("lse", *shape)
+    parts[:], lse[:] = 0, -np.inf
+    parts[:, :, 0], lse[:, :, 0] = out, 0
+
+
+def combine_splits(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
+    run = _Launched(device, code, arguments)
+    splits, size = int(run.given["splits"]), run.constants["VALUE_SIZE"]
+    weights = np.exp(run.view("lse", grid[0], splits))
+    parts = run.view("parts", grid[0], splits, size)
+    with np.errstate(invalid="ignore"):  # of tokens that no request has
+        run.view("out", grid[0], size)[:] = (parts * weights[..., None]).sum(1) / weights.sum(1)[..., None]
+
+
+def know_kernels() -> None:
+    """Launches of these entries are what is above."""
+    KERNELS.update({of.__name__: of for of in (kv_write, paged_attention, combine_splits)})

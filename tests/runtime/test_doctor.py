@@ -1,0 +1,195 @@
+"""What machines with and without GPUs can run of bundles; the machines are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.bundle.linear_io import LinearIo
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
+from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.runtime.bundle.weights import Blob, WeightsIndex
+from enginewright.runtime.doctor import Examination, Finding, examine
+from enginewright.runtime.doctor_machine import Machine
+from enginewright.runtime.executors.cuda_driver import Gpu
+
+ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
+HOPPER = Gpu(0, "NVIDIA H200", "9.0", 139 << 30)
+PLAIN = Machine(
+    system="Linux x86_64",
+    processor="Some processor",
+    instruction_sets=("avx2", "portable"),
+    cores=4,
+    memory_bytes=16 << 30,
+    free_bytes=8 << 30,
+    python="3.12.1",
+    packages={"enginewright": "0.1.0", "onnxruntime": "1.31.0"},
+    providers=("CPUExecutionProvider",),
+    gpu_problem="there is no NVIDIA driver here: libcuda.so.1: cannot open shared object file",
+)
+WITH_GPU = replace(
+    PLAIN,
+    packages={**PLAIN.packages, "tensorrt_rtx": "1.7.1.116", "tensorrt": "11.4.0.106"},
+    driver="580.95.05",
+    cuda="13.0",
+    gpus=(ADA,),
+    gpu_problem="",
+)
+
+RTX = TensorRtSection(flavour="rtx", version="1.7.1.116", compute_capabilities=("8.6", "8.9"))
+PAGED = PagedSection(
+    library="11.0",
+    cache_groups=(),
+    profiles=(PagedProfile(phase="prefill", T=(1, 1, 1), B=(1, 1, 1), R=(1, 1, 1), M=(1, 1, 1), P=(1, 1, 1)),),
+    kernel_capabilities=("8.9", "9.0"),
+    split_keys=512,
+)
+PROPER = TensorRtSection(flavour="tensorrt", compute_capabilities=("8.9",), paged=PAGED)
+IO = LinearIo(opset=24, onnxruntime="1.25.0", cache_groups=(), summed_products=1)
+TARGETS = {
+    "cpu": TargetManifest(),
+    "onnx": TargetManifest(io=IO),
+    "tensorrt-rtx": TargetManifest(tensorrt=RTX),
+    "tensorrt": TargetManifest(state="needs-build", needs="TensorRT", tensorrt=PROPER),
+}
+
+
+def bundle_of(tmp_path, targets: dict[str, TargetManifest], weights: int = 0) -> Bundle:
+    model = ModelSection(name="tiny", architecture="Tiny", vocab_size=8, context_length=16)
+    manifest = Manifest(model=model, source=SourceSection(kind="module", name="tiny"), targets=tuple(targets))
+    bundle = Bundle(tmp_path / "tiny.bundle", manifest, targets)
+    bundle.index = WeightsIndex(blobs=(Blob(file="weights/0.bin", bytes=weights),))
+    return bundle
+
+
+def found(examination: Examination) -> dict[str, Finding]:
+    return {finding.target: finding for finding in examination.findings}
+
+
+def test_a_machine_without_a_gpu(tmp_path) -> None:
+    examination = examine(PLAIN, bundle_of(tmp_path, TARGETS))
+    findings = found(examination)
+    assert {name: f.verdict for name, f in findings.items()} == {
+        "cpu": "runs",
+        "onnx": "runs",
+        "tensorrt-rtx": "can't",
+        "tensorrt": "can't",
+    }
+    assert findings["cpu"].on == ("avx2 kernels, 4 cores",)
+    assert findings["onnx"].on == ("onnxruntime 1.31.0, providers cpu",)
+    rtx = findings["tensorrt-rtx"]
+    assert rtx.reasons == (
+        "TensorRT-RTX is not installed; the engines were built by 1.7.1.116",
+        "it needs an NVIDIA GPU of compute capability 8.6 or 8.9, and there is no NVIDIA driver here: libcuda.so.1: "
+        "cannot open shared object file",
+    )
+    assert "pip install 'tensorrt_rtx==1.7.1.116'" in rtx.todo[0]
+    assert findings["tensorrt"].reasons[0] == "it is not built; it needs TensorRT"
+    assert len(findings["tensorrt"].reasons) == 3
+    assert examination.succeeds()
+    assert examination.succeeds(["cpu", "onnx"])
+    assert not examination.succeeds(["cpu", "tensorrt-rtx"])
+
+
+def test_a_machine_with_a_gpu(tmp_path) -> None:
+    findings = found(examine(WITH_GPU, bundle_of(tmp_path, TARGETS)))
+    assert findings["tensorrt-rtx"].verdict == "runs"
+    assert findings["tensorrt-rtx"].on == ("TensorRT-RTX 1.7.1.116, NVIDIA RTX 4090 (8.9), 24.0 GiB",)
+    built = findings["tensorrt"]
+    assert built.verdict == "needs-build"
+    assert built.todo == (f"Run `optimize build {tmp_path / 'tiny.bundle'} --target tensorrt` here.",)
+    hopper = found(examine(replace(WITH_GPU, gpus=(HOPPER,)), bundle_of(tmp_path, TARGETS)))["tensorrt"]
+    assert hopper.verdict == "needs-build"
+    ampere = replace(WITH_GPU, gpus=(replace(ADA, capability="8.6"),), packages={"tensorrt": "10.14.1"})
+    cant = found(examine(ampere, bundle_of(tmp_path, TARGETS)))["tensorrt"]
+    assert cant.verdict == "can't"
+    assert cant.reasons[1] == "building the engines needs TensorRT 11.0 or newer, and 10.14.1 is installed"
+    assert "the attention kernels are for compute capability 8.9 or 9.0" in cant.reasons[2]
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason", "todo"),
+    [
+        (replace(WITH_GPU, gpus=(HOPPER,)), "compute capability 8.6 or 8.9.*another: NVIDIA H200 .9.0.", "--gpu 9.0"),
+        (
+            replace(WITH_GPU, packages={"tensorrt_rtx": "1.8.0.3"}),
+            "built by TensorRT-RTX 1.7.1.116, and 1.8.0.3 is installed",
+            "tensorrt_rtx==1.7.1.116",
+        ),
+        (replace(WITH_GPU, gpus=(), gpu_problem="no GPU is shown"), "8.6 or 8.9, and no GPU is shown", "such a GPU"),
+    ],
+)
+def test_engines_for_another_machine(tmp_path, machine: Machine, reason: str, todo: str) -> None:
+    finding = found(examine(machine, bundle_of(tmp_path, TARGETS), ["tensorrt-rtx"]))["tensorrt-rtx"]
+    assert finding.verdict == "can't"
+    assert len(finding.reasons) == 1
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(finding.reasons[0])
+    assert todo in finding.todo[0]
+
+
+def test_the_second_gpu_is_the_right_one(tmp_path) -> None:
+    machine = replace(WITH_GPU, gpus=(HOPPER, replace(ADA, index=1)))
+    finding = found(examine(machine, bundle_of(tmp_path, TARGETS)))["tensorrt-rtx"]
+    assert finding.verdict == "runs"
+    assert "RTX 4090" in finding.on[0]
+
+
+def test_onnxruntime(tmp_path) -> None:
+    bundle = bundle_of(tmp_path, {"onnx": TARGETS["onnx"]})
+    old = replace(PLAIN, packages={"onnxruntime": "1.24.2"})
+    broken = replace(PLAIN, problems={"onnxruntime": "it can't be loaded: libfoo"})
+    for machine, reason in (
+        (replace(PLAIN, packages={}), "onnxruntime is not installed"),
+        (old, "it needs onnxruntime 1.25.0 or newer, and 1.24.2 is installed"),
+        (broken, "it can't be loaded: libfoo"),
+    ):
+        examination = examine(machine, bundle)
+        assert found(examination)["onnx"].reasons == (reason,)
+        assert not examination.succeeds()
+
+
+def test_kernels_that_do_not_load(tmp_path) -> None:
+    machine = replace(PLAIN, instruction_sets=(), problems={"enginewright": "undefined symbol"})
+    examination = examine(machine, bundle_of(tmp_path, {"cpu": TARGETS["cpu"]}))
+    assert "undefined symbol" in found(examination)["cpu"].reasons[0]
+    assert not examination.succeeds()
+
+
+def test_torch_tensorrt() -> None:
+    cases = (
+        (PLAIN, ["PyTorch is not installed", "torch_tensorrt is not installed", "needs an NVIDIA GPU"]),
+        (replace(WITH_GPU, packages={"torch": "2.13.0"}), ["build without CUDA", "torch_tensorrt is not"]),
+    )
+    for machine, reasons in cases:
+        finding = found(examine(machine, None, ["torch-tensorrt"]))["torch-tensorrt"]
+        assert finding.verdict == "can't"
+        assert [part in reason for part, reason in zip(reasons, finding.reasons, strict=True)] == [True] * len(reasons)
+    whole = replace(WITH_GPU, packages={"torch": "2.13.0", "torch_tensorrt": "2.13.0"}, torch_cuda="13.0")
+    assert found(examine(whole, None))["torch-tensorrt"].verdict == "runs"
+
+
+def test_weights_larger_than_memory_are_said(tmp_path) -> None:
+    finding = found(examine(PLAIN, bundle_of(tmp_path, {"cpu": TARGETS["cpu"]}, 20 << 30)))["cpu"]
+    assert finding.verdict == "runs"
+    assert finding.on[1] == "its weights, 20.0 GiB, are more than the 8.0 GiB that are free"
+
+
+def test_targets_that_are_not_there(tmp_path) -> None:
+    bundle = bundle_of(tmp_path, {"cpu": TARGETS["cpu"], "other": TargetManifest()})
+    findings = found(examine(PLAIN, bundle, ["onnx", "other"]))
+    assert findings["onnx"].reasons == ("the bundle has no such target; it has cpu, other",)
+    assert findings["other"].reasons == ("this Enginewright can't run it",)
+    with pytest.raises(RequestError, match=r"there is no 'gpu'\n.*cpu, onnx, tensorrt-rtx"):
+        examine(PLAIN, bundle, ["gpu"])
+    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
+
+
+def test_a_machine_without_a_bundle() -> None:
+    rtx = found(examine(replace(WITH_GPU, gpus=(HOPPER,))))["tensorrt-rtx"]
+    assert "TensorRT-RTX's engines are for compute capability 7.5, 8.0, 8.6" in rtx.reasons[0]
+    assert found(examine(replace(WITH_GPU, gpus=(HOPPER,))))["tensorrt"].verdict == "runs"

@@ -1,0 +1,155 @@
+"""examples/ci: the script is run as it stands on a tiny model; workflow and Dockerfile name what there is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from enginewright.optimizer.cli.app import app
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+FOLDER = REPOSITORY / "examples" / "ci"
+SCRIPT = FOLDER / "pipeline.sh"
+
+
+def commands_of(text: str) -> dict[str, set[str]]:
+    """Options of each ``optimize`` command that a script calls; those collected in ``options`` are export's."""
+    found: dict[str, set[str]] = {"export": set()}
+    for line in text.replace("\\\n", " ").splitlines():
+        code = line.partition(" #")[0]
+        if call := re.search(r"\boptimize ([a-z]+)(.*)", code):
+            found.setdefault(call[1], set()).update(re.findall(r"(?<![\w-])--[a-z-]+", call[2]))
+        elif "options" in code:
+            found["export"].update(re.findall(r"(?<![\w-])--[a-z-]+", code))
+    return found
+
+
+def test_the_script_uses_commands_and_options_that_there_are() -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    used = commands_of(SCRIPT.read_text())
+    assert {"export", "verify", "diff", "doctor", "sbom"} <= used.keys()
+    assert {"--recipe", "--target", "--context-length", "--output"} <= used["export"]
+    for command, options in used.items():
+        assert options <= {flag for p in known[command].params for flag in p.opts}, command
+
+
+def test_the_workflow_runs_the_script_with_variables_that_it_reads() -> None:
+    document: dict[Any, Any] = yaml.safe_load((FOLDER / "github-actions.yml").read_text())
+    assert set(document) == {"name", True, "permissions", "jobs"}  # YAML 1.1 takes "on" for true; GitHub doesn't
+    inputs = document[True]["workflow_dispatch"]["inputs"]
+    assert document["permissions"] == {"contents": "read", "id-token": "write"}
+    (job,) = document["jobs"].values()
+    said = "\n".join(str(value) for value in job["env"].values())
+    assert set(re.findall(r"inputs\.(\w+)", said)) == set(inputs)
+    read = set(re.findall(r"\$\{([A-Z_]+):-", SCRIPT.read_text()))
+    assert set(job["env"]) - {"MODEL", "REVISION"} <= read
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert not any("inputs." in run for run in runs)  # what is typed in is no part of a command
+    (line,) = [run for run in runs if "pipeline.sh" in run]
+    assert REPOSITORY / line.split()[0] == SCRIPT
+    assert extras_in("\n".join(runs)) <= known_extras()
+    for step in job["steps"]:
+        assert ("uses" in step) != ("run" in step)
+        assert "uses" not in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+def test_the_dockerfile_names_files_and_extras_that_there_are() -> None:
+    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+    instructions = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    assert {name for name, _ in instructions} == {"FROM", "RUN", "ARG", "COPY", "ENTRYPOINT"}
+    copies = [rest.split() for name, rest in instructions if name == "COPY"]
+    for *sources, _ in copies:
+        for source in sources:
+            assert source.startswith(("--from=build", "/wheels")) or (REPOSITORY / source).exists(), source
+    (entry,) = [json.loads(rest) for name, rest in instructions if name == "ENTRYPOINT"]
+    assert copies[-1] == ["examples/ci/pipeline.sh", f"/usr/local/bin/{entry[0]}"]
+    assert extras_in(text) <= known_extras()
+    torch = re.search(r"^TORCH := (\S+)$", (REPOSITORY / "Makefile").read_text(), re.M)
+    assert torch is not None and torch[1] in text
+    assert torch[1] in (FOLDER / "github-actions.yml").read_text()
+
+
+def extras_in(text: str) -> set[str]:
+    found = re.findall(r"(?:\.|whl\))\[([\w,-]+)\]", text)
+    assert found
+    return {extra for group in found for extra in group.split(",")}
+
+
+def known_extras() -> set[str]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"])
+
+
+def pipeline(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the script with this interpreter's ``optimize``, and ``python3``."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "optimize").write_text(f"#!{sys.executable}\nfrom enginewright.optimizer.cli.app import main\nmain()\n")
+    (tools / "optimize").chmod(0o755)
+    if not (tools / "python3").exists():
+        (tools / "python3").symlink_to(sys.executable)
+    unset = {"NAME", "RECIPE", "TARGETS", "GPUS", "CONTEXT", "SIGN", "SOURCE_DATE_EPOCH"}
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return subprocess.run(
+        [str(SCRIPT), *map(str, arguments)],
+        cwd=folder,
+        env=kept | {"PATH": f"{tools}:{os.environ['PATH']}"} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.matrix
+def test_the_pipeline_on_a_tiny_model(tiny_folder: Path, tmp_path: Path) -> None:
+    done = pipeline(
+        tmp_path, tiny_folder, "out", NAME="tiny", RECIPE="int8", GPUS="8.9", SOURCE_DATE_EPOCH="1700000000"
+    )
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert {p.name for p in out.iterdir()} == {
+        *("tiny.tar", "tiny.cdx.json", "tiny.sha256", "report.html"),
+        *("export.json", "verify.json", "doctor.json"),
+    }
+    sums = dict(line.split("  ")[::-1] for line in (out / "tiny.sha256").read_text().splitlines())
+    assert set(sums) == {"tiny.tar", "tiny.cdx.json"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    verified = json.loads((out / "verify.json").read_text())
+    compared = {t["target"]: t["comparison"] and t["comparison"]["exact"] for t in verified["targets"]}
+    assert compared == {"cpu": False, "onnx": False, "tensorrt-rtx": None}  # no GPU runs the last
+    bill = json.loads((out / "tiny.cdx.json").read_text())
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
+    assert bill["metadata"]["timestamp"].startswith("2023-11-14")
+    with tarfile.open(out / "tiny.tar") as archive:
+        members = archive.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, 0, "", "")}
+    assert [m.name for m in members] == sorted(m.name for m in members)
+    packed = {m.name.removeprefix("tiny.bundle/") for m in members if m.isfile()}
+    assert packed == {c["name"] for c in bill["components"] if c["type"] == "file"}  # all of it, and no report
+
+
+def test_what_is_wrong_is_said_before_the_work(tiny_folder: Path, tmp_path: Path) -> None:
+    done = pipeline(tmp_path, tiny_folder)
+    assert done.returncode == 2
+    assert "usage: pipeline.sh MODEL OUT" in done.stderr
+    (tmp_path / "sigstore.py").write_text("raise ModuleNotFoundError('sigstore')")  # in its way, if it is installed
+    done = pipeline(tmp_path, tiny_folder, "out", SIGN="1")
+    assert done.returncode == 10
+    assert "pip install sigstore" in done.stderr
+    done = pipeline(tmp_path, tiny_folder / "none", "out")
+    assert done.returncode == 3  # of the export
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "export.json"]
