@@ -2,6 +2,7 @@
 #
 #   TORCH_INDEX   an index with the CPU build of PyTorch (see the README); without it, whatever pip's own index has
 #   PYTHON        the interpreter that .venv is made with
+#   MATRIX        1: the Python tests with the long tables among them, which takes less time than one after the other
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 # A build folder that stays makes the next build after an edit a short one.
-BUILD_FLAGS := --config-settings=build-dir=build/editable
+BUILD_FLAGS := --config-settings=build-dir=build/editable --config-settings=cmake.define.EW_BUILD_TESTS=OFF
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 CPP := CMakeLists.txt $(shell find plugins/cpu -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
@@ -26,10 +27,10 @@ BUNDLE := build/smollm2.bundle
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test pytest lint types format test-cpp sanitize bench clean
+.PHONY: help setup demo test test-matrix pytest lint types format test-cpp sanitize bench gpu-check clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # PyTorch first: what depends on it must find the build that we chose, not pull another.
 $(VENV)/.tools: pyproject.toml
@@ -37,6 +38,7 @@ $(VENV)/.tools: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
+	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(CPP)
@@ -51,10 +53,13 @@ demo: setup  ## fetch SmolLM2, export it, and ask it a question
 	echo; echo "What is the capital of France?"; \
 	$(BIN)/optimize generate $(BUNDLE) "What is the capital of France?" --max-tokens 64 --temperature 0
 
-test: lint types test-cpp pytest  ## check everything (lint, types, C++ and Python tests)
+test: lint types test-cpp pytest  ## check what a change must pass (lint, types, C++ and Python tests)
 
 pytest: setup
-	@$(PY) -m pytest -q -n 2 --dist loadfile
+	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "matrix or not matrix")
+
+test-matrix: setup  ## run the long tables of tests: every family, damaged files, the packages, a large model
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
 
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .
@@ -69,22 +74,29 @@ format: setup  ## rewrite sources in the house's format
 	$(BIN)/ruff format --quiet .
 	$(BIN)/clang-format -i $(CPP_FORMATTED)
 
+# Beside the extension, whose kernels are compiled already.
 test-cpp: setup  ## build and run the C++ tests
-	$(CMAKE) -B build/cpp
-	$(CMAKE_BUILD) build/cpp
-	$(CTEST) build/cpp
+	$(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/editable
+	$(CMAKE_BUILD) build/editable
+	$(CTEST) build/editable
 
 sanitize: setup  ## run the C++ tests under ASan and UBSan, then under TSan
 	$(CMAKE) -B build/asan -DEW_SANITIZE=address,undefined
 	$(CMAKE_BUILD) build/asan
 	$(CTEST) build/asan
-	$(CMAKE) -B build/tsan -DEW_SANITIZE=thread
+	$(CMAKE) -B build/tsan -DEW_SANITIZE=thread -DEW_AVX512=OFF
 	$(CMAKE_BUILD) build/tsan
 	$(CTEST) build/tsan
 
 bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-python: ten minutes)
 	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[bench]"
 	$(PY) benchmarks/bench.py
+
+# With the Python that the machine has: torch with CUDA, Triton and pytest are enough. Tests that need more (TensorRT-RTX,
+# onnx, enginewright installed with its extension) skip, and say so.
+gpu-check:  ## on a machine with a GPU: its tests, and then a benchmark
+	PYTHONPATH=src $(PYTHON) -m pytest -q -rs --confcutdir=tests/gpu tests/gpu
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_attention.py
 
 clean:  ## remove builds and caches, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

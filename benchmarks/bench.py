@@ -81,8 +81,8 @@ def main() -> None:
 def prepare(formats: list[str]) -> list[Contender]:
     """Makes the bundles, and the GGUF files that are not there yet, in build/bench; ours comes first in each format."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    source = _module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
-    convert_gguf = _module("convert_gguf", HERE / "convert_gguf.py").convert_gguf
+    source = load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    convert_gguf = load_module("convert_gguf", HERE / "convert_gguf.py").convert_gguf
     contenders = []
     for recipe in formats:
         bundle = BUILD / f"smollm2-{recipe}.bundle"
@@ -132,8 +132,8 @@ def summarize(
                 "runs": [asdict(s) for s in runs[contender.name]],
             }
         )
-    machine = {"processor": _processor(), "cores": os.cpu_count(), "bandwidth_gb_per_second": bandwidth}
-    measured = {"date": date.today().isoformat(), "commit": _commit(), "command": " ".join(sys.argv)}
+    machine = {"processor": processor(), "cores": os.cpu_count(), "bandwidth_gb_per_second": bandwidth}
+    measured = {"date": date.today().isoformat(), "commit": commit(), "command": " ".join(sys.argv)}
     return {"measured": measured, "machine": machine, "workload": asdict(work), "results": rows}
 
 
@@ -159,20 +159,22 @@ def print_table(result: dict[str, Any]) -> None:
     )
 
 
-def _commit() -> str:
+def commit() -> str:
     """What was measured: the commit, with -dirty if files differ from it; empty outside of a clone."""
     command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the system has it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
-def _module(name: str, path: Path) -> Any:
+def load_module(name: str, path: Path) -> Any:
+    """A Python file outside of the packages, as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

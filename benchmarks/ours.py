@@ -9,7 +9,7 @@ from workload import Speeds, Workload, serve
 from enginewright import SamplingParams
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.open import Placement, make_executor, target_groups
 from enginewright.runtime.request import Request
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
@@ -17,10 +17,12 @@ from enginewright.runtime.scheduler.continuous import SchedulerConfig
 def measure(path: str, work: Workload) -> Speeds:
     """Prefill and decode speeds, after a short warm-up."""
     bundle = Bundle.open(path)
-    groups = bundle.program("cpu").cache_groups
+    groups = target_groups(bundle, work.target, work.context)
     tokens = work.prompt + work.steps + work.batch * (work.short_prompt + work.steps + 32) + 256
     blocks = {group.name: tokens // group.block_size + 2 * work.batch for group in groups}
-    executor = CpuExecutor(bundle, blocks, threads=work.threads)
+    if work.target != "cpu":  # a slot for each request
+        blocks = {group.name: work.batch for group in groups}
+    executor = make_executor(bundle, work.target, blocks, work.context, Placement(threads=work.threads))
     engine = Engine(executor, SchedulerConfig(prefill_tokens=max(512, work.prompt)))
     long, short = work.prompts()
 

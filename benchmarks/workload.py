@@ -19,7 +19,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of a run; ``seed`` chooses the prompts, of tokens below ``vocabulary``."""
+    """Sizes of a run.
+
+    ``seed`` chooses the prompts, of tokens below ``vocabulary``; ``target`` is what runs a bundle of ours.
+    """
 
     prompt: int = 512
     short_prompt: int = 128
@@ -28,6 +31,12 @@ class Workload:
     threads: int = 2
     seed: int = 0
     vocabulary: int = 20_000
+    target: str = "cpu"
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request, which caches of a fixed length need."""
+        return max(self.prompt, self.short_prompt) + self.steps + 1
 
     def prompts(self) -> tuple[list[int], list[list[int]]]:
         """The long prompt, and one short prompt a request of the batch."""

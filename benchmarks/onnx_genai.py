@@ -1,0 +1,183 @@
+"""Compares our onnx target with onnxruntime-genai on this machine: the same weights, format and context, by turns.
+
+    python benchmarks/onnx_genai.py [--model FOLDER] [--formats f32 int4] [--batch 16] [--rounds 5] [--json FILE]
+
+Needs onnxruntime-genai and onnx_ir (pip install onnxruntime-genai onnx_ir), whose model builder makes the other side of
+the same folder. Both run on the same onnxruntime, greedily; each run is a process of its own, and which engine begins
+changes from round to round. What counts is the ratio of a round, ours over theirs: the median of these is printed, with
+the least and the most. Ours is the contrib variant, or with ``--variant standard`` the file of standard operators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from bench import BUILD, FIGURES, HERE, Contender, commit, load_module, processor, run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workload import Speeds, Workload
+
+import enginewright
+from enginewright.optimizer.recipes.onnx_section import OnnxSection
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+
+INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+
+FORMATS: dict[str, tuple[WeightsSection, list[str]]] = {
+    "f32": (WeightsSection(), ["-p", "fp32"]),
+    # All products, that of the logits too, and the table of tokens. Groups of 32 without zero points.
+    "int4": (WeightsSection(default=INT4, embeddings=INT4), ["-p", "int4", "--extra_options", "block_size=32"]),
+}
+"""Our weights, and what the model builder is told."""
+
+LEVELS = {"contrib": 4, "standard": 1}
+"""The accuracy level of products with 4 bits that our variants have, and the builder is told: at 4 activations are
+rounded to 8 bits, at 1 they are floats."""
+
+MAX_KL = 5.0
+"""Four bits without calibration cost a small model much, and it is speed that is measured here."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepares both sides, runs the rounds, prints the ratios and writes all figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder; by default SmolLM2-135M-Instruct")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--variant", choices=("contrib", "standard"), default="contrib", help="which of our files runs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the long prompt")
+    parser.add_argument("--short-prompt", type=int, default=Workload.short_prompt, help="of each request of the batch")
+    parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
+    parser.add_argument("--batch", type=int, default=16, help="requests of the batch")
+    parser.add_argument("--vocabulary", type=int, default=Workload.vocabulary, help="prompts have tokens below this")
+    parser.add_argument("--json", type=Path, default=BUILD / "onnx.json", help="where the figures go")
+    options = parser.parse_args(arguments)
+
+    work = Workload(
+        prompt=options.prompt,
+        short_prompt=options.short_prompt,
+        steps=options.steps,
+        batch=options.batch,
+        threads=options.threads,
+        vocabulary=options.vocabulary,
+        target="onnx",
+    )
+    folder = options.model or smollm2_folder()
+    results = []
+    for name in options.formats:
+        pair = prepare(folder, name, options.variant)
+        rounds = []
+        for index in range(options.rounds):
+            order = pair if index % 2 == 0 else pair[::-1]
+            speeds = {contender.name: run(contender, replace(work, seed=index)) for contender in order}
+            rounds.append((speeds[pair[0].name], speeds[pair[1].name]))
+            print(f"{name}, round {index + 1}: {ratios(*rounds[-1])}", file=sys.stderr)
+        results.append(summary(name, pair, rounds))
+        print(line(results[-1]))
+    document: dict[str, Any] = {
+        "measured": {"date": date.today().isoformat(), "commit": commit(), "command": " ".join(sys.argv)},
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "onnxruntime": version("onnxruntime")},
+        "workload": asdict(work),
+        "results": results,
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def smollm2_folder() -> Path:
+    """SmolLM2 as a Hugging Face folder: both sides start from it."""
+    folder: Path = BUILD / "smollm2-hf"
+    if not (folder / "config.json").exists():
+        source: Path = load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+        where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        # What was read from blocks is not saved as such; a model of the same configuration and weights is.
+        config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        plain.load_state_dict(read.state_dict())
+        plain.save_pretrained(folder)
+    return folder
+
+
+def prepare(folder: Path, name: str, variant: str) -> tuple[Contender, Contender]:
+    """Our bundle, made anew, and the builder's folder, made if it isn't there yet."""
+    weights, told = FORMATS[name]
+    bundle, peer = BUILD / f"{folder.name}-{name}-onnx.bundle", BUILD / f"{folder.name}-{name}-genai"
+    if not weights.exact:
+        told, peer = [*told, f"accuracy_level={LEVELS[variant]}"], peer.with_name(f"{peer.name}-{LEVELS[variant]}")
+    recipe = Recipe(
+        name=name,
+        targets=("onnx",),
+        weights=weights,
+        budget=BudgetSection(max_kl=None if weights.exact else MAX_KL),
+        onnx=OnnxSection(contrib=variant == "contrib"),
+    )
+    enginewright.export(folder, bundle, recipe=recipe, overwrite=True)
+    if not (peer / "genai_config.json").exists():
+        builder = [
+            sys.executable,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            str(folder),
+            "-o",
+            str(peer),
+            "-e",
+            "cpu",
+        ]
+        subprocess.run([*builder, "-c", str(BUILD / "cache"), *told], check=True, stdout=subprocess.DEVNULL)
+    return (
+        Contender(f"enginewright {name}", name, "ours.py", bundle, 0),
+        Contender(f"onnxruntime-genai {name}", name, "peer_onnxruntime_genai.py", peer, 0),
+    )
+
+
+def ratios(ours: Speeds, theirs: Speeds) -> dict[str, float]:
+    """Ours over theirs."""
+    return {figure: round(getattr(ours, figure) / getattr(theirs, figure), 3) for figure in FIGURES}
+
+
+def summary(name: str, pair: tuple[Contender, Contender], rounds: list[tuple[Speeds, Speeds]]) -> dict[str, Any]:
+    """Medians of each side's tokens a second, and of the rounds' ratios."""
+    found = [ratios(*speeds) for speeds in rounds]
+    return {
+        "format": name,
+        "engines": [speeds.engine for speeds in rounds[0]],
+        "tokens_per_second": {
+            contender.name: {figure: median(getattr(speeds[i], figure) for speeds in rounds) for figure in FIGURES}
+            for i, contender in enumerate(pair)
+        },
+        "ratio": {
+            figure: {
+                "median": median(r[figure] for r in found),
+                "least": min(r[figure] for r in found),
+                "most": max(r[figure] for r in found),
+            }
+            for figure in FIGURES
+        },
+        "rounds": [[asdict(speeds) for speeds in pair_of_speeds] for pair_of_speeds in rounds],
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """The ratios of a format, for people."""
+    parts = [f"{f} {r['median']:.2f} ({r['least']:.2f} to {r['most']:.2f})" for f, r in result["ratio"].items()]
+    return f"{result['format']}, ours over onnxruntime-genai's: {', '.join(parts)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

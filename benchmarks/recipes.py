@@ -1,0 +1,271 @@
+"""Size, quality and speed of every recipe on one model.
+
+    python benchmarks/recipes.py [--recipes int8 int4] [--rounds 5] [--threads 2] [--update-docs]
+
+The model (SmolLM2-135M-Instruct, or --model) is exported with every built-in recipe, and every bundle is compared with
+that of f32 on a text, as ``optimize eval --against`` does. Then the recipes take turns at prefill and decoding, each
+run in a process of its own; speeds are medians over the rounds, and ratios to f32 medians of those of the rounds.
+
+Everything is written to a JSON file, again after each step of the way; --update-docs puts the table into
+docs/commands/recipes.md at the end. A recipe that can't be exported, compared or timed has a row that says so, and the
+command ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any
+
+from bench import BANDWIDTH_BYTES, BUILD, FIGURES, Contender, commit, load_module, processor, run
+from workload import Speeds, Workload
+
+import enginewright
+from enginewright.optimizer.evaluate import BUILT_IN, evaluate
+from enginewright.optimizer.progress import ProgressEvent
+from enginewright.optimizer.recipes.recipe import list_recipes
+from enginewright.plugins.cpu import _cpu
+from enginewright.plugins.errors import EnginewrightError
+from enginewright.runtime.bundle.reader import Bundle
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "commands" / "recipes.md"
+BEGIN, END = "<!-- table: benchmarks/recipes.py -->", "<!-- end of table -->"
+REFERENCE = "f32"
+CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
+"""Takes the line of progress away."""
+
+
+@dataclass
+class Row:
+    """What was found of one recipe. ``failure``: why there is no more.
+
+    ``bundle_bytes`` counts all files but the report, ``weight_bytes`` the weights as they are stored.
+    """
+
+    recipe: str
+    export_seconds: float = 0.0
+    bundle_bytes: int = 0
+    weight_bytes: int = 0
+    parameters: int = 0
+    perplexity: float = 0.0
+    kl_mean: float | None = None
+    top1_agreement: float | None = None
+    speeds: list[Speeds] = field(default_factory=list)
+    failure: str = ""
+
+
+def main() -> int:
+    """Exports, compares, measures, writes; 1 if a recipe failed."""
+    names = [recipe.name for recipe in list_recipes() if "cpu" in recipe.targets]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder or a GGUF file; SmolLM2 if left out")
+    parser.add_argument("--recipes", nargs="+", choices=names, default=names, help="these, and f32")
+    parser.add_argument("--text", default=BUILT_IN, help="a file of text to compare on")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each recipe")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
+    parser.add_argument("--short-prompt", type=int, default=Workload.short_prompt, help="and of those of a batch")
+    parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
+    parser.add_argument("--batch", type=int, default=Workload.batch, help="requests of a batch")
+    parser.add_argument("--folder", type=Path, default=BUILD / "recipes", help="where the bundles go")
+    parser.add_argument("--json", type=Path, help="where the result goes; benchmarks/results/recipes-* if left out")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page whose table --update-docs writes")
+    parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
+    arguments = parser.parse_args()
+    if arguments.update_docs:
+        _split_page(arguments.page)  # fails now rather than after an hour
+
+    model = arguments.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    chosen = [REFERENCE, *(name for name in names if name in arguments.recipes and name != REFERENCE)]
+    rows = [Row(name) for name in chosen]
+    work = Workload(
+        prompt=arguments.prompt,
+        short_prompt=arguments.short_prompt,
+        steps=arguments.steps,
+        batch=arguments.batch,
+        threads=arguments.threads,
+    )
+    path = arguments.json or HERE / "results" / f"recipes-{work.threads}-threads-{date.today().isoformat()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bandwidths: list[float] = []
+
+    def saved() -> dict[str, Any]:
+        result = _result(rows, work, bandwidths, model.name)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        return result
+
+    for row in rows:
+        _attempt(row, lambda row: _export(row, model, arguments.folder))
+        saved()
+    if rows[0].failure:
+        print(f"{REFERENCE}, which the others are compared with: {rows[0].failure}", file=sys.stderr)
+        return 1
+    for row in rows:
+        _attempt(row, lambda row: _compare(row, arguments.folder, arguments.text, arguments.threads))
+        saved()
+    vocabulary = Bundle.open(_path(arguments.folder, REFERENCE)).model.vocab_size
+    work = replace(work, vocabulary=min(work.vocabulary, vocabulary))
+    for index in range(arguments.rounds):
+        bandwidths.append(_cpu.measure_bandwidth(BANDWIDTH_BYTES, work.threads))
+        for row in rows if index % 2 == 0 else reversed(rows):  # what warms up or slows down does so for all
+            _attempt(row, lambda row, seed=index: _time(row, arguments.folder, replace(work, seed=seed)))
+        saved()
+    result = saved()
+    print(table(result))
+    print(f"\n{path}")
+    if arguments.update_docs:
+        update_page(arguments.page, result)
+        print(arguments.page)
+    failed = [row.recipe for row in rows if row.failure]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _attempt(row: Row, stage: Callable[[Row], None]) -> None:
+    """Does a stage for a recipe that has not failed before; a failure is kept, and the others go on."""
+    if row.failure:
+        return
+    start = time.perf_counter()
+    try:
+        stage(row)
+    except EnginewrightError as e:
+        row.failure = e.message
+    except CalledProcessError as e:
+        row.failure = f"the run ended with {e.returncode}"
+    told = row.failure or f"{time.perf_counter() - start:.1f} s"
+    print(f"{CLEAR}{row.recipe}: {told}", file=sys.stderr)
+
+
+def _path(folder: Path, recipe: str) -> Path:
+    return folder / f"{recipe}.bundle"
+
+
+def _export(row: Row, model: Path, folder: Path) -> None:
+    report = enginewright.export(
+        model, _path(folder, row.recipe), recipe=row.recipe, overwrite=True, progress=_teller(f"{row.recipe}: export")
+    )
+    row.export_seconds, row.parameters = report.seconds, report.parameters
+    bundle = Bundle.open(_path(folder, row.recipe))
+    row.weight_bytes = sum(tensor.bytes for tensor in bundle.index.tensors.values())
+    files = [p for p in _path(folder, row.recipe).rglob("*") if p.is_file() and "report" not in p.parts[-2:-1]]
+    row.bundle_bytes = sum(p.stat().st_size for p in files)
+
+
+def _compare(row: Row, folder: Path, text: str, threads: int) -> None:
+    against = None if row.recipe == REFERENCE else _path(folder, REFERENCE)
+    report = evaluate(
+        _path(folder, row.recipe), text=text, against=against, threads=threads, progress=_teller(f"{row.recipe}: eval")
+    )
+    row.perplexity = report.text.perplexity
+    if report.comparison is not None:
+        row.kl_mean, row.top1_agreement = report.comparison.kl_mean, report.comparison.top1_agreement
+
+
+def _time(row: Row, folder: Path, work: Workload) -> None:
+    path = _path(folder, row.recipe)
+    row.speeds.append(run(Contender(row.recipe, row.recipe, "ours.py", path, row.weight_bytes), work))
+
+
+def _teller(what: str) -> Callable[[ProgressEvent], None]:
+    """Shows how far a stage is, on one line of a terminal."""
+
+    def tell(event: ProgressEvent) -> None:
+        if sys.stderr.isatty():
+            print(f"{CLEAR}{what}, {event.stage} {event.done}/{event.total}", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _result(rows: list[Row], work: Workload, bandwidths: list[float], model: str) -> dict[str, Any]:
+    reference = rows[0].speeds
+    results = []
+    for row in rows:
+        found: dict[str, Any] = asdict(row)
+        if row.speeds and not row.failure:
+            found["tokens_per_second"] = {f: statistics.median(getattr(s, f) for s in row.speeds) for f in FIGURES}
+            pairs = list(zip(row.speeds, reference, strict=True)) if len(row.speeds) == len(reference) else []
+            if pairs:
+                ratios = {f: [getattr(a, f) / getattr(b, f) for a, b in pairs] for f in FIGURES}
+                found["ratio"] = {f: statistics.median(values) for f, values in ratios.items()}
+        results.append(found)
+    machine = {"processor": processor(), "cores": os.cpu_count()}
+    machine["bandwidth_gb_per_second"] = statistics.median(bandwidths) if bandwidths else None
+    engine = reference[0].engine if reference else ""
+    measured = {"date": date.today().isoformat(), "commit": commit(), "command": " ".join(sys.argv), "model": model}
+    return {
+        "measured": measured,
+        "machine": machine,
+        "engine": engine,
+        "workload": asdict(work),
+        "results": results,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as a table of Markdown, and a line that says what was measured."""
+    work, machine = result["workload"], result["machine"]
+    headings = ("recipe", "bundle", "bytes a weight", "perplexity", "KL, mean", "same likeliest token")
+    headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batch']} at once", "export")
+    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    for row in result["results"]:
+        if row["failure"]:
+            lines.append(_line([f"`{row['recipe']}`", f"failed: {row['failure']}", *[""] * (len(headings) - 2)]))
+            continue
+        kl, same = row["kl_mean"], row["top1_agreement"]
+        speeds = row.get("tokens_per_second")
+        lines.append(
+            _line(
+                [
+                    f"`{row['recipe']}`",
+                    f"{row['bundle_bytes'] / 1e6:,.0f} MB"
+                    if row["bundle_bytes"] >= 1e7
+                    else f"{row['bundle_bytes']:,} B",
+                    f"{row['weight_bytes'] / row['parameters']:.2f}",
+                    f"{row['perplexity']:.2f}",
+                    "" if kl is None else f"{kl:.2g}",
+                    "" if same is None else f"{same:.1%}".replace("%", " %"),
+                    *(["", "", ""] if speeds is None else [f"{speeds[f]:,.0f}" for f in FIGURES]),
+                    f"{row['export_seconds']:.0f} s",
+                ]
+            )
+        )
+    measured = result["measured"]
+    timed = f"; {result['engine']} on {machine['processor']}" if result["engine"] else ""
+    if machine["bandwidth_gb_per_second"]:
+        timed += f", which reads {machine['bandwidth_gb_per_second']:.0f} GB/s; speeds in tokens a second"
+    lines += ["", f"{measured['model']}{timed}; {measured['date']}, commit {measured['commit']}."]
+    return "\n".join(lines)
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def update_page(page: Path, result: dict[str, Any]) -> None:
+    """Puts the table between its two marks on the page."""
+    before, after = _split_page(page)
+    page.write_text(f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{after}", encoding="utf-8")
+
+
+def _split_page(page: Path) -> tuple[str, str]:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page}: the marks {BEGIN} and {END} are not there")
+    return before, after
+
+
+if __name__ == "__main__":
+    sys.exit(main())
