@@ -30,7 +30,7 @@ def test_what_is_said_beside_a_recipe_counts_more() -> None:
     assert asked(recipe=mine, context_length=64).context_length == 64
     anywhere = tuple(name for name in EMITTERS if name not in CHECKS)
     assert asked(recipe="int8", targets=anywhere).targets == anywhere
-    assert asked(max_memory="2GiB").limit.report() is not None and plain.limit.report() is None
+    assert asked(max_memory="64GiB").limit.report() is not None and plain.limit.report() is None
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_one_export_writes_an_engine_beside_the_other_targets(exported: tuple[Pa
     report = json.loads((path / "report/report.json").read_text())
     (built,) = report["engines"]
     assert built["file"] == PLAN and built["file_bytes"] == header.bytes and built["attentions"] == 2
-    assert 0 < built["seconds"] < 120 and built["peak_rss_bytes"] > 100 << 20
+    assert built["seconds"] > 0 and built["peak_rss_bytes"] > 100 << 20
     assert [v["target"] for v in report["verification"]] == ["cpu", "onnx"]  # no GPU runs the third here
 
 
