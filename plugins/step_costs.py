@@ -94,6 +94,17 @@ class StepCost:
             dict(Counter(self.products) + Counter(other.products)),
         )
 
+    def times(self, count: int) -> StepCost:
+        """Of so many such steps."""
+        return StepCost(
+            self.weights * count,
+            self.kv_read * count,
+            self.kv_written * count,
+            self.activations_read * count,
+            self.activations_written * count,
+            {kind: products * count for kind, products in self.products.items()},
+        )
+
 
 def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
     """A cost for each step of the program.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.cpu.executable import CpuProgram
@@ -12,6 +13,9 @@ from enginewright.plugins.errors import BundleError
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle
+
+if TYPE_CHECKING:
+    from enginewright.plugins.cpu.step_profile import StepProfile
 
 Sizes = tuple[int, int, int]
 """T, B and R of a step."""
@@ -29,6 +33,9 @@ class CpuExecutor:
         plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
             in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
             same bits.
+
+    Attributes:
+        profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
 
     Raises:
         BundleError: a program doesn't hold together; names the bucket.
@@ -58,10 +65,14 @@ class CpuExecutor:
                 raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
             self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
         self._load_seconds = time.perf_counter() - start
+        self.profile: StepProfile | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-cpu")
 
     def submit(self, step: StepInput) -> Future[StepOutput]:
-        return self._thread.submit(self.program_of(step).run, step)
+        program, profile = self.program_of(step), self.profile
+        if profile is not None:
+            return self._thread.submit(profile.run, program, step)
+        return self._thread.submit(program.run, step)
 
     def program_of(self, step: StepInput) -> CpuProgram:
         """The program that runs a step: that of its size, or that of any size."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
 from enginewright.plugins.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
@@ -135,6 +136,23 @@ def test_greedy_tokens_are_the_best_of_the_logits(bundle: Path) -> None:
             logprobs = row - row.max() - np.log(np.exp(row - row.max()).sum())
             assert entry.logprob == pytest.approx(logprobs.max(), abs=1e-5)
             assert [i for i, _ in entry.top] == np.argsort(-row)[:2].tolist()
+
+
+def test_times_are_added_up_while_a_profile_is_set(bundle: Path) -> None:
+    with LLM(bundle, threads=1) as llm:
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        plain = llm.generate([5, 6, 7], params)
+        executor = llm.engine.executor
+        assert isinstance(executor, CpuExecutor)
+        executor.profile = profile = StepProfile()
+        assert llm.generate([5, 6, 7], params) == plain
+        executor.profile = None
+        assert llm.generate([5, 6, 7], params) == plain
+    assert profile.runs == 5
+    assert {total.key: total.calls for total in profile.by_op()} == dict.fromkeys(
+        ("embedding", "kv_write", "paged_attention", "take_rows", "linear"), 5
+    )
+    assert profile.seconds > profile.kernels > 0
 
 
 def test_what_runs_is_described(bundle: Path) -> None:

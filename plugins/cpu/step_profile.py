@@ -1,0 +1,110 @@
+"""Where the steps of a program spend their time, added up over any number of runs; free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..contracts import StepInput, StepOutput
+from ..lowered_program import LoweredProgram, Step
+from ..step_costs import StepCost, StepSizes, step_costs
+from .executable import CpuProgram
+
+
+@dataclass(frozen=True)
+class StepTotal:
+    """Steps of the program that have their key in common.
+
+    Attributes:
+        key: the op, or the module path.
+        calls: of kernels, over all runs.
+        seconds: of these calls together.
+        cost: bytes and multiply-adds of these calls together; see ``step_costs``.
+    """
+
+    key: str
+    calls: int
+    seconds: float
+    cost: StepCost
+
+
+@dataclass
+class _Runs:
+    """All runs of one program at the same sizes."""
+
+    lowered: LoweredProgram
+    sizes: StepSizes
+    runs: int = 0
+    seconds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [steps]
+
+
+class StepProfile:
+    """Seconds of each step of the program, with what it moved and multiplied. Not safe for several threads.
+
+    Where none is asked for, no clock is read.
+
+    Attributes:
+        runs: how many were added.
+        seconds: of these as who called saw them: kernels, checks of the inputs, sampling, copies of logits.
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.seconds = 0.0
+        self._runs: dict[tuple[int, StepSizes], _Runs] = {}
+
+    def run(self, program: CpuProgram, step: StepInput) -> StepOutput:
+        """``program.run(step)``, and raises what it raises; what fails isn't counted."""
+        start = time.perf_counter()
+        output, seconds = program.profile(step)
+        self.add(program.lowered, sizes_of(step), seconds, time.perf_counter() - start)
+        return output
+
+    def add(
+        self, lowered: LoweredProgram, sizes: StepSizes, seconds: npt.NDArray[np.float64], whole: float | None = None
+    ) -> None:
+        """Adds one run: ``seconds`` [steps] as ``CpuProgram.profile`` gives them, ``whole`` with all around them."""
+        found = self._runs.setdefault((id(lowered), sizes), _Runs(lowered, sizes))
+        found.seconds = seconds + (found.seconds if found.runs else 0.0)
+        found.runs += 1
+        self.runs += 1
+        self.seconds += float(seconds.sum()) if whole is None else whole
+
+    @property
+    def kernels(self) -> float:
+        """Seconds of all steps of the program; ``seconds`` less this is what happened around them."""
+        return sum(float(r.seconds.sum()) for r in self._runs.values())
+
+    def by_op(self) -> list[StepTotal]:
+        """Those that took longest first."""
+        return self.totals(lambda step: step.op)
+
+    def by_where(self) -> list[StepTotal]:
+        """By the module path that steps came from; those that took longest first."""
+        return self.totals(lambda step: step.where)
+
+    def totals(self, key: Callable[[Step], str]) -> list[StepTotal]:
+        """By any key; those that took longest first."""
+        calls: defaultdict[str, int] = defaultdict(int)
+        seconds: defaultdict[str, float] = defaultdict(float)
+        costs: defaultdict[str, StepCost] = defaultdict(StepCost)
+        for found in self._runs.values():
+            steps = zip(found.lowered.steps, found.seconds, step_costs(found.lowered, found.sizes), strict=True)
+            for step, took, cost in steps:
+                name = key(step)
+                calls[name] += found.runs
+                seconds[name] += float(took)
+                costs[name] += cost.times(found.runs)
+        totals = [StepTotal(name, calls[name], seconds[name], costs[name]) for name in calls]
+        return sorted(totals, key=lambda total: -total.seconds)
+
+
+def sizes_of(step: StepInput) -> StepSizes:
+    """The sizes of a step's inputs."""
+    lengths: Sequence[int] = np.diff(step.q_start).tolist()
+    return StepSizes(tuple(lengths), tuple(step.kv_len.tolist()), len(step.rows))
