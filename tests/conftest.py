@@ -24,6 +24,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PIECES = {"test_families_table.py": 12, "test_families_experts.py": 4, "test_families.py": 4}
 """Files that are worth running on several workers."""
 
+BY_FAMILY = frozenset({"test_emit_model.py", "test_segments_table.py", "test_whole_table.py"})
+"""Files whose cases begin with a family's lowered program: one worker has a family of all, and captures it once."""
+
 TOGETHER = frozenset({"test_formats.py", "test_greedy.py", "test_invariance.py"})
 """Files of acceptance/ that begin by exporting the real model: one worker would wait for the other."""
 
@@ -69,6 +72,8 @@ class _FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
         file = nodeid.partition("::")[0]
         if Path(file).name in TOGETHER:
             return "the real model"
+        if Path(file).name in BY_FAMILY and "[" in nodeid:
+            return f"families-{zlib.crc32(nodeid.partition('[')[2].encode()) % 12}"
         return f"{file}-{zlib.crc32(nodeid.encode()) % PIECES.get(Path(file).name, 1)}"
 
 

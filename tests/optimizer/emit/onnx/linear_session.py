@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from enginewright.passes.manager import PassManager
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
 from enginewright.runtime.bundle.writer import BundleWriter
+from tests.acceptance.tiny_configs import tiny_family
 
 Logits = npt.NDArray[np.float32]
 
@@ -36,6 +38,16 @@ def lowered(model: PreTrainedModel, context: PassContext | None = None) -> Progr
     program = capture(model).program
     PassManager(default_pipeline(), context or PassContext()).run(program)
     return program
+
+
+@lru_cache(maxsize=16)
+def _lowered_family(family: str) -> Program:
+    return lowered(tiny_family(family))
+
+
+def lowered_family(family: str) -> Program:
+    """A copy of ``lowered(tiny_family(family))``, which is captured once on a worker that several tables run on."""
+    return _lowered_family(family).copy()
 
 
 def emit(

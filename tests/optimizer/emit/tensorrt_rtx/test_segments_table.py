@@ -20,9 +20,8 @@ from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.plugins.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.segments import SegmentStep
 from enginewright.runtime.bundle.writer import BundleWriter
-from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
-from tests.optimizer.emit.onnx.linear_session import lowered
+from tests.optimizer.emit.onnx.linear_session import lowered_family
 
 _PAGE = REPOSITORY / "docs" / "segments.md"
 _HEAD = "| family | engines | for segments | why not |\n| --- | --- | --- | --- |\n"
@@ -47,7 +46,7 @@ def _build(graph: SegmentGraph, folder: Path) -> int:
 
 
 def _row(family: str, folder: Path) -> str:
-    program = lowered(tiny_family(family))
+    program = lowered_family(family)
     try:
         with BundleWriter(folder / "b") as writer:
             made = segment_model(program, ExternalWeights(writer, silent, len(program.weights), "segments"), "f16")

@@ -19,9 +19,8 @@ from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT
 from enginewright.optimizer.progress import silent
 from enginewright.plugins.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.writer import BundleWriter
-from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
-from tests.optimizer.emit.onnx.linear_session import lowered
+from tests.optimizer.emit.onnx.linear_session import lowered_family
 
 _PAGE = REPOSITORY / "docs" / "tensorrt-rtx.md"
 _HEAD = "| family | builds | attention |\n| --- | --- | --- |\n"
@@ -51,7 +50,7 @@ def build_row(family: str, folder: Path) -> str:
     """The table's row of a family: its tiny model in f16 for four GPUs, decode steps and prompts."""
     from enginewright.optimizer.emit.tensorrt_rtx.whole import emit_whole
 
-    program = lowered(tiny_family(family))
+    program = lowered_family(family)
     layers = len(program.nodes_of(torch.ops.ew.paged_attention.default))
     built: list[EngineReport] = []
     try:
