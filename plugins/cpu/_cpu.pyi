@@ -118,3 +118,6 @@ def sampling_distribution(
 
 def measure_bandwidth(nbytes: int, threads: int) -> float:
     """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""
+
+def measure_peak(dtype: str, threads: int, isa: str) -> float:
+    """Multiply-adds a second, in 10^9, of ``dtype`` (f32, bf16, i8) in registers alone; best of a few passes."""

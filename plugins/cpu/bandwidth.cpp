@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "memory.h"
 #include "thread_pool.h"
 
@@ -13,6 +15,7 @@ namespace {
 
 constexpr int64_t kChunk = int64_t{1} << 20;  // bytes of a task
 constexpr int kPasses = 7;
+constexpr int64_t kPeakRounds = 500000;  // some milliseconds
 
 uint64_t read_all(const uint64_t* data, int64_t count) {
   uint64_t lanes[32] = {};  // enough independent sums that the additions don't bound it
@@ -45,6 +48,26 @@ double measure_bandwidth(int64_t bytes, int threads) {
   }
   volatile uint64_t keep = sums[0];  // so that the reads are not removed
   static_cast<void>(keep);
+  return best;
+}
+
+double measure_peak(const std::string& dtype, int threads, const std::string& isa) {
+  const KernelTable* table = kernels_for(isa.c_str());
+  if (table == nullptr) throw std::invalid_argument("isa " + isa + " is not one that this processor runs");
+  const auto loop = dtype == "i8"     ? table->peak_int8
+                    : dtype == "bf16" ? table->peak_bf16
+                    : dtype == "f32"  ? table->peak_f32
+                                      : nullptr;
+  if (loop == nullptr) throw std::invalid_argument("dtype " + dtype + " is not one of f32, bf16, i8");
+  ThreadPool pool(threads);
+  double best = 0;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    std::vector<int64_t> done(static_cast<size_t>(pool.size()));
+    const auto start = std::chrono::steady_clock::now();
+    pool.parallel_for(pool.size(), [&](int64_t task, int) { done[task] = loop(kPeakRounds); });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    best = std::max(best, static_cast<double>(done[0] * pool.size()) / took.count() / 1e9);
+  }
   return best;
 }
 

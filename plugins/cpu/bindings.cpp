@@ -276,6 +276,8 @@ NB_MODULE(_cpu, m) {
   m.def("isas", &ew::available_isas);
   m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
+  m.def("measure_peak", &ew::measure_peak, "dtype"_a, "threads"_a, "isa"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0, "threads"_a = 1);
   m.def("sampling_distribution", &sampling_distribution, "logits"_a.noconvert(), "temperature"_a,
         "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f);

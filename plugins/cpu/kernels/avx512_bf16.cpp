@@ -3,12 +3,14 @@
 #define EW_BF16
 #include "experts.h"
 #include "linear_bf16.h"
+#include "peak.h"
 
 namespace ew {
 
 void use_avx512_bf16(KernelTable* table);
 void use_avx512_bf16(KernelTable* table) {
   table->linear_bf16 = linear_bf16;
+  table->peak_bf16 = peak_bf16;
   table->grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;
 }
 

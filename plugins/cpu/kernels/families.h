@@ -14,6 +14,7 @@
 #include "linear_int4.h"
 #include "linear_int8.h"
 #include "norm.h"
+#include "peak.h"
 #include "quantize.h"
 #include "rope.h"
 #include "rope_kv_write.h"
@@ -66,6 +67,9 @@ constexpr KernelTable make_table(const char* isa) {
   t.top_k = top_k;
   t.gather = gather;
   t.scatter = scatter;
+  t.peak_int8 = peak_int8;
+  t.peak_bf16 = peak_bf16;
+  t.peak_f32 = peak_f32;
   return t;
 }
 

@@ -214,6 +214,10 @@ struct KernelTable {
   void (*top_k)(const TopKArgs&, ThreadPool&);
   void (*gather)(const GatherArgs&, ThreadPool&);
   void (*scatter)(const ScatterArgs&, ThreadPool&);
+  // Rounds of a loop in registers alone, on the calling thread: how many multiply-adds they were. See peak.h
+  int64_t (*peak_int8)(int64_t rounds);
+  int64_t (*peak_bf16)(int64_t rounds);
+  int64_t (*peak_f32)(int64_t rounds);
 };
 
 // What this processor can run, best first; the last is "portable".

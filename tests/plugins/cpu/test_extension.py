@@ -26,3 +26,16 @@ def test_isas_end_with_portable() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bandwidth_is_plausible(threads: int) -> None:
     assert 0.1 < cpu_extension.measure_bandwidth(8 << 20, threads) < 10_000
+
+
+@pytest.mark.parametrize("isa", cpu_extension.isas())
+def test_peaks_are_plausible(isa: str) -> None:
+    peaks = {dtype: cpu_extension.measure_peak(dtype, 1, isa) for dtype in ("f32", "bf16", "i8")}
+    assert all(0.01 < peak < 100_000 for peak in peaks.values()), peaks
+
+
+def test_a_peak_is_of_known_names_alone() -> None:
+    with pytest.raises(ValueError, match="dtype f16 is not one of f32, bf16, i8"):
+        cpu_extension.measure_peak("f16", 1, "portable")
+    with pytest.raises(ValueError, match="isa sse is not one that this processor runs"):
+        cpu_extension.measure_peak("i8", 1, "sse")

@@ -1,0 +1,79 @@
+// How fast this instruction set multiplies: loops in registers alone, which no linear can be faster than.
+#pragma once
+
+#include "dot.h"
+#include "kernels.h"
+
+namespace ew {
+namespace {
+
+// Sums in flight: more than an instruction's latency times how many a cycle, and no more than registers.
+constexpr int kPeakSums = kRegisters > 16 ? 16 : kRegisters - 2;
+constexpr int64_t kLanes = 16;
+
+// So that the loop is neither removed nor worked out ahead.
+template <class T>
+EW_INLINE void launder(T& value) {
+  asm volatile("" : "+m"(value));
+}
+
+// Each returns how many multiply-adds it did.
+inline int64_t peak_int8(int64_t rounds) {
+  uint8_t weights[64];
+  int8_t four[4] = {1, 2, 3, 4};
+  for (int i = 0; i < 64; ++i) weights[i] = static_cast<uint8_t>(i);
+  launder(weights), launder(four);
+  const Quads w = load_quads(weights);
+  const Quad x = splat_quad(four);
+  I16 sums[kPeakSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPeakSums; ++i) sums[i] = splat_int(i);
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], w, x);
+  }
+  int32_t sum = 0;
+  for (int i = 0; i < kPeakSums; ++i) sum ^= sum_lanes(sums[i]);
+  launder(sum);
+  return rounds * kPeakSums * kLanes * 4;
+}
+
+inline int64_t peak_bf16(int64_t rounds) {
+  uint16_t weights[32], two[2] = {0x3f80, 0};
+  for (int i = 0; i < 32; ++i) weights[i] = static_cast<uint16_t>(i << 7);
+  launder(weights), launder(two);
+  const Pairs w = load_pairs(weights);
+  const Pair x = splat_pair(two);
+  F16 sums[kPeakSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPeakSums; ++i) sums[i] = splat(0.0f);
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], w, x);
+  }
+  float sum = 0;
+  for (int i = 0; i < kPeakSums; ++i) sum += sum_lanes(sums[i]);
+  launder(sum);
+  return rounds * kPeakSums * kLanes * 2;
+}
+
+inline int64_t peak_f32(int64_t rounds) {
+  float weights[16], one = 1;
+  for (int i = 0; i < 16; ++i) weights[i] = static_cast<float>(i);
+  launder(weights), launder(one);
+  const F16 w = load(weights), x = splat(one);
+  F16 sums[kPeakSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPeakSums; ++i) sums[i] = splat(0.0f);
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kPeakSums; ++i) sums[i] = fma(x, w, sums[i]);
+  }
+  float sum = 0;
+  for (int i = 0; i < kPeakSums; ++i) sum += sum_lanes(sums[i]);
+  launder(sum);
+  return rounds * kPeakSums * kLanes;
+}
+
+}  // namespace
+}  // namespace ew
