@@ -51,6 +51,7 @@ def export(
     recovered: str | Path | None = None,
     max_memory: int | str | None = None,
     gpus: Sequence[str] | None = None,
+    kv_cache: str | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress | None = None,
@@ -69,6 +70,7 @@ def export(
         max_memory: most bytes that the process may have resident, or a size such as "4GiB". More is never used in
             silence: the report says what was.
         gpus: instead of the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
+        kv_cache: instead of the recipe's: what keys and values are stored in: "f32", "bf16", "int8" or "fp8".
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
         progress: called as the work goes on.
@@ -91,6 +93,7 @@ def export(
         recovered=recovered,
         max_memory=max_memory,
         gpus=gpus,
+        kv_cache=kv_cache,
         tokenizer=tokenizer,
         tell=tell,
     )

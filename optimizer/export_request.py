@@ -13,12 +13,13 @@ from enginewright.plugins.errors import RecipeError
 from .buckets.for_export import check_files
 from .emit.emitters import CHECKS, EMITTERS
 from .emit.gpus import parse_capabilities
+from .emit.kv_caches import check_cache
 from .emit.weight_storages import check_storages
 from .memory_limit import MemoryLimit
 from .pipeline import OPTIONAL
 from .progress import Progress
 from .recipes.engine_section import EnginesSection
-from .recipes.recipe import Recipe, load_recipe
+from .recipes.recipe import Recipe, load_recipe, with_cache
 from .recover.finished import FinishedRecovery
 
 
@@ -59,6 +60,7 @@ class ExportRequest:
         recovered: str | Path | None,
         max_memory: int | str | None,
         gpus: Sequence[str] | None = None,
+        kv_cache: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None,
         tell: Progress,
     ) -> ExportRequest:
@@ -67,7 +69,8 @@ class ExportRequest:
         Raises:
             RecipeError: the recipe has no such target or pass, or is not what was trained for.
             SourceError: ``recovered`` is no finished recovery.
-            TargetError: one of ``gpus`` is unknown; a target, or GPU, has no weights as the recipe wants them.
+            TargetError: one of ``gpus`` is unknown; a target, or GPU, has no weights, or no KV cache, as
+                the recipe wants them.
             MissingDependencyError: a target needs what isn't installed, and can say so now.
             RequestError: a file of lengths is no good, or ``max_memory`` no size.
         """
@@ -78,7 +81,10 @@ class ExportRequest:
         if gpus:
             engines = (chosen.engines or EnginesSection()).model_copy(update={"gpus": parse_capabilities(gpus)})
             chosen = chosen.model_copy(update={"engines": engines})
+        if kv_cache is not None:
+            chosen = with_cache(chosen, kv_cache)
         check_storages(chosen, wanted)
+        check_cache(chosen, wanted)
         if chosen.buckets is not None:
             check_files(chosen.buckets)
         return ExportRequest(
@@ -103,7 +109,7 @@ def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None)
 
 
 def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
-    known = OPTIONAL | {p.name for name in targets for p in EMITTERS[name].passes()}
+    known = OPTIONAL | {p.name for name in targets for p in EMITTERS[name].passes() if p.exact}
     for name in recipe.passes:
         if name not in known:
             raise RecipeError(

@@ -259,7 +259,7 @@ def run_bundle(
         fusion_effects(
             model.captured.program,
             some,
-            {p.name: matched[name, p.name] for p in some},
+            {p.name: matched.get((name, p.name), 0) for p in some},
             bundle,
             room=limit.room(),
             shortest=_SHORTEST_STEP,

@@ -39,6 +39,7 @@ def pass_context(
         room=room,
         pruning=None if shapes.prune is None else shapes.prune.to_pruning(shapes.weights, shapes.auto),
         kv_heads=None if shapes.attention is None else shapes.attention.to_options(recipe.name),
+        cache=recipe.cache,
         offsets="keep" if recipe.engines is None else recipe.engines.offsets,
         recovered=recovered,
         progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, final
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.plugins.contracts import CacheDtype
 from enginewright.plugins.errors import PassError
 
 from .attention.kv_options import KvOptions
@@ -54,6 +55,7 @@ class PassContext:
         recovered: what training has made of the weights, to be exported in their places.
         pruning: which shares of channels and heads, and how many layers, go.
         kv_heads: how many key/value heads attentions are to have; None: those they have.
+        cache: what a target that has such caches stores keys and values in.
         offsets: what a target that may do without them does about offsets of int4.
         progress: told how far a long pass is: steps done, steps in all, and where it is.
     """
@@ -66,6 +68,7 @@ class PassContext:
     recovered: RecoveredWeights | None = None
     pruning: Pruning | None = None
     kv_heads: KvOptions | None = None
+    cache: CacheDtype = "f32"
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
 

@@ -16,7 +16,7 @@ Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nvfp4"]
 Activation = Literal["float", "bf16", "int8", "fp8"]
 Rotation = Literal["none", "hadamard"]
 Sparsity = Literal["dense", "2:4"]
-CacheDtype = Literal["f32", "bf16", "f16", "int8", "fp8"]
+CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8"]
 
 Int32Array = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -37,6 +37,9 @@ BYTES_PER_ELEMENT = {
     "bool": 1,
 }
 
+
+SCALED_CACHES: tuple[CacheDtype, ...] = ("i8", "fp8")
+"""KV caches whose values have a 32-bit scale for each token, key/value head and side (keys, values)."""
 
 GROUP_SIZES_OF_4_BITS = (32, 64)
 """Of weights of 4 bits along K, which they divide."""
@@ -94,9 +97,14 @@ class CacheGroup:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers of the group."""
-        per_slot = self.kv_heads * (self.key_head_size + self.value_head_size) * BYTES_PER_ELEMENT[self.dtype]
+        """Bytes of one block over all layers of the group, scales included."""
+        per_slot = self.kv_heads * sum(head_bytes(self.dtype, n) for n in (self.key_head_size, self.value_head_size))
         return per_slot * self.block_size * len(self.layers)
+
+
+def head_bytes(dtype: CacheDtype, size: int) -> int:
+    """Bytes that a KV cache takes for one side of one head of a token: ``size`` values, and their scale."""
+    return size * BYTES_PER_ELEMENT[dtype] + (4 if dtype in SCALED_CACHES else 0)
 
 
 @dataclass

@@ -20,9 +20,11 @@ from .contracts import CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
 
-FORMAT_VERSION = 4
-"""2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights. All
-are still read."""
+FORMAT_VERSION = 5
+"""2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights; 5 KV
+caches of fewer than 32 bits. All are still read."""
+
+_CACHE_DTYPES_SINCE = 5
 SYMBOLS = ("T", "B", "R")
 
 
@@ -118,7 +120,7 @@ class Operand(_Model):
 
     kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of a step
     input (ids, positions, rows, q_start, kv_len, slots:GROUP, block_table:GROUP); ``cache``: a layer's KV cache, whose
-    name is ``GROUP/LAYER`` and whose shape and strides are empty.
+    name is ``GROUP/LAYER`` and whose shape and strides are empty; its dtype says nothing, the group has it.
     """
 
     kind: Literal["buffer", "weight", "input", "cache"]
@@ -165,7 +167,7 @@ class CacheGroupModel(_Model):
     key_head_size: int = Field(gt=0)
     value_head_size: int = Field(gt=0)
     window: int = Field(default=0, ge=0)
-    dtype: Literal["f32", "bf16", "int8", "fp8"] = "f32"
+    dtype: Literal["f32", "bf16", "i8", "fp8"] = "f32"
     block_size: int = Field(default=32, gt=0)
 
     def to_group(self) -> CacheGroup:
@@ -207,8 +209,19 @@ class LoweredProgram(_Model):
                 hint="Install a newer enginewright.",
             )
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(data)._checked(source)
         except ValidationError as e:
             first = e.errors()[0]
             where = ".".join(str(p) for p in first["loc"])
             raise BundleError(f"{source}: {where}: {first['msg']}", hint="Export the bundle again.") from e
+
+    def _checked(self, source: str) -> LoweredProgram:
+        """Raises BundleError for what the program's version did not have."""
+        for group in self.cache_groups:
+            if group.dtype != "f32" and self.format_version < _CACHE_DTYPES_SINCE:
+                version = f"program format {self.format_version}"
+                raise BundleError(
+                    f"{source}: cache group {group.name}: {version} has no {group.dtype} cache",
+                    hint="Export the bundle again.",
+                )
+        return self

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .contracts import BYTES_PER_ELEMENT
+from .contracts import head_bytes
 from .lowered_program import Affine, CacheGroupModel, LoweredProgram, Operand, Step, WeightUse
 
 PANEL = 32
@@ -202,19 +202,20 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
 
 
 def _slot_bytes(group: CacheGroupModel) -> int:
-    return group.kv_heads * (group.key_head_size + group.value_head_size) * BYTES_PER_ELEMENT[group.dtype]
+    return group.kv_heads * sum(head_bytes(group.dtype, n) for n in (group.key_head_size, group.value_head_size))
 
 
 def _read_of_cache(group: CacheGroupModel, sizes: StepSizes) -> int:
     """Keys come in whole blocks, values of those slots alone that a token sees."""
-    element, block = group.kv_heads * BYTES_PER_ELEMENT[group.dtype], group.block_size
+    key, value = (head_bytes(group.dtype, n) for n in (group.key_head_size, group.value_head_size))
+    block = group.block_size
     total = 0
     for length, context in zip(sizes.lengths, sizes.contexts, strict=True):
         if length == 0:
             continue
         first = max(0, context - length - group.window + 1) if group.window else 0
         blocks = -(-context // block) - first // block
-        total += element * (blocks * block * group.key_head_size + (context - first) * group.value_head_size)
+        total += group.kv_heads * (blocks * block * key + (context - first) * value)
     return total
 
 

@@ -74,6 +74,13 @@ def command(
             "--gpu", help="Compute capabilities that engines are built for, such as 8.9,12.0; may be repeated."
         ),
     ] = None,
+    kv_cache: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache",
+            help="What keys and values are stored in, instead of what the recipe says: f32, bf16, int8, fp8.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
@@ -109,6 +116,7 @@ def command(
             recovered=recovered,
             max_memory=max_memory,
             gpus=gpu or None,
+            kv_cache=kv_cache,
             overwrite=force,
             progress=show,
         )

@@ -47,7 +47,8 @@ class Emitter(Protocol):
     def name(self) -> str: ...
 
     def passes(self) -> list[Pass]:
-        """The fusions that pay on this target, in order. A recipe may turn each off, or require it, by its name.
+        """The fusions that pay on this target, in order, and before them what only it can store in fewer bits. A recipe
+        may turn each exact one off, or require it, by its name.
 
         They run on a copy of the program, which ``emit`` then gets.
         """

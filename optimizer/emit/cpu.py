@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.base import Pass
 from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
 from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
@@ -51,6 +52,8 @@ class CpuEmitter:
     def passes(self) -> list[Pass]:
         """See ``Emitter.passes``."""
         return [
+            # Not a fusion: the recipe's KV-cache format, which other targets don't have.
+            RoundKvCache(),
             # What comes right behind a linear is done to its sums in registers.
             FuseLinearActivation(),
             FuseLinearResidual(),

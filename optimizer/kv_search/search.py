@@ -38,7 +38,7 @@ from enginewright.passes.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
 from enginewright.passes.match import bound_arguments
-from enginewright.plugins.contracts import BYTES_PER_ELEMENT
+from enginewright.plugins.contracts import head_bytes
 
 from .report import HeadsOption, HeadsPoint, KvSearchReport, LayerOptions
 from .sensitivity import LayerUnit, measure_layers
@@ -121,7 +121,7 @@ def _units(program: Program, recipe: Recipe) -> tuple[list[LayerUnit], list[tupl
     for node in program.nodes_of(torch.ops.ew.attention.default):
         given = bound_arguments(node)
         heads, size = (int(n) for n in program.value(given["k"]).shape[1:])
-        each = (size + int(program.value(given["v"]).shape[2])) * BYTES_PER_ELEMENT[recipe.kv_cache.dtype]
+        each = head_bytes(recipe.cache, size) + head_bytes(recipe.cache, int(program.value(given["v"]).shape[2]))
         site = find_site(program, node)
         if isinstance(site, str) or heads == 1:
             fixed += heads * each

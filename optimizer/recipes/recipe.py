@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from enginewright.plugins.contracts import CacheDtype
 from enginewright.plugins.errors import RecipeError
 
 from .attention_section import AttentionSection
@@ -24,6 +25,8 @@ from .builtin import builtin_files
 from .engine_section import EnginesSection
 from .onnx_section import OnnxSection
 from .sections import (
+    CACHES,
+    DEFAULT_CACHE,
     TARGETS,
     AutoSection,
     BudgetSection,
@@ -70,7 +73,19 @@ class Recipe(Section):
     @property
     def rounded(self) -> bool:
         """Whether a weight, activation or cache entry is, or may become, less than a 32-bit float."""
-        return self.kv_cache.dtype != "f32" or not self.weights.exact or self.auto is not None
+        return self.cache != "f32" or self._rounded_weights
+
+    @property
+    def cache(self) -> CacheDtype:
+        """What a target that has such caches stores keys and values in: 32-bit floats where all else is, if the recipe
+        leaves it open."""
+        if self.kv_cache.dtype is not None:
+            return CACHES[self.kv_cache.dtype]
+        return DEFAULT_CACHE if self._rounded_weights else "f32"
+
+    @property
+    def _rounded_weights(self) -> bool:
+        return not self.weights.exact or self.auto is not None
 
     @property
     def calibrated(self) -> bool:
@@ -174,6 +189,16 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     if recipe.buckets is not None:
         recipe = recipe.model_copy(update={"buckets": recipe.buckets.beside(path.parent)})
     return recipe
+
+
+def with_cache(recipe: Recipe, dtype: str) -> Recipe:
+    """The recipe with another KV-cache format. Raises RecipeError if there is none of that name."""
+    try:
+        return recipe.model_copy(update={"kv_cache": CacheSection(dtype=dtype)})
+    except ValidationError as e:
+        raise RecipeError(
+            f"kv_cache: there is no KV-cache format {dtype!r}", hint=_suggest(dtype, CACHES, "format")
+        ) from e
 
 
 def list_recipes() -> list[Recipe]:

@@ -44,8 +44,11 @@ GROUP_SIZES: dict[Storage, tuple[int, ...]] = {"fp8": (0, 32, 64), "int8": (0, 3
 METHODS: tuple[Method, ...] = ("nearest", "gptq", "awq")
 """Ways to choose the integers of int4 that exist today."""
 
-CACHE_DTYPES: tuple[CacheDtype, ...] = ("f32",)
-"""KV-cache formats that can be emitted today."""
+CACHES: dict[str, CacheDtype] = {"f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "fp8"}
+"""KV-cache formats that can be emitted today, and what programs call them."""
+
+DEFAULT_CACHE: CacheDtype = "f32"
+"""Of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
 
 
 class Section(BaseModel):
@@ -163,14 +166,18 @@ class WeightsSection(Section):
 
 
 class CacheSection(Section):
-    """How keys and values are stored."""
+    """How keys and values are stored.
 
-    dtype: CacheDtype = "f32"
+    ``dtype``: f32; bf16; int8 or fp8, which have a scale for each token, head and side. None leaves it to the target,
+    see ``Recipe.cache``.
+    """
+
+    dtype: str | None = None
 
     @field_validator("dtype")
     @classmethod
-    def _dtype_exists(cls, value: CacheDtype) -> CacheDtype:
-        return supported(value, CACHE_DTYPES, "a KV cache")
+    def _dtype_exists(cls, value: str | None) -> str | None:
+        return value if value is None else supported(value, tuple(CACHES), "a KV cache")
 
 
 class BudgetSection(Section):

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from enginewright.passes.base import Pass
+from enginewright.passes.base import Pass, PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.manager import PassManager
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.errors import BundleError, CapacityError
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram
 from enginewright.plugins.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
@@ -82,7 +82,7 @@ def fusion_effects(
 
     Args:
         program: as the target's passes get it; it is left as it is.
-        passes: those that ran.
+        passes: those of the target, less what the recipe turns off.
         matched: how many places each changed, by its name.
         bundle: with the target and its weights.
         room: bytes of memory that may be taken; None: what is free.
@@ -91,12 +91,13 @@ def fusion_effects(
         threads: of the kernels; 0 takes as many as there are cores.
     """
     context = min(_CONTEXT, bundle.model.context_length)
-    unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in passes)
+    fusions = [p for p in passes if p.exact]  # the others decide what is stored, and run each time
+    unmeasured = tuple(FusionEffect(p.name, matched.get(p.name, 0)) for p in fusions)
 
     def skipped(why: str) -> FusionEffects:
         return FusionEffects("cpu", context, 0, unmeasured, why)
 
-    compared = [p for p in passes if matched.get(p.name)]
+    compared = [p for p in fusions if matched.get(p.name)]
     if not compared:
         return skipped("no fusion changed anything")
     whole = bundle.program("cpu")
@@ -116,7 +117,7 @@ def fusion_effects(
         if (least := min(_time(runners[""], step) for _ in range(_FEWEST))) < shortest:
             return skipped(f"a step takes {least * 1e6:.0f} microseconds: what a fusion changes would be lost in noise")
         for p in compared:
-            lowered = _lowered(program, [q for q in passes if q is not p])
+            lowered = _lowered(program, [q for q in passes if q is not p], whole.cache_groups)
             if set(lowered.weights) != set(whole.weights):
                 return skipped(f"without {p.name} the program has other weights")
             runners[p.name] = runner(lowered)
@@ -142,14 +143,14 @@ def fusion_effects(
             prefilled.get(p.name),
             prefilled.get("") if p in compared else None,
         )
-        for p in passes
+        for p in fusions
     )
     return FusionEffects("cpu", context, tokens if prefilled else 0, tuple(effects))
 
 
-def _lowered(program: Program, passes: Sequence[Pass]) -> LoweredProgram:
+def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroupModel]) -> LoweredProgram:
     copy = program.copy()
-    PassManager(passes).run(copy)
+    PassManager(passes, PassContext(cache=caches[0].dtype if caches else "f32")).run(copy)
     return plan_arena(lower_program(copy).program)
 
 

@@ -1,7 +1,8 @@
 """``ew.kv_write``: puts a step's keys and values into the paged cache.
 
 The canonical cache is [P, K, Nkv, D] for keys and [P, K, Nkv, Dv] for values: P blocks of K slots. A target lays it
-out as it likes.
+out as it likes, and stores it in fewer bits where ``dtype`` says so: the canonical cache then holds what these bits
+stand for.
 """
 
 from __future__ import annotations
@@ -9,16 +10,40 @@ from __future__ import annotations
 import torch
 
 from .library import register
+from .quantized_cache import dequantize_heads, quantize_heads
+
+_ROUNDED = {"i8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def rounded_heads(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """x [T, Nkv, D] as a cache of ``dtype`` gives it back.
+
+    f32: as it is; bf16: the nearest, ties to even; i8 and fp8: codes with a scale for each token and head, as
+    ``quantize_heads`` has them. Raises ValueError for another dtype.
+    """
+    if dtype == "f32":
+        return x
+    if dtype == "bf16":
+        return x.to(torch.bfloat16).to(x.dtype)
+    if dtype not in _ROUNDED:
+        raise ValueError(f"ew.kv_write: unknown dtype {dtype!r}; there are f32, bf16, {', '.join(_ROUNDED)}")
+    return dequantize_heads(*quantize_heads(x, _ROUNDED[dtype])).to(x.dtype)
 
 
 def kv_write(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """k [T, Nkv, D], v [T, Nkv, Dv], slots [T] (block * K + place in the block) -> the two caches after the write.
 
-    Functional: the caches given are left as they are. Raises IndexError for a slot outside the cache.
+    ``dtype``: what the cache is stored in, see ``rounded_heads``. Functional: the caches given are left as they are.
+    Raises IndexError for a slot outside the cache, ValueError for an unknown dtype.
     """
-    return _write(k_cache, k, slots), _write(v_cache, v, slots)
+    return _write(k_cache, rounded_heads(k, dtype), slots), _write(v_cache, rounded_heads(v, dtype), slots)
 
 
 def _write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -27,13 +52,18 @@ def _write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch
 
 
 def _fake(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return k_cache.new_empty(k_cache.shape), v_cache.new_empty(v_cache.shape)
 
 
 register(
-    "kv_write(Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor slots) -> (Tensor, Tensor)",
+    "kv_write(Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor slots, str dtype='f32') -> (Tensor, Tensor)",
     reference=kv_write,
     fake=_fake,
 )

@@ -65,11 +65,12 @@ def rope_kv_write(
     table: torch.Tensor,
     slots: torch.Tensor,
     interleaved: bool,
+    dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """rope of q [T, Nq, D] and of k [T, Nkv, D], of which the latter and v go to the caches -> (q, caches)."""
     return (
         rope(q, table, interleaved),
-        *kv_write(k_cache, v_cache, rope(k, table, interleaved), v, slots),
+        *kv_write(k_cache, v_cache, rope(k, table, interleaved), v, slots, dtype),
     )
 
 
@@ -126,6 +127,7 @@ def _rope_kv_write_fake(
     table: torch.Tensor,
     slots: torch.Tensor,
     interleaved: bool,
+    dtype: str = "f32",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch._check(
         table.shape[-1] <= q.shape[-1] == k.shape[-1],
@@ -166,7 +168,7 @@ register(
 )
 register(
     "rope_kv_write(Tensor k_cache, Tensor v_cache, Tensor q, Tensor k, Tensor v, Tensor table, Tensor slots, "
-    "bool interleaved) -> (Tensor rotated, Tensor k_written, Tensor v_written)",
+    "bool interleaved, str dtype='f32') -> (Tensor rotated, Tensor k_written, Tensor v_written)",
     reference=rope_kv_write,
     fake=_rope_kv_write_fake,
 )

@@ -121,6 +121,13 @@ def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGr
     assert found.activations_read == 4 * (sum(sizes.lengths) * 4 * 16 + table)
 
 
+@pytest.mark.parametrize(("dtype", "key", "value"), [("bf16", 32, 48), ("i8", 20, 28), ("fp8", 20, 28)])
+def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int) -> None:
+    group = GROUP.model_copy(update={"dtype": dtype})
+    assert attention(StepSizes((1, 1), (33, 7)), group).kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
+    assert group.to_group().bytes_per_block == 32 * 2 * (key + value)
+
+
 @pytest.mark.parametrize(("lengths", "tokens"), [((1, 1, 1), 3), ((9,), 9)])
 def test_keys_and_values_are_written_once(lengths: tuple[int, ...], tokens: int) -> None:
     inputs = (operand("buffer", "k", T, 2, 16), operand("buffer", "v", T, 2, 24))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text
+from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, recipe_text, with_cache
 from enginewright.optimizer.recipes.sections import (
+    DEFAULT_CACHE,
     METHODS,
     CacheSection,
     WeightFormatSection,
@@ -234,7 +235,10 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
             'name = "x"\n[weights]\ndefault = { storage = "nvfp4" }\n',
             ":3: weights.default.storage: 'nvfp4' can't be made",
         ),
-        ('name = "x"\n[kv_cache]\ndtype = "fp8"\n', ":3: kv_cache.dtype: 'fp8' can't be made"),
+        (
+            'name = "x"\n[kv_cache]\ndtype = "i8"\n',
+            ":3: kv_cache.dtype: 'i8' can't be made for a KV cache yet, only f32",
+        ),
         ('name = "x"\ntargets = ["cuda"]\n', ":2: targets: 'cuda' can't be made"),
     ],
 )
@@ -293,7 +297,24 @@ def test_a_recipe_is_exact_if_nothing_loses_precision() -> None:
     assert not Recipe(name="x", weights=WeightsSection(overrides=(override,))).exact
     assert not Recipe(name="x", weights=WeightsSection(embeddings=lossy)).exact
     assert not Recipe(name="x", weights=WeightsSection(keep_blocks=True)).exact, "activations are rounded"
-    assert not Recipe(name="x", kv_cache=CacheSection.model_construct(dtype="bf16")).exact
+    assert not Recipe(name="x", kv_cache=CacheSection(dtype="bf16")).exact
+
+
+def test_the_kv_cache_of_a_recipe() -> None:
+    named = {d: Recipe(name="x", kv_cache=CacheSection(dtype=d)).cache for d in ("f32", "bf16", "int8", "fp8")}
+    assert named == {"f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "fp8"}
+    assert Recipe(name="x").cache == "f32", "exact weights have exact caches"
+    assert load_recipe("int8").cache == load_recipe("auto").cache == DEFAULT_CACHE
+    assert load_recipe("f32").cache == "f32"
+
+
+def test_another_kv_cache_for_a_recipe() -> None:
+    recipe = load_recipe("f32")
+    assert with_cache(recipe, "int8").cache == "i8"
+    assert recipe.cache == "f32"
+    with pytest.raises(RecipeError, match="there is no KV-cache format 'bf61'") as caught:
+        with_cache(recipe, "bf61")
+    assert caught.value.hint == "Did you mean 'bf16'?"
 
 
 _AUTO = """

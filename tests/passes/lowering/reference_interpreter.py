@@ -109,6 +109,7 @@ class Interpreter:
                 sizes = (g.key_head_size, g.value_head_size)
                 k, v = (torch.full((blocks, g.block_size, g.kv_heads, s), float("nan")) for s in sizes)
                 self.caches[f"{g.name}/{layer}"] = (k, v)
+        self.dtypes = {f"{g.name}/{layer}": g.dtype for g in program.cache_groups for layer in g.layers}
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The logits [R, V] for step inputs (any integer type)."""
@@ -244,7 +245,9 @@ class Interpreter:
                 return tuple(REFERENCES[step.op](x[0], a["kind"], a["group_size"]))
             case "rope_kv_write":
                 q, k, v, table, slots = x
-                written = REFERENCES[step.op](*self.caches[cache], q, k, v, table, slots, a["interleaved"])
+                written = REFERENCES[step.op](
+                    *self.caches[cache], q, k, v, table, slots, a["interleaved"], self.dtypes[cache]
+                )
                 self.caches[cache] = written[1:]
                 return (written[0],)
             case "rope_table":
@@ -254,7 +257,7 @@ class Interpreter:
             case "gated_activation":
                 return (gated_activation(x[0], a["kind"]),)
             case "kv_write":
-                self.caches[cache] = kv_write(*self.caches[cache], x[0], x[1], x[2])
+                self.caches[cache] = kv_write(*self.caches[cache], x[0], x[1], x[2], self.dtypes[cache])
                 return ()
             case "paged_attention":
                 q, table, q_start, kv_len, *sinks = x

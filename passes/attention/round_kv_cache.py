@@ -1,0 +1,45 @@
+"""Keys and values are stored in fewer than 32 bits, as the recipe's KV-cache format says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..base import Condition, Pass, PassContext, PassResult
+from ..ir.program import Program
+from ..match import bound_arguments
+
+ew = torch.ops.ew
+
+_PLACE = 5
+"""Of the argument ``dtype`` among those of ``ew.kv_write``."""
+
+
+def _writes_as_groups_say(program: Program) -> list[str]:
+    dtypes = {group.dtype for group in program.cache_groups}
+    written = {bound_arguments(node)["dtype"] for node in program.nodes_of(ew.kv_write.default)}
+    return [] if written <= dtypes else [f"keys are written in {sorted(written)}, and caches have {sorted(dtypes)}"]
+
+
+class RoundKvCache(Pass):
+    """Every ``ew.kv_write`` writes what the cache's format keeps; the cache groups have that format.
+
+    Attention reads a chunk's own keys and values back from the cache, so it sees them rounded whatever the chunk.
+    """
+
+    name = "round_kv_cache"
+    exact = False
+    ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.cache != "f32"
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        if context.cache == "f32":
+            return PassResult()
+        writes = program.nodes_of(ew.kv_write.default)
+        for node in writes:
+            node.args = (*node.args[:_PLACE], context.cache)
+        program.cache_groups = tuple(replace(group, dtype=context.cache) for group in program.cache_groups)
+        return PassResult(matched=len(writes))
