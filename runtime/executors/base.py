@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
@@ -12,11 +12,27 @@ class Pending(Protocol):
     """A step that was submitted."""
 
     def result(self) -> StepOutput:
-        """Waits for the step, and raises what went wrong in it."""
+        """What the step gives, which may wait for it or run it. Raises what went wrong in it."""
+
+
+class Deferred:
+    """A step that runs when its result is asked for, on the thread that asks, as steps do that keep all cores busy.
+
+    Another thread would have to be woken, and to take turns with this one for a core and for Python's lock.
+    """
+
+    def __init__(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> None:
+        self._run, self._step = run, step
+        self._output: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        if self._output is None:
+            self._output = self._run(self._step)
+        return self._output
 
 
 class Executor(Protocol):
-    """A loaded program with its KV cache. Steps run one after the other, in the order of submission.
+    """A loaded program with its KV cache. Steps run one after the other: results are taken in the order of submission.
 
     A step whose result was never taken is harmless: it writes only to slots that its requests held, and a later step
     that gives them to another request writes them before it reads them.
@@ -35,10 +51,10 @@ class Executor(Protocol):
         """Cache group -> blocks that it allocated."""
 
     def submit(self, step: StepInput) -> Pending:
-        """Starts a step. The arrays must not change until the result is there."""
+        """Takes a step, which runs from now on or when its result is asked for. Until then it must not change."""
 
     def describe(self) -> dict[str, str | int]:
         """What runs: instruction set, threads, device. For people."""
 
     def close(self) -> None:
-        """Waits for the running step and frees the cache."""
+        """Waits for a step that still runs, and frees the cache."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.errors import BundleError
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle
+from .base import Deferred
 
 if TYPE_CHECKING:
     from enginewright.plugins.cpu.step_profile import StepProfile
@@ -22,7 +23,8 @@ Sizes = tuple[int, int, int]
 
 
 class CpuExecutor:
-    """See ``executors.base.Executor``. A step runs on a thread of its own, with the interpreter lock released.
+    """See ``executors.base.Executor``. A step runs on the thread that asks for its result, with the interpreter lock
+    released.
 
     Args:
         bundle: with a ready target cpu.
@@ -66,13 +68,12 @@ class CpuExecutor:
             self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
         self._load_seconds = time.perf_counter() - start
         self.profile: StepProfile | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-cpu")
 
-    def submit(self, step: StepInput) -> Future[StepOutput]:
+    def submit(self, step: StepInput) -> Deferred:
         program, profile = self.program_of(step), self.profile
         if profile is not None:
-            return self._thread.submit(profile.run, program, step)
-        return self._thread.submit(program.run, step)
+            return Deferred(partial(profile.run, program), step)
+        return Deferred(program.run, step)
 
     def program_of(self, step: StepInput) -> CpuProgram:
         """The program that runs a step: that of its size, or that of any size."""
@@ -88,4 +89,4 @@ class CpuExecutor:
         return about
 
     def close(self) -> None:
-        self._thread.shutdown()
+        """Nothing runs between steps; memory goes with the object."""

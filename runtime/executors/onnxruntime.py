@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import BundleError
 
 from ..bundle.linear_io import LinearIo, Variant
 from ..bundle.reader import Bundle
+from .base import Deferred
 from .onnx_session import find_provider, load_onnxruntime, open_session
 from .slot_caches import SlotCaches
 from .slot_steps import SlotSteps
@@ -19,8 +19,8 @@ from .slot_steps import SlotSteps
 class OnnxExecutor:
     """See ``executors.base.Executor``: blocks are slots, and prefill and decode take turns.
 
-    A step runs on a thread of its own. Its decodes run together, as far as their slots are near each other; prompts
-    run one by one, or padded together where that costs little.
+    A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
+    other; prompts run one by one, or padded together where that costs little.
 
     Args:
         bundle: with a ready target of the linear form.
@@ -75,10 +75,9 @@ class OnnxExecutor:
         )
         together = io.variant != "contrib"
         self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-onnx")
 
-    def submit(self, step: StepInput) -> Future[StepOutput]:
-        return self._thread.submit(self._steps.run, step)
+    def submit(self, step: StepInput) -> Deferred:
+        return Deferred(self._steps.run, step)
 
     def describe(self) -> dict[str, str | int]:
         return {
@@ -90,7 +89,7 @@ class OnnxExecutor:
         }
 
     def close(self) -> None:
-        self._thread.shutdown()
+        """Nothing runs between steps; memory goes with the object."""
 
 
 def linear_io(bundle: Bundle, target: str) -> LinearIo:

@@ -78,7 +78,7 @@ class SlotSteps:
         """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""
         if not runs:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
-        if len(runs) == 1 and np.array_equal(runs[0].order, np.arange(rows)):  # as most decodes are
+        if len(runs) == 1:  # it has all rows, in their order
             found = self._slots.run(runs[0])
             return found.copy() if keep else found
         logits: FloatArray | None = None

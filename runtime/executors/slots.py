@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ class SlotRun:
         ids: [B, S], 0 where there is none.
         places: [B, S], where in its slot a token's key and value go; it sees this place and those before it.
         wanted: [R], indices into the B*S tokens.
-        order: [R], which rows of the step's logits these are.
+        order: [R], which rows of the step's logits these are; ascending.
     """
 
     first: int
@@ -58,7 +59,7 @@ def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32
         RequestError: a slot that isn't there, or not the same in every group, or held by two requests.
         CapacityError: a request is longer than a slot.
     """
-    longest = int(step.kv_len.max(initial=0))
+    longest = max(step.kv_len.tolist(), default=0)
     if longest >= groups[0].block_size:
         raise CapacityError(
             f"context: a request has {longest} tokens, and a slot holds {groups[0].block_size - 1}",
@@ -71,10 +72,11 @@ def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32
                 f"step: a request's slots in {groups[0].name} and {group.name} differ",
                 hint="Give each request the same slot in every cache group.",
             )
-    if len(first) and not 0 <= int(first.min()) <= int(first.max()) < slots:
-        raise RequestError(f"step: slots are 0 to {slots - 1}, and it names {first.tolist()}")
-    if len(np.unique(first)) != len(first):
-        raise RequestError(f"step: two requests have the same slot: {first.tolist()}")
+    listed = first.tolist()  # sets and lists of Python: NumPy sets out at several times what they take
+    if listed and not 0 <= min(listed) <= max(listed) < slots:
+        raise RequestError(f"step: slots are 0 to {slots - 1}, and it names {listed}")
+    if len(set(listed)) != len(listed):
+        raise RequestError(f"step: two requests have the same slot: {listed}")
     return first
 
 
@@ -103,19 +105,20 @@ def plan_runs(step: StepInput, slot_of: Int32Array, capacity: int, *, chunks_tog
 
 def _decodes(step: StepInput, slot_of: Int32Array, capacity: int) -> SlotRun | None:
     """The run of a step of decodes that all want logits, as most steps are; None if it is another, or takes several."""
-    each = np.arange(len(slot_of) + 1)
-    if not len(slot_of) or not np.array_equal(step.q_start, each) or not np.array_equal(step.rows, each[:-1]):
+    count = len(slot_of)
+    each = list(range(count + 1))
+    if not count or step.q_start.tolist() != each or step.rows.tolist() != each[:-1]:
         return None
-    order = np.argsort(slot_of)
-    by_slot = slot_of[order]
-    if np.diff(by_slot).max(initial=1) > MOST_HOLES + 1:
+    by_slot = sorted(slot_of.tolist())
+    if any(after - before > MOST_HOLES + 1 for before, after in pairwise(by_slot)):
         return None
-    first = int(by_slot[0])
-    ids = np.zeros((int(by_slot[-1]) - first + 1, 1), np.int64)
+    first = by_slot[0]
+    row_of = slot_of.astype(np.int64) - first  # [B]
+    ids = np.zeros((by_slot[-1] - first + 1, 1), np.int64)
     places = np.full_like(ids, capacity - 1)
-    ids[slot_of - first, 0] = step.ids
-    places[slot_of - first, 0] = step.kv_len - 1
-    return SlotRun(first, ids, places, by_slot.astype(np.int64) - first, order)
+    ids[row_of, 0] = step.ids
+    places[row_of, 0] = step.kv_len - 1
+    return SlotRun(first, ids, places, row_of, np.arange(count))
 
 
 def mask(places: Int64Array, capacity: int, window: int, out: BoolArray | None = None) -> BoolArray:
@@ -173,11 +176,11 @@ def _run(
     longest = max(int(step.q_start[b + 1] - step.q_start[b]) for b in members)
     ids = np.zeros((last - first + 1, longest), np.int64)
     places = np.full_like(ids, capacity - 1)
-    wanted, order = [], []
+    wanted: dict[int, int] = {}  # row of the step's logits -> index into the run's tokens
     for b in members:
         row, start, end = int(slot_of[b]) - first, int(step.q_start[b]), int(step.q_start[b + 1])
         ids[row, : end - start] = step.ids[start:end]
         places[row] = np.arange(longest) + (int(step.kv_len[b]) - (end - start))
-        wanted += [row * longest + int(step.rows[r]) - start for r in rows_of[b]]
-        order += list(rows_of[b])
-    return SlotRun(first, ids, places, np.array(wanted, np.int64), np.array(order, np.int64))
+        wanted |= {r: row * longest + int(step.rows[r]) - start for r in rows_of[b]}
+    order = sorted(wanted)
+    return SlotRun(first, ids, places, np.array([wanted[r] for r in order], np.int64), np.array(order, np.int64))

@@ -15,9 +15,9 @@ from ..request import Request
 from ..sampling import sampling_batch
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens start..start+count-1 of a request, in one step.
+    """Tokens start..start+count-1 of a request, in one step. Never changed; not frozen, as many are made each step.
 
     Attributes:
         rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
@@ -31,7 +31,7 @@ class Chunk:
     def __post_init__(self) -> None:
         # Kept, because the request's tokens grow when the step is committed.
         last = self.start + self.count == len(self.request.tokens)
-        object.__setattr__(self, "rows", self.count if self.request.scores else int(last))
+        self.rows = self.count if self.request.scores else int(last)
 
     @property
     def samples(self) -> bool:

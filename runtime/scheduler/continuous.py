@@ -18,7 +18,8 @@ from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_groups import bytes_for, format_bytes
 from ..outputs import TokenLogprobs
 from ..request import Request
-from .base import Batch, Chunk, step_input
+from .base import Batch, Chunk
+from .step_inputs import StepInputs
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class ContinuousScheduler:
         self.running: list[Request] = []  # oldest first
         self.preemptions = 0
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
+        self._inputs = StepInputs(self.groups)
         self._decoded_last = False
 
     def check(self, request: Request) -> None:
@@ -106,7 +108,7 @@ class ContinuousScheduler:
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
         chunks = decodes + prefills
-        return Batch(tuple(chunks), step_input(chunks, self.groups))
+        return Batch(tuple(chunks), self._inputs.of(chunks))
 
     def prepare_next(self, batch: Batch) -> None:
         """Takes the block that each request's next token will need, as long as some are free."""
@@ -156,6 +158,8 @@ class ContinuousScheduler:
 
     def _prefills(self, decodes: Sequence[Chunk], room: int) -> list[Chunk]:
         """Chunks of running requests that lack more than one token, ``room`` tokens together at most."""
+        if len(decodes) == len(self.running):  # as in most steps
+            return []
         decoding = {id(c.request) for c in decodes}
         chunks = []
         for request in self._oldest_first():

@@ -45,8 +45,8 @@ def test_decodes_run_over_a_range_of_slots() -> None:
     assert run.first == 3
     np.testing.assert_array_equal(run.ids, [[2], [0], [1]])
     np.testing.assert_array_equal(run.places, [[4], [C - 1], [9]])  # the idle row's place is no request's
-    np.testing.assert_array_equal(run.wanted, [0, 2])
-    np.testing.assert_array_equal(run.order, [1, 0])  # of the step's rows
+    np.testing.assert_array_equal(run.wanted, [2, 0])
+    np.testing.assert_array_equal(run.order, [0, 1])  # of the step's rows
 
 
 def test_decodes_far_apart_run_apart() -> None:

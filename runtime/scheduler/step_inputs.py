@@ -1,0 +1,72 @@
+"""The arrays of each step. Most steps decode for the requests of the step before: their arrays follow from its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from enginewright.plugins.contracts import CacheGroup, Int32Array, StepInput
+
+from ..request import Request
+from .base import Chunk, step_input
+
+
+class StepInputs:
+    """Makes the arrays of one step after the other. Arrays that were given out are never written to again.
+
+    This is Python between two steps, while the cores wait, so a step of decodes costs a few additions.
+    """
+
+    def __init__(self, groups: Mapping[str, CacheGroup]) -> None:
+        self._groups = groups
+        self._requests: list[Request] = []  # of the last step, where each decoded a token
+        self._starts: list[int] = []  # where each of them is when that step was committed
+        self._last: StepInput | None = None
+
+    def of(self, chunks: Sequence[Chunk]) -> StepInput:
+        """See ``contracts.StepInput``."""
+        requests = [chunk.request for chunk in chunks]
+        starts = [chunk.start for chunk in chunks]
+        if self._last is not None and requests == self._requests and starts == self._starts:
+            step = self._next(self._last)
+        else:
+            step = step_input(chunks, self._groups)
+            decodes = all(chunk.count == 1 and chunk.samples for chunk in chunks)
+            self._requests = requests if decodes else []
+        self._starts = [start + 1 for start in starts]
+        self._last = step
+        return step
+
+    def _next(self, last: StepInput) -> StepInput:
+        """The step after ``last`` in which all its requests decode again."""
+        assert last.sampling is not None
+        tables, slots = {}, {}
+        for name, group in self._groups.items():
+            tables[name], slots[name] = self._moved(name, group.block_size, last)
+        return StepInput(
+            ids=np.array([request.tokens[-1] for request in self._requests], np.int32),
+            positions=last.kv_len,
+            q_start=last.q_start,
+            kv_len=last.kv_len + 1,
+            block_tables=tables,
+            slots=slots,
+            rows=last.rows,
+            sampling=replace(last.sampling, counter=last.sampling.counter + 1),
+        )
+
+    def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:
+        """Block table and slots one token further. A running request's blocks stay; it only gets more of them."""
+        table, slots = last.block_tables[group], last.slots[group] + 1
+        begun = [b for b, start in enumerate(self._starts) if start % size == 0]  # these come to another block
+        if begun:
+            width = max(self._starts[b] // size for b in begun) + 1
+            wider = np.full((len(table), max(width, table.shape[1])), -1, np.int32)
+            wider[:, : table.shape[1]] = table
+            table = wider
+        for b in begun:
+            at = self._starts[b] // size
+            table[b, at] = block = self._requests[b].tables[group][at]
+            slots[b] = block * size
+        return table, slots

@@ -1,0 +1,121 @@
+"""Arrays that follow from the last step's are those that would be made anew."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.contracts import CacheGroup, StepInput
+from enginewright.runtime.request import Request
+from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.scheduler import step_inputs
+from enginewright.runtime.scheduler.base import Chunk, step_input
+from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig
+from enginewright.runtime.scheduler.step_inputs import StepInputs
+
+GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4), "h": CacheGroup("h", (1,), 1, 1, 1, block_size=8)}
+
+
+def assert_same(found: StepInput, expected: StepInput) -> None:
+    """Block tables may have more columns than they need, of no block."""
+    for name in ("ids", "positions", "q_start", "kv_len", "rows"):
+        one, other = getattr(found, name), getattr(expected, name)
+        np.testing.assert_array_equal(one, other, err_msg=name)
+        assert one.dtype == other.dtype == np.int32, name
+    for name, table in expected.block_tables.items():
+        np.testing.assert_array_equal(found.slots[name], expected.slots[name], err_msg=name)
+        for one, other, length in zip(found.block_tables[name], table, expected.kv_len.tolist(), strict=True):
+            used = -(-length // GROUPS[name].block_size)
+            np.testing.assert_array_equal(one[:used], other[:used], err_msg=name)
+    assert (found.sampling is None) == (expected.sampling is None)
+    if found.sampling is not None and expected.sampling is not None:
+        for name, value in vars(expected.sampling).items():
+            np.testing.assert_array_equal(getattr(found.sampling, name), value, err_msg=name)
+            assert np.asarray(getattr(found.sampling, name)).dtype == np.asarray(value).dtype, name
+    assert found.return_logits == expected.return_logits
+
+
+@pytest.mark.parametrize("blocks", [200, 30])
+def test_steps_of_a_scheduler(toy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """Requests that come and go, are preempted in the small pool, and decode for long in between."""
+    anew: list[int] = []
+
+    def counted(chunks: Any, groups: Any) -> StepInput:
+        anew.append(len(chunks))
+        return step_input(chunks, groups)
+
+    monkeypatch.setattr(step_inputs, "step_input", counted)
+    executor = toy(blocks)
+    scheduler = ContinuousScheduler(
+        SchedulerConfig(prefill_tokens=16), executor.caps, executor.cache_groups, executor.blocks
+    )
+    monkeypatch.setitem(GROUPS, "g0", executor.cache_groups[0])
+    random = np.random.default_rng(blocks)
+    waiting = [
+        Request(
+            range(int(random.integers(1, 20))),
+            SamplingParams(max_tokens=int(random.integers(2, 40)), temperature=0.5, seed=seed, logprobs=seed % 2),
+        )
+        for seed in range(12)
+    ]
+    steps = 0
+    while waiting or scheduler.has_work():
+        if waiting and steps % 7 == 0:
+            scheduler.add(waiting.pop())
+        batch = scheduler.schedule()
+        assert_same(batch.step, step_input(batch.chunks, scheduler.groups))
+        scheduler.prepare_next(batch)
+        scheduler.commit(batch, executor.run(batch.step))
+        steps += 1
+    assert len(anew) < steps / 2
+    assert (scheduler.preemptions > 0) == (blocks == 30)
+
+
+def decodes(*lengths: int) -> list[Request]:
+    """Requests that lack one token, with blocks enough."""
+    made = []
+    for first, length in enumerate(lengths):
+        one = Request(range(10, 10 + length), SamplingParams(max_tokens=50))
+        one.tables = {name: array("i", range(40 * first, 40 * first + 40)) for name in GROUPS}
+        one.computed = length - 1
+        made.append(one)
+    return made
+
+
+def chunks(requests: list[Request]) -> list[Chunk]:
+    return [Chunk(request, request.computed, 1) for request in requests]
+
+
+def test_what_was_given_out_stays_as_it_was() -> None:
+    inputs, requests = StepInputs(GROUPS), decodes(3, 8, 13)
+    given = []
+    for token in range(20):
+        made = chunks(requests)
+        given.append((inputs.of(made), step_input(made, GROUPS)))
+        for request in requests:
+            request.computed += 1
+            request.accept(token)
+    for found, expected in given:
+        assert_same(found, expected)
+    assert given[1][0].q_start is given[0][0].q_start
+
+
+def test_a_step_that_is_scheduled_again() -> None:
+    """As after a failure: nothing was committed, so nothing has moved."""
+    inputs, requests = StepInputs(GROUPS), decodes(3, 8)
+    for _ in range(3):
+        assert_same(inputs.of(chunks(requests)), step_input(chunks(requests), GROUPS))
+
+
+def test_others_or_another_order() -> None:
+    inputs, requests = StepInputs(GROUPS), decodes(3, 8, 13)
+    for order in ([0, 1, 2], [2, 1, 0], [1], [1, 2]):
+        some = chunks([requests[b] for b in order])
+        assert_same(inputs.of(some), step_input(some, GROUPS))
+        for chunk in some:
+            chunk.request.computed += 1
+            chunk.request.accept(7)
