@@ -23,6 +23,7 @@ COMMANDS = (
     "eval",
     "recipes",
     "report",
+    "bench",
     "trace",
     "verify",
     "bisect",

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from . import (
+    bench,
     bisect,
     buckets,
     build,
@@ -56,6 +57,7 @@ for _module in (
     evaluation,
     recipes,
     report,
+    bench,
     trace,
     verify,
     diff,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from enginewright.runtime.bundle.reader import Bundle
 
@@ -79,40 +79,36 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         [FigureEntry(where=r.where, name="largest input", value=r.largest) for r in coverage.ranges] if coverage else []
     )
     stages = [(name, time) for name, time in document.stages.items() if time > 0]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            complete=saved.document is not None,
-            model=bundle.model,
-            source=bundle.manifest.source,
-            recipe=str(bundle.manifest.recipe.get("name", "")),
-            recipe_text=json.dumps(bundle.manifest.recipe, indent=2, ensure_ascii=False),
-            targets=bundle.manifest.targets,
-            tiles=tiles(bundle, document, views),
-            verification=document.verification,
-            quantization=document.quantization,
-            measured=document.pass_verification,
-            auto=auto_view(document.auto) if document.auto is not None else None,
-            passes=rows,
-            slowest=max((p.seconds or 0 for p in entries), default=0) or 1,
-            fusions=document.fusion_effects,
-            buckets=document.buckets,
-            kv_heads=document.kv_heads,
-            kv_heads_lines=kv_heads_lines(document),
-            ways=ways_lines(document),
-            figures=figure_views(entries),
-            storage=storage_view(stored_weights(bundle)),
-            column_height=COLUMN_HEIGHT,
-            rooflines=views,
-            calibration=document.calibration,
-            ranges=figure_view("calibration", "largest input", ranges) if ranges else None,
-            stages=stages,
-            total=sum(time for _, time in stages) or 1,
-            seconds=document.seconds,
-            peak=document.peak_rss_bytes,
-            toolchain=list(bundle.manifest.toolchain.items()),
-        )
+    return template("report.html.j2").render(
+        complete=saved.document is not None,
+        model=bundle.model,
+        source=bundle.manifest.source,
+        recipe=str(bundle.manifest.recipe.get("name", "")),
+        recipe_text=json.dumps(bundle.manifest.recipe, indent=2, ensure_ascii=False),
+        targets=bundle.manifest.targets,
+        tiles=tiles(bundle, document, views),
+        verification=document.verification,
+        quantization=document.quantization,
+        measured=document.pass_verification,
+        auto=auto_view(document.auto) if document.auto is not None else None,
+        passes=rows,
+        slowest=max((p.seconds or 0 for p in entries), default=0) or 1,
+        fusions=document.fusion_effects,
+        buckets=document.buckets,
+        kv_heads=document.kv_heads,
+        kv_heads_lines=kv_heads_lines(document),
+        ways=ways_lines(document),
+        figures=figure_views(entries),
+        storage=storage_view(stored_weights(bundle)),
+        column_height=COLUMN_HEIGHT,
+        rooflines=views,
+        calibration=document.calibration,
+        ranges=figure_view("calibration", "largest input", ranges) if ranges else None,
+        stages=stages,
+        total=sum(time for _, time in stages) or 1,
+        seconds=document.seconds,
+        peak=document.peak_rss_bytes,
+        toolchain=list(bundle.manifest.toolchain.items()),
     )
 
 
@@ -161,6 +157,11 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
         note = f"{numbers.format_bytes(document.peak_rss_bytes)} of memory" if document.peak_rss_bytes else ""
         found.append(Tile("Export", numbers.duration(document.seconds), "", note))
     return found
+
+
+def template(name: str) -> Template:
+    """A template of this package, with the page's filters: for what is drawn as the page is."""
+    return _environment().get_template(name)
 
 
 def layers(numbers_of: Sequence[int]) -> str:

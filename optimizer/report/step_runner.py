@@ -52,17 +52,11 @@ class StepRunner:
 
     def caches(self) -> list[FloatArray]:
         """The memory of keys and values, layer by layer."""
-        groups = self.lowered.cache_groups
-        return [a for group in groups for i in group.layers for a in self.program.cache_arrays(group.name, i)]
+        return cache_memory(self.program)
 
     def fill_caches(self) -> None:
-        """Makes up keys and values.
-
-        A page of a cache that was never written is the system's one page of zeros, which never leaves the processor's
-        cache: times would be too good.
-        """
-        for array in self.caches():
-            array.fill(_FILL)
+        """Makes up keys and values: see ``fill_caches``."""
+        fill_caches(self.program)
 
     def step(self, sizes: StepSizes) -> StepInput:
         """Random tokens as the last ones of each request; the logits of each request's last one are asked for."""
@@ -87,3 +81,19 @@ class StepRunner:
             slots=slots,
             rows=(starts[1:] - 1).astype(np.int32),
         )
+
+
+def cache_memory(program: CpuProgram) -> list[FloatArray]:
+    """The memory of keys and values, layer by layer."""
+    groups = program.lowered.cache_groups
+    return [a for group in groups for i in group.layers for a in program.cache_arrays(group.name, i)]
+
+
+def fill_caches(program: CpuProgram) -> None:
+    """Makes up keys and values.
+
+    A page of a cache that was never written is the system's one page of zeros, which never leaves the processor's
+    cache: times would be too good.
+    """
+    for array in cache_memory(program):
+        array.fill(_FILL)

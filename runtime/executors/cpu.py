@@ -75,6 +75,11 @@ class CpuExecutor:
             return Deferred(partial(profile.run, program), step)
         return Deferred(program.run, step)
 
+    @property
+    def program(self) -> CpuProgram:
+        """The program of any size."""
+        return self._program
+
     def program_of(self, step: StepInput) -> CpuProgram:
         """The program that runs a step: that of its size, or that of any size."""
         return self._specialized.get((len(step.ids), len(step.kv_len), len(step.rows)), self._program)

@@ -1,0 +1,116 @@
+"""What to measure, and what a bundle has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginewright.plugins.errors import RequestError
+
+PROMPTS, BATCHES, CONTEXTS = (128, 512, 2048), (1, 4, 8, 16), (128, 1024)
+MOST_TOKENS = 1 << 20
+MOST_REQUESTS = 1024
+WARM_UP = 2
+"""Decode steps before those that are timed."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What ``bench`` measures. None takes the defaults that fit into the bundle's context.
+
+    Attributes:
+        target: of the bundle; None takes the first that runs here.
+        prompts: tokens of prompts whose first token is waited for; may be empty.
+        batches, contexts: of decode steps, each with each: requests, and tokens that each has before; may be empty.
+        steps: decode steps that are timed, of each batch and context, and behind each prompt.
+        rounds: of everything. None takes 3, or 1 on targets that have to read what decoding stands on.
+        threads: 0 takes one for each core.
+        memory: bytes for the KV cache; None takes a quarter of what is free.
+        profile: whether steps of the program are timed too, in runs of their own.
+    """
+
+    target: str | None = None
+    prompts: tuple[int, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    contexts: tuple[int, ...] | None = None
+    steps: int = 16
+    rounds: int | None = None
+    threads: int = 0
+    memory: int | None = None
+    profile: bool = False
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """The sizes that are measured: see ``BenchOptions``."""
+
+    prompts: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    steps: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request."""
+        return max([*self.prompts, *(self.contexts if self.batches else ())]) + new_tokens(self.steps)
+
+    @property
+    def requests(self) -> int:
+        """Most requests at a time."""
+        return max([1, *(self.batches if self.contexts else ())])
+
+
+def new_tokens(steps: int) -> int:
+    """Tokens that a request gets: one of its prompt, and one of each step."""
+    return 1 + WARM_UP + steps
+
+
+def plan(options: BenchOptions, context: int) -> BenchPlan:
+    """The sizes for a bundle of so much context.
+
+    Raises RequestError for sizes that can't be: out of range, longer than the context, or none at all.
+    """
+    _check("steps", (options.steps,), 4096)
+    if options.rounds is not None:
+        _check("rounds", (options.rounds,), 1000)
+    _check("prompts", options.prompts or (), MOST_TOKENS)
+    _check("contexts", options.contexts or (), MOST_TOKENS)
+    _check("batches", options.batches or (), MOST_REQUESTS)
+    longest = context - new_tokens(options.steps)
+    if longest < 1:
+        raise RequestError(
+            f"steps: {options.steps:,} are more than the bundle's context of {context:,} tokens has room for",
+            hint="Measure fewer of them.",
+        )
+    found = BenchPlan(
+        _fitting("prompts", options.prompts, PROMPTS, longest),
+        BATCHES if options.batches is None else _once(options.batches),
+        _fitting("contexts", options.contexts, CONTEXTS, longest),
+        options.steps,
+    )
+    if not found.prompts and not (found.batches and found.contexts):
+        raise RequestError("there is nothing to measure: no prompts, and no batches with contexts")
+    return found
+
+
+def _check(name: str, values: Sequence[int], most: int) -> None:
+    for value in values:
+        if not 1 <= value <= most:
+            raise RequestError(f"{name}: {value} is out of range", hint=f"It must be from 1 to {most:,}.")
+
+
+def _once(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(values)))
+
+
+def _fitting(name: str, given: Sequence[int] | None, default: Sequence[int], longest: int) -> tuple[int, ...]:
+    """What was asked for, or those of the defaults that fit, at least one."""
+    if given is None:
+        return tuple(n for n in default if n <= longest) or (longest,)
+    for value in given:
+        if value > longest:
+            raise RequestError(
+                f"{name}: {value:,} tokens leave no room for the new ones: the longest here is {longest:,}",
+                hint="Measure shorter ones, or fewer steps.",
+            )
+    return _once(given)

@@ -1,0 +1,132 @@
+"""The result as one picture: decoding by batch and context, and first tokens by prompt, with the machine's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginewright.optimizer.report.charts import LogAxis
+from enginewright.optimizer.report.numbers import duration, rate
+from enginewright.optimizer.report.page import template
+from enginewright.plugins.errors import BundleError
+
+from .result import BenchResult
+
+WIDTH, HEIGHT = 620.0, 340.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 30.0, 60.0
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together: measured, and those of the limit. ``titles``: what each measured point says."""
+
+    label: str
+    colour: int
+    points: tuple[Point, ...]
+    limits: tuple[Point, ...]
+    titles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: ticks are (place, label)."""
+
+    title: str
+    x_label: str
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    series: tuple[Series, ...]
+    left: float = _LEFT
+    right: float = WIDTH - _RIGHT
+    top: float = _TOP
+    bottom: float = HEIGHT - _BOTTOM
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A series in its own units: (x, y, limit of y or None, title)."""
+
+    label: str
+    colour: int
+    values: tuple[tuple[float, float, float | None, str], ...]
+
+
+def panels(result: BenchResult) -> list[Panel]:
+    """Those that have something to show."""
+    decodes = []
+    for i, context in enumerate(dict.fromkeys(d.context for d in result.decodes)):
+        values = [
+            (
+                d.batch,
+                d.tokens_per_second,
+                d.batch / d.limit_seconds if d.limit_seconds else None,
+                f"{d.batch} at {context:,} tokens: {rate(d.tokens_per_second)} tokens/s",
+            )
+            for d in result.decodes
+            if d.context == context and d.tokens_per_second
+        ]
+        decodes.append(_Line(f"{context:,} tokens of context", i, tuple(values)))
+    prompts = [
+        (p.tokens, p.ttft.median, p.limit_seconds, f"{p.tokens:,} tokens: {duration(p.ttft.median)}")
+        for p in result.prompts
+    ]
+    found = [
+        _panel("Decoding, tokens a second of all requests", "requests", decodes, rate),
+        _panel("Time to the first token", "tokens of the prompt", [_Line("prompt", 0, tuple(prompts))], duration),
+    ]
+    return [panel for panel in found if panel is not None]
+
+
+def _panel(title: str, x_label: str, lines: Sequence[_Line], written: Callable[[float], str]) -> Panel | None:
+    lines = [line for line in lines if line.values]
+    if not lines:
+        return None
+    everything = [v for line in lines for v in line.values]
+    x = _axis([v[0] for v in everything], _LEFT, WIDTH - _RIGHT)
+    y = LogAxis.around([n for v in everything for n in (v[1], v[2]) if n], HEIGHT - _BOTTOM, _TOP)
+    series = tuple(
+        Series(
+            line.label,
+            line.colour,
+            tuple((x.at(v[0]), y.at(v[1])) for v in line.values),
+            tuple((x.at(v[0]), y.at(v[2])) for v in line.values if v[2]),
+            tuple(v[3] for v in line.values),
+        )
+        for line in lines
+    )
+    x_ticks = tuple((x.at(n), f"{n:,}") for n in sorted({int(v[0]) for v in everything}))
+    return Panel(title, x_label, x_ticks, tuple((y.at(t), written(t)) for t in y.ticks()), series)
+
+
+def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
+    """From the least to the greatest, with some room beside them."""
+    return LogAxis(min(values) / 1.3, max(values) * 1.3, start, end)
+
+
+def svg(result: BenchResult) -> str:
+    """The picture, which needs no other file."""
+    found = panels(result)
+    return template("bench.svg.j2").render(
+        panels=found,
+        width=WIDTH,
+        height=HEIGHT,
+        title=f"{result.model}, {result.recipe or result.target}",
+        note=", ".join([str(result.machine["processor"]), *(f"{k} {v}" for k, v in result.engine.items())]),
+    )
+
+
+def check_folder(path: Path) -> None:
+    """Raises BundleError where ``write_svg`` would, for want of the folder: before minutes of measuring."""
+    if not path.absolute().parent.is_dir():
+        raise BundleError(f"{path}: there is no such folder", hint="Make the folder, or name another.")
+
+
+def write_svg(result: BenchResult, path: Path) -> None:
+    """Raises BundleError if it can't be written."""
+    try:
+        path.write_text(svg(result), encoding="utf-8")
+    except OSError as e:
+        raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e

@@ -1,0 +1,169 @@
+"""What ``bench`` found, and how it is written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Figures of the same thing: their median, the quarters around it, both ends, and how many there are."""
+
+    median: float
+    low: float
+    high: float
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """``low`` and ``high`` are the first and the third quartile. Raises ValueError if there are none."""
+        if not values:
+            raise ValueError("there is nothing to take a median of")
+        ordered = sorted(values)
+        quarter = (len(ordered) - 1) // 4
+        low, high = ordered[quarter], ordered[len(ordered) - 1 - quarter]
+        return cls(median(ordered), low, high, ordered[0], ordered[-1], len(ordered))
+
+
+@dataclass(frozen=True)
+class PromptSpeed:
+    """One request of ``tokens`` tokens, through the whole engine.
+
+    Attributes:
+        ttft: seconds from the request to its first token.
+        tpot: seconds for each token after it.
+        tokens_per_second: of the prompt: tokens / ttft.
+        limit_seconds: what the machine's limits allow for the prompt at best; None where they are not known.
+        share: of the limit that was reached.
+    """
+
+    tokens: int
+    ttft: Spread
+    tpot: Spread
+    tokens_per_second: float
+    limit_seconds: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class DecodeSpeed:
+    """Steps of one new token for each of ``batch`` requests that have ``context`` tokens before them.
+
+    Attributes:
+        step: seconds of a step of the engine, which is the time per output token of each request.
+        tokens_per_second: of all requests together.
+        bytes_per_second: of weights and KV cache; None where they are not known.
+        limit_seconds, share: as in ``PromptSpeed``.
+        omitted: why it wasn't measured; the other fields are empty then.
+    """
+
+    batch: int
+    context: int
+    step: Spread | None = None
+    tokens_per_second: float | None = None
+    bytes_per_second: float | None = None
+    limit_seconds: float | None = None
+    share: float | None = None
+    omitted: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine does at most, measured in the same run.
+
+    Attributes:
+        working_set: bytes that were read for the bandwidth: as many as a decode step reads of weights.
+        bandwidth: bytes a second.
+        peaks: multiply-adds a second in registers alone, by the type of the factors.
+    """
+
+    working_set: int
+    bandwidth: Spread
+    peaks: dict[str, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In bytes.
+
+    Attributes:
+        before: of the process, before the bundle was opened.
+        peak: of the process, after the first round.
+        weights: that the target's programs read; 0 where that isn't known.
+        kv_cache: of the blocks of the largest sizes that were measured.
+    """
+
+    before: int
+    peak: int
+    weights: int
+    kv_cache: int
+
+
+@dataclass(frozen=True)
+class ProfileLine:
+    """Steps of the program of one op, or of modules of one kind.
+
+    Attributes:
+        calls, seconds: of the whole prompt, or of a decode step.
+        part: of the time of all steps of the program.
+        weights, kv, activations: bytes of these calls; ``products``: their multiply-adds.
+        limit_seconds, share: as in ``PromptSpeed``; None for steps that bring nothing from memory.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    part: float
+    weights: int
+    kv: int
+    activations: int
+    products: int
+    limit_seconds: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of one size goes: of the whole prompt, or of a decode step.
+
+    Attributes:
+        runs: of the program that were timed.
+        seconds: inside the executor.
+        around: of these outside of kernels: checks, sampling, copies.
+    """
+
+    name: str
+    runs: int
+    seconds: float
+    around: float
+    by_op: tuple[ProfileLine, ...]
+    by_module: tuple[ProfileLine, ...]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """All of it. ``machine``: processor, cores and memory; ``engine``: what the executor says of itself."""
+
+    model: str
+    recipe: str
+    target: str
+    engine: dict[str, str | int]
+    machine: dict[str, str | int]
+    options: dict[str, Any]
+    seconds: float
+    memory: Memory
+    limits: Limits | None
+    prompts: tuple[PromptSpeed, ...]
+    decodes: tuple[DecodeSpeed, ...]
+    profiles: tuple[Profile, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: seconds, bytes, tokens a second."""
+        return {"format_version": FORMAT_VERSION} | asdict(self)

@@ -1,0 +1,171 @@
+"""An engine over a bundle, as it serves one, whose prompts can be taken as read: for what is measured of it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+
+from enginewright.optimizer.report.step_runner import fill_caches
+from enginewright.plugins.contracts import StepInput, StepOutput
+from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.errors import CapacityError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.executors.base import Executor, Pending
+from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.open import Placement, open_executor, target_groups
+from enginewright.runtime.executors.static_shapes import StaticShapes
+from enginewright.runtime.kv_cache.cache_groups import PoolPlan
+from enginewright.runtime.request import Request
+from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+
+from .options import WARM_UP, BenchPlan, new_tokens
+
+_MOST_TOKENS = 1 << 30
+
+
+class PromptsAsRead:
+    """An executor whose steps don't run while it skips: the caches hold what they held before.
+
+    So decode steps far into a text can be timed without the minutes that reading it would take. A step of any size
+    is taken then, so that all requests are at the same place.
+    """
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.skipping = False
+        self.cache_groups, self.blocks = inner.cache_groups, inner.blocks
+        self.caps = replace(inner.caps, max_tokens=_MOST_TOKENS)
+
+    def submit(self, step: StepInput) -> Pending:
+        if not self.skipping:
+            return self.inner.submit(step)
+        done: Future[StepOutput] = Future()
+        done.set_result(StepOutput(tokens=np.zeros(len(step.rows), np.int32)))
+        return done
+
+    def describe(self) -> dict[str, str | int]:
+        return self.inner.describe()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Server:
+    """Engines over one executor.
+
+    Args:
+        bundle: opened.
+        target: that ``choose_target`` gave.
+        plan: the sizes that it has to have room for.
+        threads: 0 takes one for each core.
+        memory: bytes for the KV cache; None takes a quarter of what is free.
+        seed: of the prompts, no two of which are the same.
+
+    Raises what ``open_executor`` raises.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        target: str,
+        plan: BenchPlan,
+        *,
+        threads: int = 0,
+        memory: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.executor = open_executor(
+            bundle,
+            target,
+            _whole_blocks(bundle, target, plan.context),
+            Placement(threads=threads),
+            memory=memory,
+            max_requests=plan.requests,
+            buckets=True,
+        )
+        self._skips = PromptsAsRead(self.executor)
+        self._engine = Engine(self.executor, SchedulerConfig(max_requests=plan.requests))
+        self._decoding = Engine(self._skips, SchedulerConfig(max_requests=plan.requests, prefill_tokens=_MOST_TOKENS))
+        self._random = np.random.default_rng(seed)
+        self._vocabulary = bundle.model.vocab_size
+        inner = self.executor.inner if isinstance(self.executor, StaticShapes) else self.executor
+        self.cpu = inner if isinstance(inner, CpuExecutor) else None
+        if self.cpu is not None:
+            fill_caches(self.cpu.program)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of all blocks."""
+        return PoolPlan.of(self.executor.cache_groups, self.executor.blocks).bytes
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether what decoding stands on has to be read first."""
+        return self.cpu is None
+
+    def profile_into(self, profile: StepProfile | None) -> None:
+        """Where the steps of the cpu target add their times from now on."""
+        assert self.cpu is not None
+        self.cpu.profile = profile
+
+    def prompt(self, tokens: int, steps: int) -> tuple[float, list[float]]:
+        """Seconds until one request's first token, and of each of the ``steps`` tokens after it."""
+        request = self._request(tokens, steps + 1)
+        start = time.perf_counter()
+        self._engine.add_request(request)
+        while request.output_length == 0:
+            self._engine.step()
+        first = time.perf_counter() - start
+        return first, self._timed(self._engine, steps)
+
+    def decode(self, batch: int, context: int, steps: int) -> list[float]:
+        """Seconds of ``steps`` decode steps of ``batch`` requests that have ``context`` tokens before them.
+
+        Raises CapacityError if the caches have no room for so many.
+        """
+        whole = context + new_tokens(steps)
+        for group in self.executor.cache_groups:
+            if batch * -(-whole // group.block_size) > self.executor.blocks[group.name]:
+                raise CapacityError(f"the KV cache has no room for {batch:,} requests of {whole:,} tokens")
+        engine = self._engine if self.reads_prompts else self._decoding
+        requests = [self._request(context, new_tokens(steps)) for _ in range(batch)]
+        try:
+            self._skips.skipping = not self.reads_prompts
+            for request in requests:
+                engine.add_request(request)
+            while any(request.output_length == 0 for request in requests):
+                engine.step()
+            self._skips.skipping = False
+            self._timed(engine, WARM_UP)
+            return self._timed(engine, steps)
+        finally:
+            self._skips.skipping = False
+            engine.abort_all()
+
+    def close(self) -> None:
+        """Frees it all."""
+        self.executor.close()
+
+    def _request(self, tokens: int, most: int) -> Request:
+        ids = self._random.integers(0, self._vocabulary, tokens).tolist()
+        return Request(ids, SamplingParams(max_tokens=most, ignore_eos=True))
+
+    @staticmethod
+    def _timed(engine: Engine, steps: int) -> list[float]:
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - start)
+        return times
+
+
+def _whole_blocks(bundle: Bundle, target: str, context: int) -> int:
+    """Tokens of as many blocks as a request of ``context`` tokens takes; of slots, the context itself."""
+    sizes = [g.block_size for g in target_groups(bundle, target, context) if g.block_size < context]
+    return max((-(-context // size) * size for size in sizes), default=context)

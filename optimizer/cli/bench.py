@@ -1,0 +1,103 @@
+"""``optimize bench``: how fast a bundle is here, and how near that is to what the machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson, BundlePath, Memory, Target, Threads
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "bench"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize bench smollm2.bundle\n\n"
+    "  optimize bench smollm2.bundle --prompts 512 --batches 1,8 --contexts 128,1024 --profile\n\n"
+    "  optimize bench smollm2.bundle --plot speed.svg --json > speed.json"
+)
+
+
+def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Numbers between commas; "none" is none of them."""
+    if text is None:
+        return None
+    if text.strip().lower() == "none":
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise typer.BadParameter(f"{option}: {text!r} are no numbers with commas between them, such as 1,4,16") from e
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    target: Target = None,
+    prompts: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Tokens of prompts; default 128,512,2048. none: none.")
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Requests of decode steps; default 1,4,8,16. none: none.")
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(metavar="N,...", help="Tokens that each has before them; default 128,1024.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Decode steps of each size that are timed.")] = 16,
+    rounds: Annotated[
+        int | None, typer.Option(help="Of everything; default 3, or 1 where decoding needs prompts to be read.")
+    ] = None,
+    threads: Threads = 0,
+    memory: Memory = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measures prompts and decode steps, memory, and the machine's own limits in the same run.
+
+    Takes less than a minute on a small model; other work on the machine shows in the figures.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from enginewright.optimizer.bench.measure import bench
+    from enginewright.optimizer.bench.options import BenchOptions
+    from enginewright.optimizer.bench.plot import check_folder, write_svg
+    from enginewright.optimizer.bench.text import print_result
+    from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.kv_cache.cache_groups import parse_size
+
+    options = BenchOptions(
+        target=target,
+        prompts=_sizes("--prompts", prompts),
+        batches=_sizes("--batches", batches),
+        contexts=_sizes("--contexts", contexts),
+        steps=steps,
+        rounds=rounds,
+        threads=threads,
+        memory=None if memory is None else parse_size(memory),
+        profile=profile,
+    )
+    if plot is not None:
+        check_folder(plot)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("opening")
+
+        def show(event: ProgressEvent) -> None:
+            progress.update(task, description=event.detail, completed=event.done, total=event.total)
+
+        found = bench(Bundle.open(bundle), options, show)
+    if plot is not None:
+        write_svg(found, plot)
+    if as_json:
+        print_json(found.to_json())
+        return
+    print_result(found, Console(highlight=False, width=None if console.is_terminal else 140))
+    if plot is not None:
+        print(f"plot     {plot}")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.bench import measure
+from enginewright.optimizer.cli.app import app
+
+SMALL = ["--prompts", "4", "--batches", "1", "--contexts", "8", "--steps", "2", "--rounds", "1", "--threads", "1"]
+
+
+def test_tables_and_a_plot(tiny_bundle: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "speed.svg"
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--profile", "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    for words in ("time to first token", "time per output token", "memory ", "limits ", "medians of 1 round of 2"):
+        assert words in result.stdout
+    assert "paged_attention" in result.stdout
+    assert plot.read_text().lstrip().startswith("<svg")
+
+
+def test_json(tiny_bundle: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["prompts"][0]["tokens"] == 4
+    assert found["profiles"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["--prompts", "4,x"], 2, "no numbers with commas"),
+        (["--prompts", "none", "--batches", "none"], 8, "nothing to measure"),
+        (["--prompts", "9999"], 8, "leave no room"),
+        (["--memory", "lots"], 8, "is no size"),
+        (["--target", "onnx"], 7, "onnx"),
+        (["--plot", "absent/a.svg", *SMALL], 7, "no such folder"),
+    ],
+)
+def test_errors(arguments: list[str], code: int, named: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    arguments = [a.replace("absent", str(tmp_path / "absent")) for a in arguments]
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *arguments])
+    assert result.exit_code == code, result.output
+    assert named in result.stderr
+
+
+def test_a_ctrl_c_ends_it(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "_round", interrupted)
+    plot = tmp_path / "a.svg"
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--plot", str(plot)])
+    assert result.exit_code == 130
+    assert not plot.exists()
