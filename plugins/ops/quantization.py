@@ -97,7 +97,7 @@ def quantized_linear(
             factor = factor * xs[:, group, None]
         total = _fma(part, factor, total)
         if wo is not None:
-            total = _fma(sums.flatten(0, -2)[:, group, None].float(), wo[None, :, group] * xs[:, group, None], total)
+            total = _fma(sums.flatten(0, -2)[:, group, None].float() * xs[:, group, None], wo[None, :, group], total)
     if weight_group and not activation_group:
         total = total * xs
     if activation_group and not weight_group:

@@ -95,6 +95,7 @@ Linear part_of_all(const Grouped<Linear>& g, const Part& p) {
 // The linear shares its rows and panels out by itself, but not so few: a call with at most these is one task,
 // which runs where it is called.
 constexpr int64_t kPartRows = kRowBlock < kTaskRows ? kRowBlock : kTaskRows;
+constexpr int64_t kPartBytes = int64_t{1} << 17;  // of weights: parts share a list, so they need not be even
 
 // One list of tasks for all experts, so that a token's few experts keep all threads busy and make them meet
 // once.
@@ -116,7 +117,7 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
   int64_t blocks = 0;
   for (int64_t e = 0; e < g.experts; ++e) blocks += blocks_of(e);
   const int64_t panel_bytes = g.weight_stride / panels * static_cast<int64_t>(sizeof(*g.all.weight));
-  const int64_t group = 1 + kTaskBytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
+  const int64_t group = 1 + kPartBytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
   run_tasks(pool, blocks * groups, g.all.m * panels * kPanel * g.all.k, [&](int64_t task, int) {
     int64_t e = 0, block = task / groups;
     for (; block >= blocks_of(e); ++e) block -= blocks_of(e);

@@ -1,5 +1,5 @@
 // linear_int4: y[m, n] = sum over groups g of isum(m, n, g) * ws[n, g] * xs[m, g] + bias[n], and where
-// weights have offsets sum(m, g) * wo[n, g] * xs[m, g] in each group. isum is the exact integer sum over the
+// weights have offsets sum(m, g) * xs[m, g] * wo[n, g] in each group. isum is the exact integer sum over the
 // group's k of values[m, k] * weight[n, k], and sum that of values[m, k] alone.
 //
 // The weight is in layout panel32x8, two values of 0 .. 15 a byte, with the f16 scales and offsets beside it
@@ -117,9 +117,9 @@ void int4_block(const LinearInt4Args& a, int64_t row, int64_t panel, Source sour
       acc[r][0] = fma(to_float(sum[r][0]), ws[0] * x, acc[r][0]);
       acc[r][1] = fma(to_float(sum[r][1]), ws[1] * x, acc[r][1]);
       if constexpr (Offsets) {
-        const F16 values_sum = to_float(splat_int(sums[r * a.sums_stride + group]));
-        acc[r][0] = fma(values_sum, wo[0] * x, acc[r][0]);
-        acc[r][1] = fma(values_sum, wo[1] * x, acc[r][1]);
+        const F16 values_sum = to_float(splat_int(sums[r * a.sums_stride + group])) * x;
+        acc[r][0] = fma(values_sum, wo[0], acc[r][0]);
+        acc[r][1] = fma(values_sum, wo[1], acc[r][1]);
       }
     }
   }

@@ -10,24 +10,28 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kTaskRows = 96;                 // most rows of a task: they stay in the second-level cache
-constexpr int64_t kTaskBytes = int64_t{1} << 17;  // of weights, so that handing a task out is worth it
-constexpr int64_t kAheadBytes = 4096;             // that a prefetch is ahead of the only block of rows
+constexpr int64_t kTaskRows = 96;      // most rows of a task: they stay in the second-level cache
+constexpr int64_t kAheadBytes = 4096;  // that a prefetch is ahead of the only block of rows
+// Of weights, in a task of a large one: no prefetch has seen its beginning, which some 10 us make up for.
+constexpr int64_t kTaskBytes = int64_t{1} << 18;
 
 // fn(panel, panel_end, row, row_end), or with the worker behind them, for tasks that cover m rows and all
-// panels of n columns.
+// panels of n columns. Tasks are of one size, as nearly as can be, and each thread gets as many: a small
+// weight is read in some microseconds, where handing out more tasks than threads costs more than it evens
+// out.
 template <class F>
 void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn) {
-  const int64_t panels = (n + kPanel - 1) / kPanel;
+  const int64_t threads = pool_size(pool), panels = (n + kPanel - 1) / kPanel;
   const int64_t row_blocks = (m + kTaskRows - 1) / kTaskRows;
-  const int64_t even = panels * row_blocks / (8 * static_cast<int64_t>(pool_size(pool)));
-  int64_t group = 1 + kTaskBytes / (panel_bytes + 1);
-  group = group < even ? even : group;
-  group = group > 16 ? 16 : group;
-  const int64_t groups = (panels + group - 1) / group;
+  const int64_t least = 1 + kTaskBytes / (panel_bytes + 1);  // panels of a task
+  const int64_t most = (8 * threads + row_blocks - 1) / row_blocks, small = (panels + 15) / 16;
+  int64_t groups = panels / least < most ? panels / least : most;
+  groups = groups < small ? small : groups;
+  groups = (groups + threads - 1) / threads * threads;
+  groups = groups < panels ? groups : panels;
   run_tasks(pool, groups * row_blocks, m * panels * kPanel * k, [&](int64_t task, int worker) {
-    const int64_t panel = task / row_blocks * group, block = task % row_blocks;
-    const int64_t panel_end = panel + group < panels ? panel + group : panels;
+    const int64_t group = task / row_blocks, block = task % row_blocks;
+    const int64_t panel = panels * group / groups, panel_end = panels * (group + 1) / groups;
     const int64_t row = m * block / row_blocks, row_end = m * (block + 1) / row_blocks;
     if constexpr (requires { fn(panel, panel_end, row, row_end, worker); }) {
       fn(panel, panel_end, row, row_end, worker);

@@ -187,8 +187,8 @@ void linear_int4(const LinearInt4Args& a, bool fused) {
         }
         acc = add(static_cast<float>(sum), weight_scale(a.weight_scales, groups, n, g) * scale, acc);
         if (a.weight_offsets != nullptr) {
-          const float of_row = static_cast<float>(a.sums[m * a.sums_stride + g]);
-          acc = add(of_row, weight_scale(a.weight_offsets, groups, n, g) * scale, acc);
+          const float of_row = static_cast<float>(a.sums[m * a.sums_stride + g]) * scale;
+          acc = add(of_row, weight_scale(a.weight_offsets, groups, n, g), acc);
         }
       }
       a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? acc + a.bias[n] : acc);

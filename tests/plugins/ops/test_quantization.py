@@ -116,8 +116,8 @@ def test_the_order_of_a_sum_is_the_groups(kind: str) -> None:
                 factor = weight_scales[n, g].float().numpy() * scales[m, g].numpy()
                 total = np.float32(float(np.float32(isum)) * float(factor) + float(total))
                 if offsets is not None:
-                    shift = offsets[n, g].float().numpy() * scales[m, g].numpy()
-                    total = np.float32(float(sums[m, g]) * float(shift) + float(total))
+                    shift = np.float32(int(sums[m, g])) * scales[m, g].numpy()
+                    total = np.float32(float(shift) * offsets[n, g].item() + float(total))
             assert got[m, n].item() == total
 
 
