@@ -211,6 +211,7 @@ void Executor::run(const StepArrays& inputs, const RunOptions& options) {
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
             static_cast<int64_t>(inputs.rows.size())};
   copy_inputs(inputs);
+  resources_->pool().wake();  // they are awake when the first large kernel comes
   const std::vector<ResolvedStep>& steps = prepare();
   if (options.seconds) options.seconds->assign(program_.steps().size(), 0.0);
   for (const ResolvedStep& step : steps) {

@@ -1,9 +1,10 @@
 #include "thread_pool.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
+
+#include "cores.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -13,6 +14,8 @@ namespace ew {
 namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kNoticed = std::chrono::microseconds(1);
+constexpr int64_t kMostTasks = int64_t{1} << 30;  // of a region, so that two numbers of tasks fit in 64 bits
 
 // The pool whose task this thread is in the middle of, and as which worker.
 thread_local const ThreadPool* running_pool = nullptr;
@@ -26,15 +29,38 @@ inline void pause() {
 #endif
 }
 
+// Tasks begin .. end-1 of a share.
+constexpr uint64_t pack(uint32_t begin, uint32_t end) { return uint64_t{end} << 32 | begin; }
+constexpr uint32_t begin_of(uint64_t left) { return static_cast<uint32_t>(left); }
+constexpr uint32_t end_of(uint64_t left) { return static_cast<uint32_t>(left >> 32); }
+constexpr bool is_empty(uint64_t left) { return begin_of(left) >= end_of(left); }
+
+// Takes one task, from the front or from the back; false if there is none. Acquire: what the caller wrote
+// before it published the region is visible to whoever takes one of its tasks. That a share may have been
+// filled anew in the meantime does no harm: then it is a task of the new region that was taken.
+template <bool Front>
+bool take(std::atomic<uint64_t>& share, uint32_t* task) {
+  uint64_t left = share.load(std::memory_order_relaxed);
+  while (!is_empty(left)) {
+    const uint32_t begin = begin_of(left), end = end_of(left);
+    const uint64_t rest = Front ? pack(begin + 1, end) : pack(begin, end - 1);
+    if (share.compare_exchange_weak(left, rest, std::memory_order_acquire, std::memory_order_relaxed)) {
+      *task = Front ? begin : end - 1;
+      return true;
+    }
+  }
+  return false;
+}
+
 // Spins until ready() or the limit; returns whether it is ready. The clock is read once in a few dozen
 // pauses.
 template <class Ready>
-bool spin_until(const Ready& ready) {
+bool spin_until(const Ready& ready, std::chrono::nanoseconds limit) {
   for (int i = 0; i < 64; ++i) {
     if (ready()) return true;
     pause();
   }
-  const auto end = std::chrono::steady_clock::now() + kSpin;
+  const auto end = std::chrono::steady_clock::now() + limit;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
@@ -54,10 +80,18 @@ int checked(int threads) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : size_(checked(threads)) {
+// With more threads than cores a worker that spins holds the core that another needs to make work.
+ThreadPool::ThreadPool(int threads, Binding binding)
+    : size_(checked(threads)),
+      spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : kSpin),
+      shares_(new Share[static_cast<size_t>(size_)]) {
+  const std::vector<int> cores = binding == Binding::cores ? usable_cores() : std::vector<int>();
   workers_.reserve(static_cast<size_t>(size_ - 1));
   try {
-    for (int worker = 1; worker < size_; ++worker) workers_.emplace_back([this, worker] { work(worker); });
+    for (int worker = 1; worker < size_; ++worker) {
+      workers_.emplace_back([this, worker] { work(worker); });
+      if (!cores.empty()) bind_to_core(workers_.back(), cores[static_cast<size_t>(worker) % cores.size()]);
+    }
   } catch (...) {  // no destructor runs, and a thread that is not joined ends the process
     stop();
     throw;
@@ -73,56 +107,91 @@ void ThreadPool::stop() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+void ThreadPool::wake() {
+  if (sleepers_.load(std::memory_order_relaxed) == 0) return;
+  wake_.fetch_add(1, std::memory_order_release);
+  wake_.notify_all();
+}
+
 void ThreadPool::run(int64_t tasks, Call call, const void* context) {
   if (running_pool == this) {  // waiting for others from within a task could be waiting for oneself
     for (int64_t task = 0; task < tasks; ++task) call(context, task, running_worker);
     return;
   }
-  count_ = tasks;
-  call_ = call;
-  context_ = context;
-  unfinished_.store(tasks, std::memory_order_relaxed);
-  untaken_.store(tasks, std::memory_order_release);  // publishes the fields above
-  wake_.fetch_add(1, std::memory_order_release);
-  wake_.notify_all();  // a system call only if someone sleeps
-  take_tasks(0);
-  const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-  if (spin_until(finished)) return;
-  for (int64_t left; (left = unfinished_.load(std::memory_order_acquire)) != 0;) {
-    unfinished_.wait(left, std::memory_order_acquire);
+  for (int64_t base = 0; base < tasks; base += kMostTasks) {
+    run_region(static_cast<uint32_t>(std::min(tasks - base, kMostTasks)), base, call, context);
   }
 }
 
-bool ThreadPool::take_tasks(int worker) {
-  int64_t done = 0;
-  int64_t left = untaken_.load(std::memory_order_relaxed);
+// No fence between publishing and looking for sleepers: it would wait for the lines of all shares. A worker
+// that goes to sleep just then may miss the region, whose tasks then are done by others; the next one wakes
+// it.
+void ThreadPool::run_region(uint32_t tasks, int64_t base, Call call, const void* context) {
+  const uint32_t before = finished_.load(std::memory_order_relaxed);
+  const int shares = static_cast<int>(std::min<int64_t>(tasks, size_));
+  for (int worker = shares - 1; worker >= 0; --worker) {
+    Share& share = shares_[static_cast<size_t>(worker)];
+    share.call = call;
+    share.context = context;
+    share.base = base;
+    share.shares = shares;
+    const uint64_t begin = uint64_t{tasks} * static_cast<uint64_t>(worker) / static_cast<uint64_t>(shares);
+    const uint64_t end = uint64_t{tasks} * static_cast<uint64_t>(worker + 1) / static_cast<uint64_t>(shares);
+    share.left.store(pack(static_cast<uint32_t>(begin), static_cast<uint32_t>(end)),
+                     std::memory_order_release);
+  }
+  wake();
+  const uint32_t expected = before + tasks - take_tasks(0);
+  const auto done = [&] { return finished_.load(std::memory_order_acquire) == expected; };
+  if (spin_until(done, kSpin)) return;
+  caller_sleeps_.store(true);
+  for (uint32_t now; (now = finished_.load()) != expected;) finished_.wait(now);
+  caller_sleeps_.store(false, std::memory_order_relaxed);
+}
+
+// Does what is left of the worker's share, then of the others'; returns how many tasks that were. A worker
+// counts them as finished, and must not touch the region after that.
+uint32_t ThreadPool::take_tasks(int worker) {
+  Share& own = shares_[static_cast<size_t>(worker)];
+  uint32_t task = 0, done = 0;
   const ThreadPool* const outer_pool = running_pool;  // a task of that pool may have called this one
   const int outer_worker = running_worker;
   running_pool = this;
   running_worker = worker;
-  while (left > 0) {
-    // Acquire: what the caller wrote before it published this region is visible to whoever takes one of its
-    // tasks.
-    if (!untaken_.compare_exchange_weak(left, left - 1, std::memory_order_acquire, std::memory_order_relaxed))
-      continue;
-    call_(context_, count_ - left, worker);
+  while (take<true>(own.left, &task)) {
+    own.call(own.context, own.base + task, worker);
     ++done;
-    left = untaken_.load(std::memory_order_relaxed);
+  }
+  // Without a task of its own it may not read the share: the region may be over. The caller's is stable.
+  const int shares = done > 0 || worker == 0 ? own.shares : 0;
+  for (int i = 1; i < shares; ++i) {
+    Share& other = shares_[static_cast<size_t>((worker + i) % shares)];
+    while (take<false>(other.left, &task)) {
+      other.call(other.context, other.base + task, worker);
+      ++done;
+    }
   }
   running_pool = outer_pool;
   running_worker = outer_worker;
-  if (done == 0) return false;
-  if (unfinished_.fetch_sub(done, std::memory_order_acq_rel) == done && worker != 0) unfinished_.notify_one();
-  return true;
+  if (worker != 0 && done > 0) {
+    finished_.fetch_add(done);  // in one order with caller_sleeps_: one of the two sees the other
+    if (caller_sleeps_.load()) finished_.notify_one();
+  }
+  return done;
 }
 
 void ThreadPool::work(int worker) {
-  while (true) {
+  const Share& own = shares_[static_cast<size_t>(worker)];
+  const auto called = [&] {
+    return !is_empty(own.left.load(std::memory_order_relaxed)) || stop_.load(std::memory_order_relaxed);
+  };
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (take_tasks(worker) > 0 || spin_until(called, spin_)) continue;
     const uint32_t seen = wake_.load(std::memory_order_acquire);
-    if (stop_.load(std::memory_order_acquire)) return;
-    if (take_tasks(worker)) continue;
-    const auto called = [this, seen] { return wake_.load(std::memory_order_acquire) != seen; };
-    if (!spin_until(called)) wake_.wait(seen, std::memory_order_acquire);
+    sleepers_.fetch_add(1);
+    // Once more for a microsecond: what a caller published who didn't see the sleeper is visible by then.
+    if (!spin_until(called, kNoticed)) wake_.wait(seen, std::memory_order_acquire);
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cores.h"
 #include "thread_pool.h"
 
 namespace {
@@ -114,6 +115,68 @@ void one_slow_task_holds_nobody_else() {
   CHECK(others >= 150) << others;
 }
 
+// Waits for ready(), and not for ever: false after half a minute.
+template <class Ready>
+bool comes(const Ready& ready) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!ready()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// A thread is held by its first task until all others are done: so what is left of its share was taken from
+// it.
+void what_one_does_not_get_to_others_take() {
+  for (const int size : {2, 3, 8}) {
+    ThreadPool pool(size);
+    const int64_t count = 40 * size;
+    std::atomic<int64_t> begun{0};
+    bool all_begun = false;
+    pool.parallel_for(count, [&](int64_t task, int) {
+      begun.fetch_add(1);
+      if (task == 0) all_begun = comes([&] { return begun.load() == count; });
+    });
+    CHECK(all_begun) << "size " << size;
+  }
+}
+
+// Waking is a hint, and may come at any time.
+void a_pool_may_be_woken() {
+  for (const int size : kSizes) {
+    ThreadPool pool(size);
+    for (int round = 0; round < 20; ++round) {
+      if (round % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+      pool.wake();
+      std::vector<int> runs(30, 0);
+      pool.parallel_for(30, [&](int64_t task, int) { ++runs[task]; });
+      for (const int count : runs) CHECK(count == 1);
+    }
+  }
+}
+
+void bound_workers_stay_on_their_core() {
+  const std::vector<int> cores = ew::usable_cores();
+  CHECK(!cores.empty());
+  for (const int size : {2, 5}) {
+    ThreadPool pool(size, ew::Binding::cores);
+    std::vector<std::vector<int>> cores_of(static_cast<size_t>(size));
+    std::atomic<int> arrived{0};
+    pool.parallel_for(size, [&](int64_t, int worker) {
+      arrived.fetch_add(1);
+      comes([&] { return arrived.load() == size; });  // so that each thread has just one task
+      cores_of[static_cast<size_t>(worker)] = ew::usable_cores();
+    });
+    CHECK(cores_of[0] == cores);  // the caller's thread is left as it is
+#if defined(__linux__)
+    for (size_t worker = 1; worker < cores_of.size(); ++worker) {
+      CHECK(cores_of[worker] == std::vector<int>{cores[worker % cores.size()]}) << worker;
+    }
+#endif
+  }
+}
+
 void sleeping_workers_wake_up() {
   ThreadPool pool(3);
   for (int round = 0; round < 5; ++round) {
@@ -166,6 +229,9 @@ int main() {
   RUN(too_many_threads_are_refused);
   RUN(regions_see_each_other);
   RUN(one_slow_task_holds_nobody_else);
+  RUN(what_one_does_not_get_to_others_take);
+  RUN(a_pool_may_be_woken);
+  RUN(bound_workers_stay_on_their_core);
   RUN(sleeping_workers_wake_up);
   RUN(pools_start_and_stop);
   RUN(crowds_get_through);

@@ -1,0 +1,55 @@
+#include "cores.h"
+
+#include <algorithm>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+namespace ew {
+
+#if defined(__linux__)
+
+namespace {
+
+constexpr int kMostCores = 8192;  // more than any system has; the set is 1 KB
+
+struct CoreSet {
+  cpu_set_t words[kMostCores / CPU_SETSIZE] = {};
+};
+
+}  // namespace
+
+std::vector<int> usable_cores() {
+  CoreSet set;
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof set, set.words) == 0) {
+    for (int core = 0; core < kMostCores; ++core) {
+      if (CPU_ISSET_S(core, sizeof set, set.words)) cores.push_back(core);
+    }
+  }
+  if (cores.empty()) cores.push_back(0);
+  return cores;
+}
+
+void bind_to_core(std::thread& thread, int core) {
+  if (core < 0 || core >= kMostCores) return;
+  CoreSet set;
+  CPU_SET_S(core, sizeof set, set.words);
+  pthread_setaffinity_np(thread.native_handle(), sizeof set, set.words);
+}
+
+#else
+
+std::vector<int> usable_cores() {
+  std::vector<int> cores(std::max(1u, std::thread::hardware_concurrency()));
+  for (size_t i = 0; i < cores.size(); ++i) cores[i] = static_cast<int>(i);
+  return cores;
+}
+
+void bind_to_core(std::thread&, int) {}
+
+#endif
+
+}  // namespace ew

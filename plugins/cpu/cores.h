@@ -1,0 +1,15 @@
+// Which cores this process may use, and threads that stay on one.
+#pragma once
+
+#include <thread>
+#include <vector>
+
+namespace ew {
+
+// The cores of the calling thread's affinity, ascending; where the system has no such thing, 0 .. cores-1.
+std::vector<int> usable_cores();
+
+// Advice: nothing happens where it can't be done.
+void bind_to_core(std::thread& thread, int core);
+
+}  // namespace ew
