@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput, StepOutput
-from enginewright.plugins.cpu.sampling import sample
+from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
@@ -146,10 +146,10 @@ def measure(requests: int, options: argparse.Namespace) -> Iterator[tuple[str, f
         yield "text", engine_step(Idle(requests), requests, options.steps, tokenizer)
     slots = IdleSlots(requests, options.vocabulary, options.threads)
     yield "slots", engine_step(slots, requests, options.steps, None)
-    logits = random_logits(requests, options.vocabulary)
+    logits, sampler = random_logits(requests, options.vocabulary), RowSampler(options.threads)
     for name, params in SAMPLERS.items():
         batch = sampling_batch([(params, seed, 0) for seed in range(requests)])
-        yield f"sampler, {name}", median_us(partial(sample, logits, batch, threads=options.threads), options.steps)
+        yield f"sampler, {name}", median_us(partial(sampler.sample, logits, batch), options.steps)
 
 
 def engine_step(executor: Executor, requests: int, steps: int, tokenizer: Tokenizer | None) -> float:

@@ -108,13 +108,18 @@ def isas() -> list[str]:
 def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _Float]:
     """The memory of a layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]."""
 
-def sample(logits: _Float, sampling: _Sampling, logprobs: int = 0, threads: int = 1) -> _Samples:
-    """Samples rows of logits [R, V] as ``run`` does."""
+class RowSampler:
+    """The sampler alone, with threads of its own; calls take turns."""
 
-def sampling_distribution(
-    logits: _Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> _Float:
-    """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
+    def __init__(self, threads: int = 1) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    def sample(self, logits: _Float, sampling: _Sampling, logprobs: int = 0) -> _Samples:
+        """Samples rows of logits [R, V] as ``run`` does."""
+    def distribution(
+        self, logits: _Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+    ) -> _Float:
+        """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
 
 def measure_bandwidth(nbytes: int, threads: int) -> float:
     """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""

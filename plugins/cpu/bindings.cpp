@@ -248,25 +248,42 @@ nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
                         nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape, self));
 }
 
-nb::dict sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs, int threads) {
+// A sampler with threads of its own, for logits that come from elsewhere.
+class RowSampler {
+ public:
+  explicit RowSampler(int threads) : pool_(threads) {}
+
+  int threads() const { return pool_.size(); }
+  nb::dict sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs);
+  nb::object distribution(const Vector<float>& logits, float temperature, int32_t top_k, float top_p,
+                          float min_p);
+
+ private:
+  ew::ThreadPool pool_;
+  ew::Sampler sampler_;
+  std::mutex mutex_;
+};
+
+nb::dict RowSampler::sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs) {
   const int64_t rows = static_cast<int64_t>(logits.shape(0)), vocab = static_cast<int64_t>(logits.shape(1));
   const SamplingArrays samples(sampling, logits.shape(0), logprobs, vocab);
   {
     nb::gil_scoped_release release;
-    ew::ThreadPool pool(threads);
-    ew::Sampler().sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sampler_.sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool_);
   }
   nb::dict output;
   samples.put(output);
   return output;
 }
 
-nb::object sampling_distribution(const Vector<float>& logits, float temperature, int32_t top_k, float top_p,
-                                 float min_p) {
+nb::object RowSampler::distribution(const Vector<float>& logits, float temperature, int32_t top_k,
+                                    float top_p, float min_p) {
   float* weights = nullptr;
   nb::object result = new_array<float>({logits.size()}, &weights);
-  ew::Sampler().distribution(logits.data(), static_cast<int64_t>(logits.size()),
-                             {temperature, top_k, top_p, min_p, 0, 0}, weights);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  sampler_.distribution(logits.data(), static_cast<int64_t>(logits.size()),
+                        {temperature, top_k, top_p, min_p, 0, 0}, weights);
   return result;
 }
 
@@ -278,9 +295,13 @@ NB_MODULE(_cpu, m) {
         nb::call_guard<nb::gil_scoped_release>());
   m.def("measure_peak", &ew::measure_peak, "dtype"_a, "threads"_a, "isa"_a,
         nb::call_guard<nb::gil_scoped_release>());
-  m.def("sample", &sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0, "threads"_a = 1);
-  m.def("sampling_distribution", &sampling_distribution, "logits"_a.noconvert(), "temperature"_a,
-        "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f);
+
+  nb::class_<RowSampler>(m, "RowSampler")
+      .def(nb::init<int>(), "threads"_a = 1)
+      .def_prop_ro("threads", &RowSampler::threads)
+      .def("sample", &RowSampler::sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0)
+      .def("distribution", &RowSampler::distribution, "logits"_a.noconvert(), "temperature"_a, "top_k"_a = 0,
+           "top_p"_a = 1.0f, "min_p"_a = 0.0f);
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())

@@ -14,79 +14,31 @@ namespace ew {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kStretch = 64;    // values behind one that was found, looked at one by one
 constexpr int64_t kSumBlock = 512;  // weights summed together; the draw looks at the sums first
 
-// exp(x) for x <= 0 within 2 ulp, in plain operations that the compiler turns into SIMD, so that one build
-// gives the same bits on every processor. Below -87 it is 0. Range reduction after Cody and Waite; polynomial
-// from Cephes expf.
-inline float exp_nonpositive(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-  const float shifted = clamped * 1.44269504088896341f + kRound;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const uint32_t scale = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;  // 2^n
-  const float result = p * std::bit_cast<float>(scale);
-  return x < -87.0f ? 0.0f : result;
-}
+// Ranges of weights: those of one have the exponent and the first four bits behind it in common. The most
+// likely token's, 1, is alone in the last.
+constexpr int kRangeShift = 19;
+constexpr int kWeightRanges = (0x3f800000 >> kRangeShift) + 1;
+int weight_range(float weight) { return static_cast<int>(std::bit_cast<uint32_t>(weight) >> kRangeShift); }
+float least_of_range(int range) { return std::bit_cast<float>(static_cast<uint32_t>(range) << kRangeShift); }
 
-// The largest logit. `problem` is set for NaN, +infinity, or nothing above -infinity.
-float largest(const float* logits, int64_t count, const char** problem) {
-  constexpr int kLanes = 16;  // independent maxima, so that the compiler can use SIMD
-  float tops[kLanes];
-  int32_t bads[kLanes] = {};
-  std::fill_n(tops, kLanes, -kInfinity);
-  const auto take = [&](int64_t i, int lane) {
-    tops[lane] = logits[i] > tops[lane] ? logits[i] : tops[lane];
-    bads[lane] |= static_cast<int32_t>(!(logits[i] < kInfinity));  // NaN compares false
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
-  }
-  for (; i < count; ++i) take(i, 0);
-  const float top = *std::max_element(tops, tops + kLanes);
-  const bool bad = std::any_of(bads, bads + kLanes, [](int32_t lane) { return lane != 0; });
-  if (bad) {
-    *problem = "has a NaN or infinite logit";
-  } else if (top == -kInfinity) {
-    *problem = "has no logit above -infinity";
-  }
-  return top;
-}
-
-// Eight partial sums in double, then a fixed tree: vectorizes, and does not depend on who calls it.
-double sum_of(const float* values, int64_t count) {
-  double lanes[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) lanes[lane] += values[i + lane];
-  }
-  for (int lane = 0; i < count; ++i, ++lane) lanes[lane] += values[i];
-  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-}
-
-double sum_blocks(const std::vector<float>& weights, int64_t count, std::vector<double>& block_sums) {
+double sum_blocks(const SamplingLoops& loops, const std::vector<float>& weights, int64_t count,
+                  std::vector<double>& block_sums) {
   block_sums.clear();
   double sum = 0;
   for (int64_t at = 0; at < count; at += kSumBlock) {
-    block_sums.push_back(sum_of(weights.data() + at, std::min(kSumBlock, count - at)));
+    block_sums.push_back(loops.sum(weights.data() + at, std::min(kSumBlock, count - at)));
     sum += block_sums.back();
   }
   return sum;
 }
 
 // The index of the weight in which `uniform` times the sum falls.
-int64_t draw(const std::vector<float>& weights, int64_t count, double uniform,
+int64_t draw(const SamplingLoops& loops, const std::vector<float>& weights, int64_t count, double uniform,
              std::vector<double>& block_sums) {
-  const double target = uniform * sum_blocks(weights, count, block_sums);
+  const double target = uniform * sum_blocks(loops, weights, count, block_sums);
   double below = 0;
   size_t block = 0;
   size_t last = 0;  // block that holds any weight
@@ -105,6 +57,23 @@ int64_t draw(const std::vector<float>& weights, int64_t count, double uniform,
   return chosen;
 }
 
+// fn(i) for every one of values[0 : count] that is at least `limit`, in order. Few are, as a rule.
+template <class F>
+void for_each_at_least(const SamplingLoops& loops, const float* values, int64_t count, float limit,
+                       const F& fn) {
+  for (int64_t i = 0; (i = loops.find_at_least(values, i, count, limit)) < count;) {
+    for (const int64_t end = std::min(i + kStretch, count); i < end; ++i) {
+      if (values[i] >= limit) fn(i);
+    }
+  }
+}
+
+// What is wrong with logits of which this is the largest; null if nothing is.
+const char* check(const Largest& largest) {
+  if (largest.bad) return "has a NaN or infinite logit";
+  return largest.value == -kInfinity ? "has no logit above -infinity" : nullptr;
+}
+
 const char* check(const RowSampling& p) {
   if (!(p.temperature >= 0) || p.temperature == kInfinity) return "has a temperature that is not in [0, inf)";
   if (p.top_k < 0) return "has a negative top_k";
@@ -117,7 +86,8 @@ const char* check(const RowSampling& p) {
 
 // Keeps a buffer of at most 2 * count candidates and cuts it to the best `count` whenever it is full:
 // O(vocab) in all.
-void Sampler::select_best(const float* logits, int64_t vocab, int64_t count, std::vector<Candidate>& best) {
+void Sampler::select_best(const float* logits, int64_t vocab, int64_t count,
+                          std::vector<Candidate>& best) const {
   best.clear();
   const size_t keep = static_cast<size_t>(count);
   float worst = -kInfinity;  // of the kept ones, once there are `count`
@@ -128,27 +98,40 @@ void Sampler::select_best(const float* logits, int64_t vocab, int64_t count, std
     worst = best.back().logit;
     full = true;
   };
-  for (int64_t id = 0; id < vocab; ++id) {
-    if (full && !(logits[id] > worst)) continue;  // an equal logit of a higher id comes later in the order
-    best.push_back({logits[id], static_cast<int32_t>(id)});
-    if (best.size() >= 2 * keep) cut();
+  for (int64_t id = 0; id < vocab;) {
+    if (full) id = loops_.find_at_least(logits, id, vocab, worst);
+    for (const int64_t end = std::min(id + kStretch, vocab); id < end; ++id) {
+      if (full && !(logits[id] > worst)) continue;  // an equal logit of a higher id comes later in the order
+      best.push_back({logits[id], static_cast<int32_t>(id)});
+      if (best.size() >= 2 * keep) cut();
+    }
   }
   if (best.size() > keep) cut();
 }
 
-// Zeroes the weights outside of the smallest set of most likely tokens that holds top_p of the sum.
-void Sampler::cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) {
+// Zeroes the weights outside of the smallest set of most likely tokens that holds top_p of the sum: sums them
+// by ranges of weights, from the heaviest down, and looks into the one range where the sum gets there.
+void Sampler::cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const {
   std::vector<float>& weights = scratch.weights;
   std::vector<Candidate>& best = scratch.best;
   // Tokens lighter than (1 - p) * sum / count weigh less than (1 - p) * sum together, so none of them is
-  // needed.
-  const double light = (1.0 - static_cast<double>(top_p)) * sum / static_cast<double>(count) * 0.999;
-  best.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    if (weights[i] >= light && weights[i] > 0) best.push_back({logits[i], static_cast<int32_t>(i)});
-  }
-  // Halve [low, high) around the place where the running sum reaches the target; all before `low` is kept.
+  // needed. At p = 1 every weight counts but 0.
+  const double least = (1.0 - static_cast<double>(top_p)) * sum / static_cast<double>(count) * 0.999;
+  const float light = std::max(static_cast<float>(least), std::numeric_limits<float>::min());
+  scratch.range_sums.assign(kWeightRanges, 0.0);
+  for_each_at_least(loops_, weights.data(), count, light,
+                    [&](int64_t i) { scratch.range_sums[weight_range(weights[i])] += weights[i]; });
   double wanted = static_cast<double>(top_p) * sum;
+  int range = kWeightRanges - 1;
+  const int lowest = weight_range(light);
+  while (range > lowest && wanted > scratch.range_sums[range]) wanted -= scratch.range_sums[range--];
+  while (range < kWeightRanges - 1 && scratch.range_sums[range] == 0) ++range;  // rounding used up all
+  best.clear();
+  const float lower = std::max(least_of_range(range), light);
+  for_each_at_least(loops_, weights.data(), count, lower, [&](int64_t i) {
+    if (weight_range(weights[i]) == range) best.push_back({logits[i], static_cast<int32_t>(i)});
+  });
+  // Halve [low, high) around the place where the running sum reaches the target; all before `low` is kept.
   auto low = best.begin();
   auto high = best.end();
   while (high - low > 1) {
@@ -163,34 +146,32 @@ void Sampler::cut_top_p(const float* logits, int64_t count, double sum, float to
       low = middle;
     }
   }
-  const Candidate last = *low;
-  for (int64_t i = 0; i < count; ++i) {
-    if (last < Candidate{logits[i], static_cast<int32_t>(i)}) weights[i] = 0;
-  }
+  const Candidate last = *low;  // of equal logits, those of higher ids go
+  for (int64_t i = 0; i <= last.id; ++i) weights[i] = logits[i] < last.logit ? 0.0f : weights[i];
+  for (int64_t i = last.id + 1; i < count; ++i) weights[i] = logits[i] <= last.logit ? 0.0f : weights[i];
 }
 
 Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
-                             Scratch& scratch) {
+                             Scratch& scratch) const {
   Kept kept{vocab, nullptr};
   if (parameters.top_k > 0 && parameters.top_k < vocab) {
     select_best(logits, vocab, parameters.top_k, scratch.best);
     const Candidate last = *std::max_element(scratch.best.begin(), scratch.best.end());
     scratch.ids.clear();
     scratch.logits.clear();
-    for (int64_t id = 0; id < vocab; ++id) {
-      if (last < Candidate{logits[id], static_cast<int32_t>(id)}) continue;
+    for_each_at_least(loops_, logits, vocab, last.logit, [&](int64_t id) {
+      if (last < Candidate{logits[id], static_cast<int32_t>(id)}) return;
       scratch.ids.push_back(static_cast<int32_t>(id));
       scratch.logits.push_back(logits[id]);
-    }
+    });
     logits = scratch.logits.data();
     kept = {parameters.top_k, scratch.ids.data()};
   }
   scratch.weights.resize(static_cast<size_t>(std::max(kept.count, vocab)));
   float* weights = scratch.weights.data();
-  const float temperature = parameters.temperature;
-  for (int64_t i = 0; i < kept.count; ++i) weights[i] = exp_nonpositive((logits[i] - top) / temperature);
+  loops_.exp_weights(logits, kept.count, top, parameters.temperature, weights);
   if (parameters.top_p < 1) {
-    const double sum = sum_blocks(scratch.weights, kept.count, scratch.block_sums);
+    const double sum = sum_blocks(loops_, scratch.weights, kept.count, scratch.block_sums);
     cut_top_p(logits, kept.count, sum, parameters.top_p, scratch);
   }
   if (parameters.min_p > 0) {  // the most likely token weighs 1
@@ -200,11 +181,10 @@ Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, cons
 }
 
 void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
-                                const SampleResult& result, Scratch& scratch) {
+                                const SampleResult& result, Scratch& scratch) const {
   scratch.weights.resize(static_cast<size_t>(vocab));
-  float* weights = scratch.weights.data();
-  for (int64_t i = 0; i < vocab; ++i) weights[i] = exp_nonpositive(logits[i] - top);
-  const double log_sum = top + std::log(sum_blocks(scratch.weights, vocab, scratch.block_sums));
+  loops_.exp_weights(logits, vocab, top, 1.0f, scratch.weights.data());
+  const double log_sum = top + std::log(sum_blocks(loops_, scratch.weights, vocab, scratch.block_sums));
   result.token_logprobs[row] = static_cast<float>(logits[result.tokens[row]] - log_sum);
   select_best(logits, vocab, result.top, scratch.best);
   std::sort(scratch.best.begin(), scratch.best.end());
@@ -228,14 +208,16 @@ void Sampler::sample(const float* logits, int64_t rows, int64_t vocab, int64_t s
     const char*& problem = problem_[row];
     problem = check(parameters[row]);
     if (problem) return;
-    const float top = largest(row_logits, vocab, &problem);
+    const Largest largest = loops_.find_largest(row_logits, vocab);
+    problem = check(largest);
     if (problem) return;
+    const float top = largest.value;
     if (parameters[row].temperature == 0) {
-      result.tokens[row] = static_cast<int32_t>(std::find(row_logits, row_logits + vocab, top) - row_logits);
+      result.tokens[row] = static_cast<int32_t>(largest.at);
     } else {
       const Kept kept = weigh(row_logits, vocab, top, parameters[row], scratch);
       const double uniform = philox_uniform(parameters[row].seed, parameters[row].counter);
-      const int64_t chosen = draw(scratch.weights, kept.count, uniform, scratch.block_sums);
+      const int64_t chosen = draw(loops_, scratch.weights, kept.count, uniform, scratch.block_sums);
       result.tokens[row] = kept.ids ? kept.ids[chosen] : static_cast<int32_t>(chosen);
     }
     if (result.top > 0) log_probabilities(row_logits, vocab, row, top, result, scratch);
@@ -254,9 +236,10 @@ void Sampler::distribution(const float* logits, int64_t vocab, const RowSampling
   const char* problem = check(parameters);
   if (!problem && parameters.temperature == 0) problem = "is greedy and has no distribution";
   if (problem) throw std::invalid_argument(std::string("sampled row 0 ") + problem);
-  const float top = largest(logits, vocab, &problem);
+  const Largest largest = loops_.find_largest(logits, vocab);
+  problem = check(largest);
   if (problem) throw std::runtime_error(std::string("sampled row 0 ") + problem);
-  const Kept kept = weigh(logits, vocab, top, parameters, scratch_[0]);
+  const Kept kept = weigh(logits, vocab, largest.value, parameters, scratch_[0]);
   std::fill(weights, weights + vocab, 0.0f);
   for (int64_t i = 0; i < kept.count; ++i) weights[kept.ids ? kept.ids[i] : i] = scratch_[0].weights[i];
 }

@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/sampling_loops.h"
+
 namespace ew {
 
 class ThreadPool;
@@ -61,19 +63,21 @@ class Sampler {
     std::vector<int32_t> ids;        // their ids
     std::vector<float> weights;      // of these, or of all tokens
     std::vector<double> block_sums;  // of the weights
+    std::vector<double> range_sums;  // of weights that are about alike
   };
   struct Kept {
     int64_t count;       // of weights in scratch
     const int32_t* ids;  // null: all tokens
   };
 
-  static void select_best(const float* logits, int64_t vocab, int64_t count, std::vector<Candidate>& best);
-  static Kept weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
-                    Scratch& scratch);
-  static void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch);
-  static void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
-                                const SampleResult& result, Scratch& scratch);
+  void select_best(const float* logits, int64_t vocab, int64_t count, std::vector<Candidate>& best) const;
+  Kept weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
+             Scratch& scratch) const;
+  void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const;
+  void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
+                         const SampleResult& result, Scratch& scratch) const;
 
+  const SamplingLoops& loops_ = sampling_loops();
   std::vector<Scratch> scratch_;      // by worker
   std::vector<const char*> problem_;  // by row: null, or what is wrong with it
 };

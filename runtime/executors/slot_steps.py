@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.contracts import CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
-from enginewright.plugins.cpu.sampling import sample
+from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.errors import EnginewrightError, RequestError
 
 from .slots import SlotRun, plan_runs, slots_of
@@ -51,7 +51,7 @@ class SlotSteps:
         self._slots = slots
         self._groups = groups
         self._count = count
-        self._threads = threads
+        self._sampler = RowSampler(threads)
         self._together = chunks_together
 
     def run(self, step: StepInput) -> StepOutput:
@@ -67,7 +67,7 @@ class SlotSteps:
                 self._slots.forget(slot_of[np.unique(owners)])
             return StepOutput(tokens=None, logits=logits if step.return_logits else None)
         try:
-            return sample(logits, step.sampling, threads=self._threads, return_logits=step.return_logits)
+            return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
         except RequestError:
             raise
         except EnginewrightError:  # of numbers that are not finite: in the caches, they would spread to others

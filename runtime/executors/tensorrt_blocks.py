@@ -23,7 +23,7 @@ from enginewright.plugins.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.cpu.sampling import sample
+from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.errors import EnginewrightError, RequestError
 
 from ..bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
@@ -147,7 +147,7 @@ class PackedSteps:
         self._program = program
         self._groups = groups
         self._vocab = vocab
-        self._threads = threads
+        self._sampler = RowSampler(threads)
         self._makes_graphs = graphs
         self._seen: set[StepShape] = set()
         self._graphs: OrderedDict[StepShape, tuple[Graph, Callable[[], None]]] = OrderedDict()
@@ -160,7 +160,7 @@ class PackedSteps:
         if step.sampling is None:
             return StepOutput(tokens=None, logits=logits if step.return_logits else None)
         try:
-            return sample(logits, step.sampling, threads=self._threads, return_logits=step.return_logits)
+            return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
         except RequestError:
             raise
         except EnginewrightError:  # of numbers that are not finite: all requests are lost, and with them what is cached

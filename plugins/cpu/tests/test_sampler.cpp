@@ -1,4 +1,5 @@
 // Philox against its published vectors, and the sampler's edges. Its numbers are tested in tests/plugins/cpu.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "kernels/sampling_loops.h"
 #include "philox.h"
 #include "sampler.h"
 #include "thread_pool.h"
@@ -122,6 +124,38 @@ void every_place_is_looked_at() {
   }
 }
 
+// The loops of every instruction set, over lengths that no vector divides.
+void every_set_has_the_same_bits() {
+  const ew::SamplingLoops& plain = *ew::sampling_loops_for("portable");
+  for (const char* isa : {"avx512", "avx2", "portable"}) {
+    if (!ew::sampling_loops_for(isa)) continue;
+    const ew::SamplingLoops& loops = *ew::sampling_loops_for(isa);
+    for (const size_t count : {1, 2, 15, 31, 33, 63, 64, 65, 500, 1023, 1025, 3001}) {
+      const int64_t size = static_cast<int64_t>(count);
+      const std::vector<float> logits = random_logits(count, static_cast<unsigned>(count));
+      const ew::Largest a = plain.find_largest(logits.data(), size),
+                        b = loops.find_largest(logits.data(), size);
+      CHECK(a.value == b.value && a.at == b.at && !a.bad && !b.bad) << isa << " " << count;
+      CHECK(a.at == std::max_element(logits.begin(), logits.end()) - logits.begin()) << isa << " " << count;
+      std::vector<float> weights(count), expected(count);
+      for (const float temperature : {0.3f, 1.0f, 7.0f}) {
+        plain.exp_weights(logits.data(), size, a.value, temperature, expected.data());
+        loops.exp_weights(logits.data(), size, a.value, temperature, weights.data());
+        CHECK(weights == expected) << isa << " " << count;
+        CHECK(plain.sum(weights.data(), size) == loops.sum(weights.data(), size)) << isa << " " << count;
+      }
+      for (const float limit : {-1.0f, 0.0f, 3.0f, 5.0f, 100.0f}) {
+        for (int64_t at = 0; at < size; at = at * 2 + 1) {
+          const auto found =
+              std::find_if(logits.begin() + at, logits.end(), [&](float x) { return x >= limit; });
+          CHECK(loops.find_at_least(logits.data(), at, size, limit) == found - logits.begin())
+              << isa << " " << count;
+        }
+      }
+    }
+  }
+}
+
 void faults_are_refused() {
   const std::vector<float> good(5, 1.0f);
   CHECK_THROWS(sample_one({1, NAN, 2}, {}), std::runtime_error);
@@ -146,6 +180,7 @@ int main() {
   RUN(tokens_of_no_weight_are_never_drawn);
   RUN(rows_do_not_depend_on_threads_or_stride);
   RUN(every_place_is_looked_at);
+  RUN(every_set_has_the_same_bits);
   RUN(faults_are_refused);
   return ew::check::result();
 }

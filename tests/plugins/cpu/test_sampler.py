@@ -15,7 +15,7 @@ Float = npt.NDArray[np.float32]
 
 
 def sample(logits: Float, batch: SamplingBatch, threads: int = 1) -> npt.NDArray[np.int32]:
-    return cpu.sample(logits, _sampling_arrays(batch), batch.logprobs, threads)["tokens"]
+    return cpu.RowSampler(threads).sample(logits, _sampling_arrays(batch), batch.logprobs)["tokens"]
 
 
 def reference(logits: Float, temperature: float, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.float64]:
@@ -45,7 +45,7 @@ def reference(logits: Float, temperature: float, top_k: int, top_p: float, min_p
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
 def test_cuts(vocab: int, cut: tuple[int, float, float], temperature: float) -> None:
     logits = (4 * np.random.default_rng(vocab).standard_normal(vocab)).astype(np.float32)
-    weights = cpu.sampling_distribution(logits, temperature, *cut)
+    weights = cpu.RowSampler().distribution(logits, temperature, *cut)
     expected = reference(logits, temperature, *cut)
     # The weights are exp in float32, so a token on the edge of top_p or min_p may fall to either side: none does here.
     # Below exp(-87) they are 0.
@@ -56,9 +56,14 @@ def test_cuts(vocab: int, cut: tuple[int, float, float], temperature: float) -> 
 
 def test_equal_logits_are_cut_by_id() -> None:
     logits = np.array([1, 2, 2, 2, 0, 2], np.float32)
-    assert np.flatnonzero(cpu.sampling_distribution(logits, 1.0, top_k=3)).tolist() == [1, 2, 3]
-    assert np.flatnonzero(cpu.sampling_distribution(np.zeros(8, np.float32), 1.0, top_p=0.5)).tolist() == [0, 1, 2, 3]
-    assert np.flatnonzero(cpu.sampling_distribution(np.zeros(1000, np.float32), 1.0, top_k=700)).tolist() == [
+    assert np.flatnonzero(cpu.RowSampler().distribution(logits, 1.0, top_k=3)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(cpu.RowSampler().distribution(np.zeros(8, np.float32), 1.0, top_p=0.5)).tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert np.flatnonzero(cpu.RowSampler().distribution(np.zeros(1000, np.float32), 1.0, top_k=700)).tolist() == [
         *range(700)
     ]
     rows = np.stack([logits, logits[::-1]]).copy()
@@ -67,9 +72,11 @@ def test_equal_logits_are_cut_by_id() -> None:
 
 def test_extreme_logits() -> None:
     logits = np.array([-np.inf, 3e38, -3e38, -np.inf], np.float32)
-    np.testing.assert_array_equal(cpu.sampling_distribution(logits, 1e-30), [0, 1, 0, 0])
+    np.testing.assert_array_equal(cpu.RowSampler().distribution(logits, 1e-30), [0, 1, 0, 0])
     assert sample(logits[None], sampling_batch(1)).tolist() == [1]
-    np.testing.assert_array_equal(cpu.sampling_distribution(np.array([-np.inf, 0], np.float32), 1.0, top_k=1), [0, 1])
+    np.testing.assert_array_equal(
+        cpu.RowSampler().distribution(np.array([-np.inf, 0], np.float32), 1.0, top_k=1), [0, 1]
+    )
 
 
 @pytest.mark.parametrize("vocab", [5, 2000])
@@ -134,7 +141,7 @@ def test_seed_and_counter_both_matter() -> None:
 def test_log_probabilities_are_of_the_unscaled_logits(vocab: int) -> None:
     logits = (3 * np.random.default_rng(1).standard_normal((4, vocab))).astype(np.float32)
     batch = sampling_batch(4, temperature=0.5, top_k=3, seed=3, logprobs=5)
-    result = cpu.sample(logits, _sampling_arrays(batch), batch.logprobs)
+    result = cpu.RowSampler().sample(logits, _sampling_arrays(batch), batch.logprobs)
     wide = logits.astype(np.float64)
     expected = (
         wide - np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1, keepdims=True)) - wide.max(-1, keepdims=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.contracts import SamplingBatch, StepInput
-from enginewright.plugins.cpu.sampling import sample
+from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.errors import EnginewrightError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu import CpuExecutor
@@ -60,7 +60,7 @@ def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int) -> None:
     executor.close()
     assert output.logits is not None
     for threads in (1, 3):
-        alone = sample(output.logits, batch(logprobs=logprobs), threads=threads, return_logits=True)
+        alone = RowSampler(threads).sample(output.logits, batch(logprobs=logprobs), return_logits=True)
         for name, expected in vars(output).items():
             if expected is None:
                 assert getattr(alone, name) is None, name
@@ -70,18 +70,18 @@ def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int) -> None:
 
 def test_logits_come_back_where_they_are_asked_for() -> None:
     logits = np.random.default_rng(0).standard_normal((2, 9)).astype(np.float32)
-    assert sample(logits, batch(2)).logits is None
-    np.testing.assert_array_equal(sample(logits, batch(2), return_logits=True).logits, logits)  # type: ignore[arg-type]
+    assert RowSampler().sample(logits, batch(2)).logits is None
+    np.testing.assert_array_equal(RowSampler().sample(logits, batch(2), return_logits=True).logits, logits)  # type: ignore[arg-type]
 
 
 def test_values_out_of_range() -> None:
     logits = np.zeros((2, 9), np.float32)
     with pytest.raises(RequestError, match=r"step: .*top_p"):
-        sample(logits, batch(2, top_p=2.0))
+        RowSampler().sample(logits, batch(2, top_p=2.0))
     with pytest.raises(RequestError, match="R = 2"):
-        sample(logits, batch(3))
+        RowSampler().sample(logits, batch(3))
     with pytest.raises(RequestError, match="logprobs = 10"):
-        sample(logits, batch(2, logprobs=10))
+        RowSampler().sample(logits, batch(2, logprobs=10))
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -89,4 +89,4 @@ def test_logits_that_are_not_finite(wrong: float) -> None:
     logits = np.zeros((2, 9), np.float32)
     logits[1, 4] = wrong
     with pytest.raises(EnginewrightError, match="row 1 has a NaN or infinite logit"):
-        sample(logits, batch(2))
+        RowSampler().sample(logits, batch(2))
