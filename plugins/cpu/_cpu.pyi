@@ -33,7 +33,14 @@ class Program:
 
     def __init__(self) -> None: ...
     def add_cache_group(
-        self, name: str, layers: Sequence[int], kv_heads: int, key_size: int, value_size: int, block_size: int
+        self,
+        name: str,
+        layers: Sequence[int],
+        kv_heads: int,
+        key_size: int,
+        value_size: int,
+        block_size: int,
+        dtype: str = "f32",
     ) -> int: ...
     def add_weight(
         self,
@@ -106,7 +113,10 @@ def isas() -> list[str]:
     """What this processor can run, best first."""
 
 def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _Float]:
-    """The memory of a layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]."""
+    """The memory of a layer's f32 cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]; else a copy of what it stands for."""
+
+def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """The bytes of a layer's keys and of its values: [P, Nkv, bytes of a block and head]."""
 
 class RowSampler:
     """The sampler alone, with threads of its own; calls take turns."""

@@ -17,6 +17,7 @@
 
 #include "bandwidth.h"
 #include "executor.h"
+#include "kv_cache.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -75,7 +76,8 @@ Operand operand(nb::handle value) {
     throw std::invalid_argument("operand kind " + kind + " is not one of buffer, weight, input, cache");
   }
   result.index = nb::cast<int>(t[1]);
-  result.dtype = dtype(nb::cast<std::string>(t[2]));
+  // A cache operand's elements are its group's.
+  if (result.kind != ew::OperandKind::cache) result.dtype = dtype(nb::cast<std::string>(t[2]));
   for (nb::handle size : t[3]) result.shape.push_back(affine(size));
   for (nb::handle stride : t[4]) result.strides.push_back(affine(stride));
   result.offset = affine(t[5]);
@@ -232,20 +234,44 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   return output;
 }
 
-// The memory of a layer's cache: k [P, Nkv, D, 32] and v [P, Nkv, 32, Dv], for tests and tools.
-nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
-  const Executor& executor = nb::cast<const Executor&>(self);
+// A layer's cache, and how many blocks it has.
+const ew::KvCache& find_cache(const Executor& executor, const std::string& group, int layer, size_t* blocks) {
   const int index = executor.program().find_cache(group, layer);
   if (index < 0) throw std::invalid_argument("there is no cache " + group + "/" + std::to_string(layer));
   const ew::Resources& resources = *executor.resources();
-  const ew::KvCache& cache = resources.caches()[static_cast<size_t>(index)];
   const int of_group = executor.program().caches()[static_cast<size_t>(index)].group;
-  const size_t blocks = static_cast<size_t>(resources.blocks(static_cast<size_t>(of_group)));
+  *blocks = static_cast<size_t>(resources.blocks(static_cast<size_t>(of_group)));
+  return resources.caches()[static_cast<size_t>(index)];
+}
+
+// A layer's f32 cache: k [P, Nkv, D, 32] and v [P, Nkv, 32, Dv], for tests and tools. Of other formats, a
+// copy of what they stand for.
+nb::tuple cache_arrays(nb::object self, const std::string& group, int layer) {
+  size_t blocks = 0;
+  const ew::KvCache& cache = find_cache(nb::cast<const Executor&>(self), group, layer, &blocks);
   const size_t heads = static_cast<size_t>(cache.kv_heads), slots = static_cast<size_t>(ew::kBlock);
-  const size_t k_shape[] = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
-  const size_t v_shape[] = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
-  return nb::make_tuple(nb::ndarray<nb::numpy, float>(cache.k, 4, k_shape, self),
-                        nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape, self));
+  const std::vector<size_t> k_shape = {blocks, heads, static_cast<size_t>(cache.key_size), slots};
+  const std::vector<size_t> v_shape = {blocks, heads, slots, static_cast<size_t>(cache.value_size)};
+  if (cache.format == ew::KvFormat::f32) {
+    return nb::make_tuple(nb::ndarray<nb::numpy, float>(cache.k, 4, k_shape.data(), self),
+                          nb::ndarray<nb::numpy, float>(cache.v, 4, v_shape.data(), self));
+  }
+  float *k = nullptr, *v = nullptr;
+  nb::object keys = new_array<float>(k_shape, &k), values = new_array<float>(v_shape, &v);
+  ew::read_cache(cache, static_cast<int64_t>(blocks), k, v);
+  return nb::make_tuple(keys, values);
+}
+
+// The bytes of a layer's keys and of its values, [P, Nkv, bytes of a block and head].
+nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
+  size_t blocks = 0;
+  const ew::KvCache& cache = find_cache(nb::cast<const Executor&>(self), group, layer, &blocks);
+  const auto bytes = [&](void* data, int64_t size) {
+    const size_t piece = static_cast<size_t>(ew::kv_piece_bytes(cache.format, size));
+    const size_t shape[] = {blocks, static_cast<size_t>(cache.kv_heads), piece};
+    return nb::ndarray<nb::numpy, uint8_t>(data, 3, shape, self);
+  };
+  return nb::make_tuple(bytes(cache.k, cache.key_size), bytes(cache.v, cache.value_size));
 }
 
 // A sampler with threads of its own, for logits that come from elsewhere.
@@ -308,11 +334,15 @@ NB_MODULE(_cpu, m) {
       .def(
           "add_cache_group",
           [](Program& program, const std::string& name, std::vector<int> layers, int64_t kv_heads,
-             int64_t key_size, int64_t value_size, int64_t block_size) {
-            return program.add_cache_group({name, std::move(layers), kv_heads, key_size, value_size, -1},
-                                           block_size);
+             int64_t key_size, int64_t value_size, int64_t block_size, const std::string& format) {
+            ew::CacheGroup group{name, std::move(layers), kv_heads, key_size, value_size};
+            if (!ew::parse_kv_format(format.c_str(), &group.format)) {
+              throw std::invalid_argument("cache group " + name + ": dtype " + format +
+                                          " is not one of f32, bf16, i8, fp8");
+            }
+            return program.add_cache_group(std::move(group), block_size);
           },
-          "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a)
+          "name"_a, "layers"_a, "kv_heads"_a, "key_size"_a, "value_size"_a, "block_size"_a, "dtype"_a = "f32")
       .def("add_weight", &add_weight, "name"_a, "dtype"_a, "shape"_a, "layout"_a, "memory"_a.noconvert(),
            "offset"_a, "nbytes"_a, nb::keep_alive<1, 6>())
       .def(
@@ -354,4 +384,5 @@ NB_MODULE(_cpu, m) {
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
            "logprobs"_a = 0, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
+  m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
 }

@@ -159,8 +159,15 @@ class CpuProgram:
         return self._run(step, watch=named)[0]
 
     def cache_arrays(self, group: str, layer: int) -> tuple[FloatArray, FloatArray]:
-        """Views of a layer's cache memory: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools."""
+        """A layer's cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]. For tests and tools.
+
+        Views of the memory of an f32 cache; of another format, a copy of what it stands for.
+        """
         return _cpu.cache_arrays(self._executor, group, layer)
+
+    def cache_memory(self, group: str, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and tools."""
+        return _cpu.cache_memory(self._executor, group, layer)
 
     def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
         for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
@@ -258,15 +265,12 @@ def _build(lowered: LoweredProgram, weights: Mapping[str, npt.NDArray[np.generic
     program = _cpu.Program()
     indices: dict[tuple[str, str], int] = {("input", name): i for i, name in enumerate(_INPUTS)}
     for g, group in enumerate(lowered.cache_groups):
-        if group.dtype != "f32":
-            raise ValueError(f"cache group {group.name}: the cpu target has no {group.dtype} cache")
         _check_sizes(
             f"cache group {group.name}",
             [*group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size],
         )
-        program.add_cache_group(
-            group.name, group.layers, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size
-        )
+        sizes = (group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
+        program.add_cache_group(group.name, group.layers, *sizes, group.dtype)
         indices["input", f"slots:{group.name}"] = len(_INPUTS) + 2 * g
         indices["input", f"block_table:{group.name}"] = len(_INPUTS) + 2 * g + 1
         for layer in group.layers:

@@ -149,6 +149,7 @@ struct CacheGroup {
   std::vector<int> layers;
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
   int64_t attention_window = -1;  // widest window of the group's attention steps; 0 full, -1 no attention yet
+  KvFormat format = KvFormat::f32;
 };
 
 struct CacheLayer {

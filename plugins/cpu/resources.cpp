@@ -12,7 +12,7 @@ namespace {
 // The window is the attention's matter: the memory is the same.
 bool same_memory(const CacheGroup& a, const CacheGroup& b) {
   return a.name == b.name && a.layers == b.layers && a.kv_heads == b.kv_heads && a.key_size == b.key_size &&
-         a.value_size == b.value_size;
+         a.value_size == b.value_size && a.format == b.format;
 }
 
 }  // namespace
@@ -33,14 +33,14 @@ Resources::Resources(const Program& program, std::vector<int64_t> blocks, int th
   }
   for (const CacheLayer& layer : program.caches()) {
     const CacheGroup& group = groups_[static_cast<size_t>(layer.group)];
-    KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size};
+    KvCache cache{nullptr, nullptr, group.kv_heads, group.key_size, group.value_size, group.format};
     for (const auto& [data, size] :
          {std::pair{&cache.k, group.key_size}, std::pair{&cache.v, group.value_size}}) {
-      int64_t bytes = group.kv_heads * size * kBlock * element_bytes(Dtype::f32);  // of a block: at most 2^47
+      int64_t bytes = group.kv_heads * kv_piece_bytes(group.format, size);  // of a block: at most 2^47
       if (__builtin_mul_overflow(bytes, blocks_[static_cast<size_t>(layer.group)], &bytes))
         throw std::bad_alloc();
       cache_memory_.emplace_back(bytes, Pages::normal);
-      *data = static_cast<float*>(cache_memory_.back().data());
+      *data = cache_memory_.back().data();
       cache_bytes_ += cache_memory_.back().bytes();
     }
     caches_.push_back(cache);

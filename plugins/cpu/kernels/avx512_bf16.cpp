@@ -1,6 +1,7 @@
 // What AVX512_BF16 adds to avx512.cpp.
 #define EW_ISA_AVX512
 #define EW_BF16
+#include "attention.h"
 #include "experts.h"
 #include "linear_bf16.h"
 #include "peak.h"
@@ -9,6 +10,7 @@ namespace ew {
 
 void use_avx512_bf16(KernelTable* table);
 void use_avx512_bf16(KernelTable* table) {
+  table->paged_attention = paged_attention;
   table->linear_bf16 = linear_bf16;
   table->peak_bf16 = peak_bf16;
   table->grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;

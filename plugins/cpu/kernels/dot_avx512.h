@@ -205,6 +205,17 @@ EW_INLINE F16 dot(F16 acc, Pairs w, Pair x) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)x.v)};
 }
 EW_INLINE Pairs choose_pairs(const uint16_t* x, PairPlaces places) { return {chosen_bits(x, places)}; }
+// What attention needs of pairs: the first n, with zeros behind them; those of which one element is left.
+EW_INLINE Pairs load_pairs_n(const uint16_t* p, int64_t n) {
+  return {_mm512_maskz_loadu_epi32(first_lanes(n).v, p)};
+}
+EW_INLINE Pairs one_of_pairs(Pairs a, bool second) {
+  return {_mm512_and_si512(a.v, _mm512_set1_epi32(second ? -65536 : 65535))};
+}
+// 32 neighbours to bf16, to the nearest, ties to even (numbers below 2^-126 to zero).
+EW_INLINE void store_pairs(uint16_t* p, F16 low, F16 high) {
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
+}
 
 #else
 

@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "gated_activation.h"
 #include "kernels.h"
+#include "kv_format.h"
 #include "linear.h"
 #include "linear_bf16.h"
 #include "linear_int4.h"

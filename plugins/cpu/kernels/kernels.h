@@ -8,7 +8,8 @@
 //   avx512_vnni.cpp    as avx512.cpp, -mavx512vnni       in a copy of the table that they extend
 //   avx512_bf16.cpp    as avx512.cpp, -mavx512bf16
 //   portable.cpp, registry.cpp, parallel.cpp     no further flags
-//   reference.cpp, reference_packed.cpp          no further flags; for the tests alone, not for the extension
+//   reference.cpp, reference_attention.cpp, reference_packed.cpp          no further flags; for the tests
+//   alone, not for the extension
 // parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
 // with AVX-512 flags could be picked by the linker for everybody.
 //
@@ -230,6 +231,7 @@ const KernelTable* kernels_for(const char* isa);
 bool parse_activation(const char* name, Activation* out);
 bool parse_linear_activation(const char* name, LinearActivation* out);
 bool parse_reduce(const char* name, ReduceKind* out);
+bool parse_kv_format(const char* name, KvFormat* out);
 bool parse_elementwise(const char* name, ElementwiseFn* out);
 
 }  // namespace ew

@@ -41,11 +41,16 @@ struct View {
   int64_t stride[kMaxRank] = {0, 0, 0, 0};
 };
 
-// A layer's KV cache:  k [P][Nkv][D][32], keys of a block side by side;  v [P][Nkv][32][Dv].
+// How keys and values are kept: floats, bf16, or bytes (int8, or e4m3fn) times an f32 scale of each token and
+// kv head.
+enum class KvFormat { f32, bf16, i8, fp8 };
+
+// A layer's KV cache: the pieces [P][Nkv] of its keys and those of its values, which kv_format.h draws.
 struct KvCache {
-  float* k = nullptr;
-  float* v = nullptr;
+  void* k = nullptr;
+  void* v = nullptr;
   int64_t kv_heads = 0, key_size = 0, value_size = 0;
+  KvFormat format = KvFormat::f32;
 };
 
 // How a weight [N, K] lies in memory; docs/bundle-format.md draws them. Rows past N are zero, and so are k
@@ -112,6 +117,14 @@ namespace {  // no symbols: these are also compiled for wider instruction sets (
 
 constexpr int operands_of(ElementwiseFn fn) {
   return fn <= ElementwiseFn::logical_or ? 2 : fn == ElementwiseFn::where ? 3 : 1;
+}
+constexpr int64_t element_bytes(KvFormat format) {
+  return format == KvFormat::f32 ? 4 : format == KvFormat::bf16 ? 2 : 1;
+}
+constexpr bool has_scales(KvFormat format) { return format == KvFormat::i8 || format == KvFormat::fp8; }
+// Of the 32 keys, or values, of one block and kv head, `size` elements each.
+constexpr int64_t kv_piece_bytes(KvFormat format, int64_t size) {
+  return kBlock * (size * element_bytes(format) + (has_scales(format) ? 4 : 0));
 }
 constexpr bool compares(ElementwiseFn fn) { return ElementwiseFn::lt <= fn && fn <= ElementwiseFn::ne; }
 

@@ -33,7 +33,7 @@ EW_INLINE uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(magnitude > 0x7f800000u ? quiet : nearest);
 }
 
-void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
+inline void cast_bf16(const CastBf16Args& a, ThreadPool& pool) {
   run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) {
       uint16_t* out = a.out + m * a.out_stride;
@@ -81,13 +81,13 @@ EW_INLINE void quantize_row(const QuantizeActivationArgs& a, int64_t m, const fl
   for (int64_t k = a.k; k % 4 != 0; ++k) values[k] = 0;
 }
 
-void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
+inline void quantize_activation(const QuantizeActivationArgs& a, ThreadPool& pool) {
   run_rows(pool, a.m, a.k, [&](int64_t begin, int64_t end) {
     for (int64_t m = begin; m < end; ++m) quantize_row(a, m, a.x + m * a.x_stride);
   });
 }
 
-void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
+inline void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
   run_rows(pool, a.tokens, a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t id = a.ids[t], pairs = (a.hidden + 1) / 2;
@@ -101,7 +101,7 @@ void embedding_bf16(const EmbeddingBf16Args& a, ThreadPool& pool) {
   });
 }
 
-void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
+inline void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden, quads = (a.hidden + 3) / 4;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
@@ -121,7 +121,7 @@ void embedding_int8(const EmbeddingInt8Args& a, ThreadPool& pool) {
   });
 }
 
-void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
+inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
   const int64_t groups = a.hidden > 0 ? a.hidden / a.group_size : 0, octets = a.hidden / 8;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {

@@ -201,61 +201,6 @@ void gated_activation(const GatedActivationArgs& a) {
   }
 }
 
-void kv_write(const KvWriteArgs& a) {
-  const KvCache& cache = a.cache;
-  for (int64_t t = 0; t < a.tokens; ++t) {
-    for (int64_t h = 0; h < cache.kv_heads; ++h) {
-      const int64_t head = a.slots[t] / kBlock * cache.kv_heads + h, slot = a.slots[t] % kBlock;
-      for (int64_t d = 0; d < cache.key_size; ++d) {
-        cache.k[(head * cache.key_size + d) * kBlock + slot] = row(a.k, t, h)[d];
-      }
-      for (int64_t d = 0; d < cache.value_size; ++d) {
-        cache.v[(head * kBlock + slot) * cache.value_size + d] = row(a.v, t, h)[d];
-      }
-    }
-  }
-}
-
-void paged_attention(const PagedAttentionArgs& a) {
-  const KvCache& cache = a.cache;
-  const int64_t group = a.query_heads / cache.kv_heads;
-  for (int64_t b = 0; b < a.requests; ++b) {
-    for (int64_t t = a.q_start[b]; t < a.q_start[b + 1]; ++t) {
-      const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t;
-      const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
-      for (int64_t h = 0; h < a.query_heads; ++h) {
-        const auto head_of = [&](int64_t key) {
-          return a.block_table[b * a.block_table_stride + key / kBlock] * cache.kv_heads + h / group;
-        };
-        std::vector<double> scores;
-        double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
-        for (int64_t key = from; key <= position; ++key) {
-          double s = 0;
-          for (int64_t d = 0; d < cache.key_size; ++d) {
-            s += static_cast<double>(row(a.q, t, h)[d]) *
-                 cache.k[(head_of(key) * cache.key_size + d) * kBlock + key % kBlock];
-          }
-          s *= a.scale;
-          if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
-          if (a.slopes != nullptr)
-            s += static_cast<double>(a.slopes[h]) * static_cast<double>(key - position);
-          scores.push_back(s);
-          best = std::max(best, s);
-        }
-        double total = a.sinks != nullptr ? std::exp(a.sinks[h] - best) : 0;
-        std::vector<double> out(static_cast<size_t>(cache.value_size));
-        for (int64_t key = from; key <= position; ++key) {
-          const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
-          total += p;
-          const float* v = cache.v + (head_of(key) * kBlock + key % kBlock) * cache.value_size;
-          for (size_t d = 0; d < out.size(); ++d) out[d] += p * v[d];
-        }
-        for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);
-      }
-    }
-  }
-}
-
 void take_rows(const TakeRowsArgs& a) {
   for (int64_t r = 0; r < a.count; ++r) {
     for (int64_t j = 0; j < a.inner; ++j) std::copy_n(row(a.x, a.rows[r], j), a.size, row(a.out, r, j));

@@ -31,11 +31,14 @@ void rope_table(const RopeTableArgs& a);              // the angle is a float pr
 void rope(const RopeArgs& a);                         // in double
 void gated_activation(const GatedActivationArgs& a);  // in double
 void kv_write(const KvWriteArgs& a);                  // exact
-void paged_attention(const PagedAttentionArgs& a);    // in double, the plain formula
-void take_rows(const TakeRowsArgs& a);                // exact
-void elementwise(const ElementwiseArgs& a);           // in double, or exact for integers
-void copy(const CopyArgs& a);                         // exact
-void reduce(const ReduceArgs& a);                     // in double
+void paged_attention(
+    const PagedAttentionArgs& a);  // in double, the plain formula; q rounded as the cache asks
+// Element i of a slot of the cache, its scale included.
+double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i);
+void take_rows(const TakeRowsArgs& a);       // exact
+void elementwise(const ElementwiseArgs& a);  // in double, or exact for integers
+void copy(const CopyArgs& a);                // exact
+void reduce(const ReduceArgs& a);            // in double
 
 // One element of an elementwise function, in double.
 double apply(ElementwiseFn fn, double x, double y, double z);

@@ -169,6 +169,9 @@ constexpr Name<Fn> kFunctions[] = {
     {"cast", Fn::cast},
 };
 
+constexpr Name<KvFormat> kKvFormats[] = {
+    {"f32", KvFormat::f32}, {"bf16", KvFormat::bf16}, {"i8", KvFormat::i8}, {"fp8", KvFormat::fp8}};
+
 }  // namespace
 
 bool parse_activation(const char* name, Activation* out) { return parse(kActivations, name, out); }
@@ -176,6 +179,7 @@ bool parse_linear_activation(const char* name, LinearActivation* out) {
   return parse(kLinearActivations, name, out);
 }
 bool parse_reduce(const char* name, ReduceKind* out) { return parse(kReduceKinds, name, out); }
+bool parse_kv_format(const char* name, KvFormat* out) { return parse(kKvFormats, name, out); }
 bool parse_elementwise(const char* name, ElementwiseFn* out) { return parse(kFunctions, name, out); }
 
 }  // namespace ew

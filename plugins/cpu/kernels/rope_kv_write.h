@@ -5,9 +5,9 @@
 #pragma once
 
 #include "kernels.h"
+#include "kv_format.h"
 #include "parallel.h"
 #include "rope.h"
-#include "rows.h"
 
 namespace ew {
 namespace {

@@ -1,4 +1,4 @@
-// embedding, take_rows, gather, scatter and kv_write: kernels that move values and compute nothing.
+// embedding, take_rows, gather and scatter: kernels that move values and compute nothing.
 //
 // An embedding in layout panel32 (see linear.h; a tied lm_head shares it) is read with a stride of 32:
 // row n is weight[(n / 32)][0 .. H-1][n % 32].
@@ -61,29 +61,6 @@ inline void scatter(const ScatterArgs& a, ThreadPool& pool) {
       float* out = a.out.data + i * a.out.stride0 + j * a.out.stride1;
       copy_row(out, a.x.data + i * a.x.stride0 + j * a.x.stride1, a.size);
       for (int64_t c = 0; c < a.count; ++c) out[indices[c]] = a.value;
-    }
-  });
-}
-
-// A key and a value of one head to their place in the cache, whose layout is drawn in attention.h.
-EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* k) {
-  float* to = c.k + (block * c.kv_heads + head) * c.key_size * kBlock + slot;
-  for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = k[d];
-}
-EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* v) {
-  copy_row(c.v + ((block * c.kv_heads + head) * kBlock + slot) * c.value_size, v, c.value_size);
-}
-
-// Two tokens never have the same slot.
-void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
-  const KvCache& c = a.cache;
-  run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
-      for (int64_t h = 0; h < c.kv_heads; ++h) {
-        write_key(c, block, slot, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
-        write_value(c, block, slot, h, a.v.data + t * a.v.stride0 + h * a.v.stride1);
-      }
     }
   });
 }

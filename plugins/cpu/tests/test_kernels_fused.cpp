@@ -118,11 +118,14 @@ void rope_then_kv_write() {
     std::vector<int32_t> slots(static_cast<size_t>(tokens));
     for (int64_t t = 0; t < tokens; ++t)
       slots[static_cast<size_t>(t)] = static_cast<int32_t>(blocks * 32 - 1 - t);
-    for (const bool interleaved : {false, true}) {
+    for (const auto& [interleaved, format] : {std::pair{false, KvFormat::f32},
+                                              {true, KvFormat::f32},
+                                              {false, KvFormat::bf16},
+                                              {true, KvFormat::i8}}) {
       for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-        const int64_t key_cache = blocks * kv_heads * size * 32,
-                      value_cache = blocks * kv_heads * value_size * 32;
-        std::vector<float> k(static_cast<size_t>(key_cache), -7), v(static_cast<size_t>(value_cache), -7);
+        const int64_t pieces = blocks * kv_heads;
+        std::vector<char> k(static_cast<size_t>(pieces * kv_piece_bytes(format, size)), -7);
+        std::vector<char> v(static_cast<size_t>(pieces * kv_piece_bytes(format, value_size)), -7);
         std::vector<float> rotated(static_cast<size_t>(tokens * kv_heads * size));
         std::vector<float> q(static_cast<size_t>(tokens * heads * size)), expected = q;
         float* keys = qkv.data() + heads * size;
@@ -142,16 +145,15 @@ void rope_then_kv_write() {
                           .k = {rotated.data(), kv_heads * size, size},
                           .v = {values, width, value_size},
                           .slots = slots.data(),
-                          .cache = {k.data(), v.data(), kv_heads, size, value_size}};
+                          .cache = {k.data(), v.data(), kv_heads, size, value_size, format}};
         kernels.rope(query, pool);
         kernels.rope(key, pool);
         kernels.kv_write(write, pool);
         const auto k_expected = k, v_expected = v;
-        std::fill(k.begin(), k.end(), -7.0f), std::fill(v.begin(), v.end(), -7.0f);
+        k.assign(k.size(), -7), v.assign(v.size(), -7);
         query.out.data = q.data(), key.out = {}, write.k = {};
         kernels.rope_kv_write({query, key, write}, pool);
-        CHECK(same_bits(q, expected) && same_bits(k, k_expected) && same_bits(v, v_expected))
-            << what << " tokens=" << tokens;
+        CHECK(same_bits(q, expected) && k == k_expected && v == v_expected) << what << " tokens=" << tokens;
       });
     }
   }

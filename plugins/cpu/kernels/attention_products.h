@@ -1,0 +1,265 @@
+// The two products of attention, q.k and p.v, for R rows and the keys of a step.
+//
+// FloatProducts: of floats. PairProducts: of bf16, two neighbours along the sum in one instruction, where
+// there is VDPBF16. Caches of bf16, i8 and fp8 are bf16 numbers (times a scale of each key, which goes to the
+// score and to the weight), so that their products are those of bf16 on every instruction set: q and p are
+// rounded to bf16, and FloatProducts takes the pairs one after the other.
+//
+// Pieces of the cache that an instruction can't read as they lie are unpacked first:
+//
+//   FloatProducts   k [D][32]               v [32][Dv]         floats
+//   PairProducts    k [(D+1)/2][32][2]      v [16][Dv][2]      bf16; what fills an odd D is zero
+#pragma once
+
+#include "attention_softmax.h"
+#include "dot.h"
+#include "kv_format.h"
+#include "microkernel.h"
+
+namespace ew {
+namespace {
+
+constexpr int64_t kStepBlocks = kStep / kBlock;
+
+// Calls fn(elements, convert), where convert gives an element as a float, for a format that is not f32.
+template <class F>
+EW_INLINE void with_elements(KvFormat format, const char* piece, const F& fn) {
+  if (format == KvFormat::bf16) {
+    fn(reinterpret_cast<const uint16_t*>(piece), [](uint16_t x) { return bf16_to_float(x); });
+  } else if (format == KvFormat::i8) {
+    fn(reinterpret_cast<const int8_t*>(piece), [](int8_t x) { return static_cast<float>(x); });
+  } else {
+    fn(reinterpret_cast<const uint8_t*>(piece), [](uint8_t x) { return e4m3_to_float(x); });
+  }
+}
+
+struct FloatProducts {
+  using Element = float;
+  static constexpr int kRows = kMaxRows;
+
+  static int64_t query_size(int64_t size) { return size; }
+  static int64_t key_elements(int64_t size) { return size * kBlock; }
+  static bool reads_keys(const KvCache& c) { return c.format == KvFormat::f32; }
+  static bool reads_values(const KvCache& c) { return c.format == KvFormat::f32; }
+
+  static void query(const KvCache& c, const float* x, float* to) {
+    if (c.format == KvFormat::f32) {
+      __builtin_memcpy(to, x, static_cast<size_t>(c.key_size) * sizeof(float));
+    } else {
+      for (int64_t d = 0; d < c.key_size; ++d) to[d] = bf16_to_float(float_to_bf16(x[d]));
+    }
+  }
+  // A weight of 0 stays one: the scale of a slot that is not seen may be NaN.
+  static void weights(const KvCache& c, const float* p, const float* scales, int64_t count, float* to) {
+    if (c.format == KvFormat::f32) return;  // they are there
+    for (int64_t i = 0; i < count; ++i)
+      to[i] = bf16_to_float(float_to_bf16(p[i] != 0 ? p[i] * scales[i] : 0));
+  }
+  static float* weights_of(float* scores, float*) { return scores; }
+
+  static void unpack_keys(const KvCache& c, const char* piece, float* to) {
+    const int64_t pairs = c.key_size / 2;
+    with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
+      for (int64_t pair = 0; pair < pairs; ++pair, from += 2 * kBlock, to += 2 * kBlock) {
+        for (int64_t slot = 0; slot < kBlock; ++slot) {
+          to[slot] = convert(from[2 * slot]);
+          to[kBlock + slot] = convert(from[2 * slot + 1]);
+        }
+      }
+      if (c.key_size % 2 == 0) return;
+      for (int64_t slot = 0; slot < kBlock; ++slot) to[slot] = convert(from[slot]);
+    });
+  }
+  static void unpack_values(const KvCache& c, const char* piece, float* to) {
+    const int64_t width = c.value_size;
+    with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
+      for (int64_t pair = 0; pair < kBlock / 2; ++pair, from += 2 * width, to += 2 * width) {
+        for (int64_t i = 0; i < width; ++i) {
+          to[i] = convert(from[2 * i]);
+          to[width + i] = convert(from[2 * i + 1]);
+        }
+      }
+    });
+  }
+  static bool finite(const float* v, int64_t count) {
+    uint32_t special = 0;
+    for (int64_t i = 0; i < count; ++i)
+      special |= (bits_as<uint32_t>(v[i]) & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+    return special == 0;
+  }
+
+  // out[r][slot] = q.k, a chain over d.
+  template <int R>
+  static void scores(const float* q, int64_t size, const float* k, int64_t ahead, float* out) {
+    F16 acc[R][2];
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
+    chain<R, 1, 2, true>(q, size, k, kBlock, 0, size, ahead, acc);
+    for (int r = 0; r < R; ++r) {
+      store(out + r * kStep, acc[r][0]);
+      store(out + r * kStep + 16, acc[r][1]);
+    }
+  }
+
+  // o[r] += p.v, on in the chain over slots first .. past-1 of a step whose blocks are at v.
+  template <int R>
+  static void values(const float* p, const float* const* v, const int64_t* ahead, int64_t first, int64_t past,
+                     int64_t width, float* o) {
+    const auto columns = [&]<int C>(int64_t c) {
+      F16 acc[R][C];
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) acc[r][i] = load(o + r * width + c + 16 * i);
+      }
+      for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
+        const int64_t low = clamp(first - b * kBlock, 0, kBlock), high = clamp(past - b * kBlock, 0, kBlock);
+        chain<R, 1, C, true>(p + b * kBlock + low, kStep, v[b] + low * width + c, width, 0, high - low,
+                             ahead[b], acc);
+      }
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) store(o + r * width + c + 16 * i, acc[r][i]);
+      }
+    };
+    int64_t c = 0;
+    for (; c + 32 <= width; c += 32) columns.template operator()<2>(c);
+    for (; c + 16 <= width; c += 16) columns.template operator()<1>(c);
+    if (c == width) return;
+    for (int r = 0; r < R; ++r) {
+      F16 acc = load_n(o + r * width + c, width - c);
+      for (int64_t slot = first; slot < past; ++slot) {
+        const float* at = v[slot / kBlock] + slot % kBlock * width + c;
+        acc = fma(splat(p[r * kStep + slot]), load_n(at, width - c), acc);
+      }
+      store_n(o + r * width + c, acc, width - c);
+    }
+  }
+};
+
+#if defined(EW_BF16)
+
+struct PairProducts {
+  using Element = uint16_t;
+  static constexpr int kRows = kBf16Rows;
+
+  static int64_t query_size(int64_t size) { return (size + 1) / 2 * 2; }
+  static int64_t key_elements(int64_t size) { return (size + 1) / 2 * 2 * kBlock; }
+  static bool reads_keys(const KvCache& c) { return c.format == KvFormat::bf16 && c.key_size % 2 == 0; }
+  static bool reads_values(const KvCache& c) { return c.format == KvFormat::bf16; }
+
+  static void query(const KvCache& c, const float* x, uint16_t* to) {
+    for (int64_t d = 0; d < c.key_size; ++d) to[d] = float_to_bf16(x[d]);
+    if (c.key_size % 2 != 0) to[c.key_size] = 0;
+  }
+  static void weights(const KvCache& c, const float* p, const float* scales, int64_t count, uint16_t* to) {
+    const bool scaled = has_scales(c.format);
+    for (int64_t i = 0; i < count; i += 32) {
+      F16 low = load(p + i), high = load(p + i + 16);
+      if (scaled) {
+        low = select(low != zero(), low * load(scales + i), zero());
+        high = select(high != zero(), high * load(scales + i + 16), zero());
+      }
+      store_pairs(to + i, low, high);
+    }
+  }
+  static uint16_t* weights_of(float*, uint16_t* p) { return p; }
+
+  static void unpack_keys(const KvCache& c, const char* piece, uint16_t* to) {
+    const int64_t paired = c.key_size / 2 * 2 * kBlock;
+    with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
+      for (int64_t i = 0; i < paired; ++i)
+        to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
+      if (c.key_size % 2 == 0) return;
+      for (int64_t slot = 0; slot < kBlock; ++slot) {
+        to[paired + 2 * slot] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[paired + slot])) >> 16);
+        to[paired + 2 * slot + 1] = 0;
+      }
+    });
+  }
+  static void unpack_values(const KvCache& c, const char* piece, uint16_t* to) {
+    with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
+      for (int64_t i = 0; i < kBlock * c.value_size; ++i)
+        to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
+    });
+  }
+  static bool finite(const uint16_t* v, int64_t count) {
+    uint32_t special = 0;
+    for (int64_t i = 0; i < count; ++i) special |= (v[i] & 0x7f80u) == 0x7f80u ? 1u : 0u;
+    return special == 0;
+  }
+
+  // The chains of R rows and C vectors over `count` pairs, on from acc. Of the last vector `lanes` are read.
+  template <int R, int C, bool Whole>
+  EW_INLINE static void chain_pairs(const uint16_t* x, int64_t x_stride, const uint16_t* w, int64_t w_stride,
+                                    int64_t count, int64_t ahead, int64_t lanes, F16 (&acc)[R][C]) {
+    for (int64_t pair = 0; pair < count; ++pair) {
+      Pairs column[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) {
+        __builtin_prefetch(w + c * 32 + ahead);
+        column[c] = Whole ? load_pairs(w + c * 32) : load_pairs_n(w + c * 32, lanes);
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const Pair value = splat_pair(x + r * x_stride + pair * 2);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) acc[r][c] = dot(acc[r][c], column[c], value);
+      }
+      w += w_stride;
+    }
+  }
+  // One pair of which only one element takes part.
+  template <int R, int C>
+  static void half_pair(const uint16_t* x, const uint16_t* w, int64_t lanes, bool second, F16 (&acc)[R][C]) {
+    for (int c = 0; c < C; ++c) {
+      const Pairs column = one_of_pairs(load_pairs_n(w + c * 32, C > 1 ? 16 : lanes), second);
+      for (int r = 0; r < R; ++r) acc[r][c] = dot(acc[r][c], column, splat_pair(x + r * kStep));
+    }
+  }
+
+  template <int R>
+  static void scores(const uint16_t* q, int64_t size, const uint16_t* k, int64_t ahead, float* out) {
+    F16 acc[R][2];
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
+    chain_pairs<R, 2, true>(q, size, k, 2 * kBlock, size / 2, ahead, 16, acc);
+    for (int r = 0; r < R; ++r) {
+      store(out + r * kStep, acc[r][0]);
+      store(out + r * kStep + 16, acc[r][1]);
+    }
+  }
+
+  template <int R>
+  static void values(const uint16_t* p, const uint16_t* const* v, const int64_t* ahead, int64_t first,
+                     int64_t past, int64_t width, float* o) {
+    const auto columns = [&]<int C, bool Whole>(int64_t c, int64_t lanes) {
+      F16 acc[R][C];
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) acc[r][i] = load_some(o + r * width + c + 16 * i, Whole ? 16 : lanes);
+      }
+      for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
+        int64_t low = clamp(first - b * kBlock, 0, kBlock), high = clamp(past - b * kBlock, 0, kBlock);
+        const uint16_t *row = p + b * kBlock, *columns_of = v[b] + c * 2;
+        if (low % 2 != 0) {
+          half_pair<R, C>(row + low - 1, columns_of + (low - 1) * width, lanes, true, acc);
+          ++low;
+        }
+        const int64_t whole = high / 2 * 2;
+        if (low < whole) {
+          chain_pairs<R, C, Whole>(row + low, kStep, columns_of + low * width, 2 * width, (whole - low) / 2,
+                                   ahead[b], lanes, acc);
+        }
+        if (high % 2 != 0 && low < high)
+          half_pair<R, C>(row + whole, columns_of + whole * width, lanes, false, acc);
+      }
+      for (int r = 0; r < R; ++r) {
+        for (int i = 0; i < C; ++i) store_some(o + r * width + c + 16 * i, acc[r][i], Whole ? 16 : lanes);
+      }
+    };
+    int64_t c = 0;
+    for (; c + 32 <= width; c += 32) columns.template operator()<2, true>(c, 16);
+    for (; c + 16 <= width; c += 16) columns.template operator()<1, true>(c, 16);
+    if (c < width) columns.template operator()<1, false>(c, width - c);
+  }
+};
+
+#endif
+
+}  // namespace
+}  // namespace ew

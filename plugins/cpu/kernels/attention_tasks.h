@@ -1,0 +1,123 @@
+// The tasks of attention: which rows meet which keys, and what of several splits becomes a result.
+#pragma once
+
+#include "attention_softmax.h"
+#include "kernels.h"
+
+namespace ew {
+namespace {
+
+constexpr int64_t kTileRows = 48;    // most rows of a query tile: four full blocks of AVX-512
+constexpr int64_t kTileTokens = 32;  // most tokens of one, so that few rows are cut by the diagonal
+constexpr int64_t kTileHeads = 32;   // most heads of one; a larger group is taken in pieces
+constexpr int64_t kMaxPartial = int64_t{1} << 24;  // floats of partial results: 64 MB
+
+// Some tokens and heads of one request, against its keys of splits split_begin .. split_end-1. Rows are in
+// order (token, head).
+struct AttentionTask {
+  int64_t token, tokens;  // within the step
+  int64_t position;       // of `token` in its request
+  int64_t kv_head, head, heads;
+  const int32_t* blocks;  // the request's row of the block table
+  int64_t split_begin, split_end;
+  float* partial;  // where (o, m, l) of each split go, or null: merge and finish here
+};
+
+// Weighted values, maxima and sums of a task's rows: [rows, Dv], [rows], [rows].
+struct Sums {
+  float *o, *m, *l;
+};
+
+// The keys that a query at `position` sees begin here; they end with itself.
+EW_INLINE int64_t first_key(int64_t window, int64_t position) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+inline void begin_sums(int64_t rows, int64_t width, const Sums& s) {
+  for (int64_t r = 0; r < rows; ++r) {
+    s.m[r] = -__builtin_inff();
+    s.l[r] = 0;
+  }
+  __builtin_memset(s.o, 0, static_cast<size_t>(rows * width) * sizeof(float));
+}
+
+// total = total and (o, m, l) of a later split, for one row.
+EW_INLINE void merge_row(int64_t width, const float* o, float m, float l, float* total_o, float* total_m,
+                         float* total_l) {
+  const float top = m > *total_m ? m : *total_m;
+  float lanes[16] = {*total_m - top, m - top};
+  store(lanes, exp_of_negative(load(lanes)));
+  const float keep = lanes[0], take = lanes[1];
+  for (int64_t i = 0; i < width; ++i) total_o[i] = total_o[i] * keep + o[i] * take;
+  *total_l = *total_l * keep + l * take;
+  *total_m = top;
+}
+
+// Merges split `split` into the totals, for the rows that see any of its keys.
+inline void merge_split(const PagedAttentionArgs& a, const AttentionTask& t, int64_t split, const Sums& s,
+                        const Sums& total) {
+  const int64_t width = a.cache.value_size;
+  for (int64_t token = 0; token < t.tokens; ++token) {
+    const int64_t position = t.position + token;
+    if (position < split * kSplit || first_key(a.window, position) >= (split + 1) * kSplit) continue;
+    for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
+      merge_row(width, s.o + r * width, s.m[r], s.l[r], total.o + r * width, total.m + r, total.l + r);
+    }
+  }
+}
+
+// out = o / l, with a head's sink in the denominator.
+inline void finish(const PagedAttentionArgs& a, const AttentionTask& t, const Sums& total) {
+  const int64_t width = a.cache.value_size;
+  for (int64_t token = 0; token < t.tokens; ++token) {
+    for (int64_t h = 0; h < t.heads; ++h) {
+      const int64_t r = token * t.heads + h;
+      float scale = 1.0f, l = total.l[r];
+      if (a.sinks != nullptr) {
+        const float sink = a.sinks[t.head + h], m = total.m[r];
+        const float top = m > sink ? m : sink;
+        float lanes[16] = {m - top, sink - top};
+        store(lanes, exp_of_negative(load(lanes)));
+        scale = lanes[0];
+        l = l * scale + lanes[1];
+      }
+      scale /= l;
+      const float* o = total.o + r * width;
+      float* out = a.out.data + (t.token + token) * a.out.stride0 + (t.head + h) * a.out.stride1;
+      for (int64_t i = 0; i < width; ++i) out[i] = o[i] * scale;
+    }
+  }
+}
+
+// Calls fn(AttentionTask, splits seen by its tokens) for every query tile, later tokens first: the longest
+// come first.
+template <class F>
+void for_query_tiles(const PagedAttentionArgs& a, const F& fn) {
+  const int64_t group = a.query_heads / a.cache.kv_heads;
+  const int64_t pieces = (group + kTileHeads - 1) / kTileHeads;
+  for (int64_t b = 0; b < a.requests; ++b) {
+    const int64_t begin = a.q_start[b], end = a.q_start[b + 1], offset = a.kv_len[b] - end;
+    const int64_t most = (group + pieces - 1) / pieces;
+    const int64_t tokens = clamp(kTileRows / most, 1, kTileTokens);
+    const int64_t tiles = (end - begin + tokens - 1) / tokens;
+    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+      AttentionTask t = {};
+      t.token = begin + tile * tokens;
+      t.tokens = t.token + tokens < end ? tokens : end - t.token;
+      t.position = t.token + offset;
+      t.blocks = a.block_table + b * a.block_table_stride;
+      t.split_begin = first_key(a.window, t.position) / kSplit;
+      t.split_end = (t.position + t.tokens - 1) / kSplit + 1;
+      for (t.kv_head = 0; t.kv_head < a.cache.kv_heads; ++t.kv_head) {
+        for (int64_t piece = 0; piece < pieces; ++piece) {
+          t.head = t.kv_head * group + group * piece / pieces;
+          t.heads = t.kv_head * group + group * (piece + 1) / pieces - t.head;
+          fn(t);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ew

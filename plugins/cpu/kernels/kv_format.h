@@ -1,0 +1,150 @@
+// How a layer's cache lies in memory, and how a token's keys and values get there.
+//
+// A block has K = 32 slots (block_table[b][i] holds positions 32 i .. 32 i + 31 of request b). The piece of a
+// block and kv head, f32:
+//
+//   k  [D][32]       | d=0: slot 0 .. 31 | d=1: slot 0 .. 31 | ...      keys side by side
+//   v  [32][Dv]      | slot 0: 0 .. Dv-1 | slot 1: 0 .. Dv-1 | ...      one value after another
+//
+// and bf16, i8 and fp8, in pairs along what is summed, as VDPBF16 reads them:
+//
+//   k  [D/2][32][2]  | slot 0: d=0, d=1 | slot 1: d=0, d=1 | .. slot 31 | slot 0: d=2, d=3 | ...
+//                    of an odd D the last row is [32]: there is nothing to pair it with
+//   v  [16][Dv][2]   | c=0: slot 0, slot 1 | c=1: slot 0, slot 1 | ... | c=0: slot 2, slot 3 | ...
+//
+// so that q.k of a block and p.v are both products of the linear's shape: an element of a row (or a pair),
+// broadcast, times a vector. Behind the elements of i8 and fp8 come 32 floats, the scale of each slot:
+//
+//   scale = max |x| / most     element = x * (most / max |x|), to the nearest, ties to even     most: 127,
+//   448
+//
+// with 0 and NaN as in quantize_activation.
+#pragma once
+
+#include "kernels.h"
+#include "parallel.h"
+#include "quantize.h"
+
+namespace ew {
+namespace {
+
+// e4m3fn of |x| up to 464: 4 bits of exponent, 3 of mantissa, to the nearest, ties to even. Without a branch.
+EW_INLINE uint8_t float_to_e4m3(float x) {
+  const uint32_t bits = bits_as<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+  // Below 2^-6 a unit is 2^-9, which is that of floats from 2^14.
+  const uint32_t small =
+      bits_as<uint32_t>(bits_as<float>(magnitude) + 16384.0f) - bits_as<uint32_t>(16384.0f);
+  return static_cast<uint8_t>((bits >> 24 & 0x80u) | (magnitude < (121u << 23) ? small : normal));
+}
+// Exact, subnormal numbers included: the exponent's bias is put right by a product.
+EW_INLINE float e4m3_to_float(uint8_t code) {
+  const uint32_t bits = static_cast<uint32_t>(code & 0x7fu) << 20 | static_cast<uint32_t>(code & 0x80u) << 24;
+  return bits_as<float>(bits) * 0x1p120f;
+}
+
+EW_INLINE char* key_piece(const KvCache& c, int64_t block, int64_t head) {
+  return static_cast<char*>(c.k) + (block * c.kv_heads + head) * kv_piece_bytes(c.format, c.key_size);
+}
+EW_INLINE char* value_piece(const KvCache& c, int64_t block, int64_t head) {
+  return static_cast<char*>(c.v) + (block * c.kv_heads + head) * kv_piece_bytes(c.format, c.value_size);
+}
+
+// Where elements first .. first+count-1 of a slot go: to[i * stride], after a pair to[1], if it is one.
+template <class T>
+EW_INLINE void scatter_key(T* piece, int64_t size, int64_t slot, const T* from, int64_t first,
+                           int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t d = first + i;
+    const bool paired = d < size / 2 * 2;
+    piece[paired ? (d / 2 * kBlock + slot) * 2 + d % 2 : d * kBlock + slot] = from[i];
+  }
+}
+template <class T>
+EW_INLINE void scatter_value(T* piece, int64_t size, int64_t slot, const T* from, int64_t first,
+                             int64_t count) {
+  T* to = piece + (slot / 2 * size + first) * 2 + slot % 2;
+  for (int64_t i = 0; i < count; ++i) to[2 * i] = from[i];
+}
+
+// x [size] as elements of 1 or 2 bytes, 64 at a time, handed to place(elements, first, count). `scale` is
+// that of bytes.
+template <class Place>
+EW_INLINE void encode(KvFormat format, const float* x, int64_t size, float* scale, const Place& place) {
+  constexpr int64_t kPiece = 64;
+  if (format == KvFormat::bf16) {
+    uint16_t elements[kPiece];
+    for (int64_t first = 0; first < size; first += kPiece) {
+      const int64_t count = size - first < kPiece ? size - first : kPiece;
+      for (int64_t i = 0; i < count; ++i) elements[i] = float_to_bf16(x[first + i]);
+      place(elements, first, count);
+    }
+    return;
+  }
+  F16 largest = zero(), special = zero();
+  for (int64_t i = 0; i < size; i += 16) {
+    const F16 v = load_some(x + i, size - i);
+    largest = max(abs(v), largest);
+    special = fma(v, zero(), special);  // NaN once v is NaN or infinite, which max may pass over
+  }
+  const float limit = format == KvFormat::i8 ? 127.0f : 448.0f;
+  const float most = max_lanes(largest), nan = sum_lanes(special), factor = limit / most;
+  const bool none = nan != nan || !(factor < __builtin_inff());
+  *scale = nan != nan ? __builtin_nanf("") : none ? 0.0f : most / limit;
+  uint8_t elements[kPiece] = {};
+  for (int64_t first = 0; first < size; first += kPiece) {
+    const int64_t count = size - first < kPiece ? size - first : kPiece;
+    if (format == KvFormat::i8 && !none) {
+      for (int64_t i = 0; i < count; i += 16) {
+        const F16 v = load_some(x + first + i, count - i) * splat(factor);
+        store_bytes(reinterpret_cast<int8_t*>(elements) + i, nearest_int(v), 16);
+      }
+    } else if (!none) {
+      for (int64_t i = 0; i < count; ++i) elements[i] = float_to_e4m3(x[first + i] * factor);
+    }
+    place(elements, first, count);
+  }
+}
+
+// A key and a value of one head to their place in the cache.
+EW_INLINE void write_key(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* x) {
+  char* piece = key_piece(c, block, head);
+  if (c.format == KvFormat::f32) {
+    float* to = reinterpret_cast<float*>(piece) + slot;
+    for (int64_t d = 0; d < c.key_size; ++d) to[d * kBlock] = x[d];
+    return;
+  }
+  float* scales = reinterpret_cast<float*>(piece + kBlock * c.key_size);
+  encode(c.format, x, c.key_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
+    scatter_key(reinterpret_cast<T*>(piece), c.key_size, slot, from, first, count);
+  });
+}
+EW_INLINE void write_value(const KvCache& c, int64_t block, int64_t slot, int64_t head, const float* x) {
+  char* piece = value_piece(c, block, head);
+  if (c.format == KvFormat::f32) {
+    float* to = reinterpret_cast<float*>(piece) + slot * c.value_size;
+    __builtin_memcpy(to, x, static_cast<size_t>(c.value_size) * sizeof(float));
+    return;
+  }
+  float* scales = reinterpret_cast<float*>(piece + kBlock * c.value_size);
+  encode(c.format, x, c.value_size, scales + slot, [&]<class T>(const T* from, int64_t first, int64_t count) {
+    scatter_value(reinterpret_cast<T*>(piece), c.value_size, slot, from, first, count);
+  });
+}
+
+// Two tokens never have the same slot.
+inline void kv_write(const KvWriteArgs& a, ThreadPool& pool) {
+  const KvCache& c = a.cache;
+  run_rows(pool, a.tokens, c.kv_heads * (c.key_size + c.value_size), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+      for (int64_t h = 0; h < c.kv_heads; ++h) {
+        write_key(c, block, slot, h, a.k.data + t * a.k.stride0 + h * a.k.stride1);
+        write_value(c, block, slot, h, a.v.data + t * a.v.stride0 + h * a.v.stride1);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ew

@@ -1,0 +1,155 @@
+// The cache, written and read one element at a time, and attention over it.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "reference.h"
+
+namespace ew::reference {
+namespace {
+
+template <class T>
+T* row(const Rows<T>& rows, int64_t i, int64_t j) {
+  return rows.data + i * rows.stride0 + j * rows.stride1;
+}
+
+float bf16_value(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// Number `code` of the positive e4m3fn numbers, 0 .. 126.
+double e4m3_value(int code) {
+  return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
+}
+
+uint8_t to_e4m3(float x) {
+  int best = 0;
+  for (int code = 1; code <= 126; ++code) {
+    const double here = std::fabs(std::fabs(double{x}) - e4m3_value(code));
+    const double there = std::fabs(std::fabs(double{x}) - e4m3_value(best));
+    if (here < there || (here == there && code % 2 == 0)) best = code;
+  }
+  return static_cast<uint8_t>(best + (std::signbit(x) ? 128 : 0));
+}
+
+char* piece_of(const KvCache& c, bool key, int64_t block, int64_t head) {
+  const int64_t bytes = kv_piece_bytes(c.format, key ? c.key_size : c.value_size);
+  return static_cast<char*>(key ? c.k : c.v) + (block * c.kv_heads + head) * bytes;
+}
+
+// Which element of the piece is element i of a slot.
+int64_t place(const KvCache& c, bool key, int64_t slot, int64_t i) {
+  const int64_t size = key ? c.key_size : c.value_size;
+  if (c.format == KvFormat::f32) return key ? i * kBlock + slot : slot * size + i;
+  if (!key) return (slot / 2 * size + i) * 2 + slot % 2;
+  return i == size - 1 && size % 2 == 1 ? i * kBlock + slot : i / 2 * 2 * kBlock + slot * 2 + i % 2;
+}
+
+void write_piece(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, const float* x) {
+  const int64_t size = key ? c.key_size : c.value_size;
+  char* piece = piece_of(c, key, block, head);
+  float most = 0, scale = 0, factor = 0;
+  if (has_scales(c.format)) {
+    for (int64_t i = 0; i < size; ++i)
+      most = std::isfinite(x[i]) ? std::max(most, std::fabs(x[i])) : std::numeric_limits<float>::infinity();
+    const float limit = c.format == KvFormat::i8 ? 127.0f : 448.0f;
+    if (!std::isfinite(most)) {
+      scale = std::numeric_limits<float>::quiet_NaN();
+    } else if (std::isfinite(limit / most)) {
+      scale = most / limit;
+      factor = limit / most;
+    }
+    std::memcpy(piece + kBlock * size + slot * 4, &scale, 4);
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    const float scaled = factor == 0 ? 0.0f : x[i] * factor;
+    char* to = piece + place(c, key, slot, i) * element_bytes(c.format);
+    const uint16_t half = to_bf16(x[i]);
+    if (c.format == KvFormat::f32) std::memcpy(to, x + i, 4);
+    if (c.format == KvFormat::bf16) std::memcpy(to, &half, 2);
+    if (c.format == KvFormat::i8) *to = static_cast<char>(std::nearbyint(scaled));
+    if (c.format == KvFormat::fp8) *to = static_cast<char>(to_e4m3(scaled));
+  }
+}
+
+}  // namespace
+
+double cached(const KvCache& c, bool key, int64_t block, int64_t head, int64_t slot, int64_t i) {
+  const char* piece = piece_of(c, key, block, head);
+  const char* at = piece + place(c, key, slot, i) * element_bytes(c.format);
+  float value, scale = 1;
+  uint16_t half;
+  switch (c.format) {
+    case KvFormat::f32:
+      std::memcpy(&value, at, 4);
+      return value;
+    case KvFormat::bf16:
+      std::memcpy(&half, at, 2);
+      return bf16_value(half);
+    default:
+      std::memcpy(&scale, piece + kBlock * (key ? c.key_size : c.value_size) + slot * 4, 4);
+      if (c.format == KvFormat::i8) return double{scale} * static_cast<signed char>(*at);
+      return double{scale} * e4m3_value(*at & 127) * (*at & 128 ? -1 : 1);
+  }
+}
+
+void kv_write(const KvWriteArgs& a) {
+  const KvCache& cache = a.cache;
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t h = 0; h < cache.kv_heads; ++h) {
+      const int64_t block = a.slots[t] / kBlock, slot = a.slots[t] % kBlock;
+      write_piece(cache, true, block, h, slot, row(a.k, t, h));
+      write_piece(cache, false, block, h, slot, row(a.v, t, h));
+    }
+  }
+}
+
+void paged_attention(const PagedAttentionArgs& a) {
+  const KvCache& cache = a.cache;
+  const int64_t group = a.query_heads / cache.kv_heads;
+  for (int64_t b = 0; b < a.requests; ++b) {
+    for (int64_t t = a.q_start[b]; t < a.q_start[b + 1]; ++t) {
+      const int64_t position = a.kv_len[b] - a.q_start[b + 1] + t;
+      const int64_t from = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
+      for (int64_t h = 0; h < a.query_heads; ++h) {
+        const auto block_of = [&](int64_t key) {
+          return int64_t{a.block_table[b * a.block_table_stride + key / kBlock]};
+        };
+        std::vector<double> scores;
+        double best = a.sinks != nullptr ? a.sinks[h] : -std::numeric_limits<double>::infinity();
+        for (int64_t key = from; key <= position; ++key) {
+          double s = 0;
+          for (int64_t d = 0; d < cache.key_size; ++d) {
+            const float q = row(a.q, t, h)[d];
+            s += static_cast<double>(cache.format == KvFormat::f32 ? q : bf16_value(to_bf16(q))) *
+                 cached(cache, true, block_of(key), h / group, key % kBlock, d);
+          }
+          s *= a.scale;
+          if (a.softcap > 0) s = a.softcap * std::tanh(s / a.softcap);
+          if (a.slopes != nullptr)
+            s += static_cast<double>(a.slopes[h]) * static_cast<double>(key - position);
+          scores.push_back(s);
+          best = std::max(best, s);
+        }
+        double total = a.sinks != nullptr ? std::exp(a.sinks[h] - best) : 0;
+        std::vector<double> out(static_cast<size_t>(cache.value_size));
+        for (int64_t key = from; key <= position; ++key) {
+          const double p = std::exp(scores[static_cast<size_t>(key - from)] - best);
+          total += p;
+          for (size_t d = 0; d < out.size(); ++d) {
+            out[d] +=
+                p * cached(cache, false, block_of(key), h / group, key % kBlock, static_cast<int64_t>(d));
+          }
+        }
+        for (size_t d = 0; d < out.size(); ++d) row(a.out, t, h)[d] = static_cast<float>(out[d] / total);
+      }
+    }
+  }
+}
+
+}  // namespace ew::reference
