@@ -220,10 +220,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: Any, code: int) -> None:
 
     monkeypatch.setattr(hashed_file, "open", FullFile, raising=False)
     with (
-        pytest.raises(CapacityError, match=r"weights-00000\.bin: no space for 4,000 more bytes"),
+        pytest.raises(CapacityError, match=r"weights-00000\.bin: no space for 8,000,000 more bytes"),
         BundleWriter(tmp_path / "x.bundle") as writer,
     ):
-        writer.weights().add("w", np.zeros(1000, np.float32))
+        writer.weights().add("w", np.zeros(2_000_000, np.float32))  # more than is held back
     assert list(tmp_path.iterdir()) == []
 
 
