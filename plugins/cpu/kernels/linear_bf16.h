@@ -11,13 +11,14 @@
 #include "dot.h"
 #include "kernels.h"
 #include "linear_sparse.h"
+#include "linear_sweep.h"
 #include "linear_tasks.h"
 
 namespace ew {
 namespace {
 
 template <int R>
-void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead) {
+void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead, float* sums) {
   const int64_t pairs = (a.k + 1) / 2;
   const uint16_t* x = a.x + row * a.x_stride;
   constexpr int kVectors = bf16_vectors(R);
@@ -31,7 +32,7 @@ void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead
       for (int c = 0; c < kVectors; ++c) acc[r][first + c] = splat(0.0f);
     }
     for (int64_t pair = 0; pair < pairs; ++pair) {
-      if (first == 0) prefetch(ahead);
+      if (first == 0) prefetch_for<R>(ahead, w);
       Pairs weight[kVectors];
 #pragma GCC unroll 2
       for (int c = 0; c < kVectors; ++c) weight[c] = load_pairs(w + c * 32);
@@ -44,22 +45,20 @@ void bf16_block(const LinearBf16Args& a, int64_t row, int64_t panel, Ahead ahead
       w += kPanel * 2;
     }
   }
-  store_panel<R>(acc, a, row, panel);
+  keep_sums<R>(acc, sums);
 }
 
 inline void linear_bf16(const LinearBf16Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   if (a.sparse) return linear_sparse(a, pool);
   const int64_t panel_size = (a.k + 1) / 2 * kPanel * 2, panel_bytes = panel_size * 2;
-  linear_tasks(
-      pool, a.m, a.n, a.k, panel_bytes, [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
-        for (int64_t p = panel; p < panel_end; ++p) {
-          for_blocks_of<kBf16Rows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-            const Ahead ahead = ahead_of(a.weight + p * panel_size, panel_bytes, i, blocks);
-            bf16_block<R>(a, first, p, ahead);
-          });
-        }
-      });
+  linear_tasks(pool, a.m, a.n, a.k, panel_bytes,
+               [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
+                 sweep_panels<kBf16Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end,
+                                         [&]<int R>(int64_t first, int64_t p, Ahead ahead, float* sums) {
+                                           bf16_block<R>(a, first, p, ahead, sums);
+                                         });
+               });
 }
 
 }  // namespace

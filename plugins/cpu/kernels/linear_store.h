@@ -81,5 +81,32 @@ EW_INLINE void store_block(F16 (&acc)[R][C], const Linear& a, int64_t row, int64
   }
 }
 
+// As store_block, for `rows` rows of sums that were kept in memory, `stride` apart (a multiple of 16), and
+// the columns column .. column+columns-1. What a block of registers has of a row is two lines of y, each of
+// which may be in another core's cache; of some panels at once they are neighbours, and are fetched ahead.
+template <class Linear>
+__attribute__((noinline)) void store_rows(const Linear& a, int64_t row, int64_t rows, int64_t column,
+                                          int64_t columns, float* sums, int64_t stride) {
+  const Epilogue& end = a.epilogue;
+  const int64_t count = a.n - column < columns ? a.n - column : columns;
+  for (int64_t r = 0; r < rows; ++r, sums += stride) {
+    if (a.bias != nullptr) {
+      for (int64_t c = 0; c < count; c += 16) {
+        store(sums + c, load(sums + c) + load_some(a.bias + column + c, count - c));
+      }
+    }
+    activate(end.activation, sums, count);
+    float* y = a.y + (row + r) * a.y_stride + column;
+    if (end.residual == nullptr) {
+      for (int64_t c = 0; c < count; c += 16) store_some(y + c, load(sums + c), count - c);
+      continue;
+    }
+    const float* residual = end.residual + (row + r) * end.residual_stride + column;
+    for (int64_t c = 0; c < count; c += 16) {
+      store_some(y + c, load(sums + c) + load_some(residual + c, count - c), count - c);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ew

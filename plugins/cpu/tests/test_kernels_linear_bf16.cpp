@@ -102,6 +102,14 @@ void equals_reference() {
   }
 }
 
+// Several sweeps of panels, the last one short, for every number of rows that makes other blocks.
+void sweeps() {
+  for (int64_t m = 1; m <= 70; m += m < 26 ? 1 : 11) {
+    check(m, 290, 33, 2, m % 2 == 0);
+    check(m, 417, 16, 0, m % 2 != 0);
+  }
+}
+
 void deep_and_wide() {
   check(30, 330, 2500, 5, true);
   check(200, 96, 1024, 0, false);
@@ -153,6 +161,7 @@ void special_values() {
 
 int main() {
   RUN(equals_reference);
+  RUN(sweeps);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);

@@ -104,6 +104,14 @@ void groups() {
   }
 }
 
+// Several sweeps of panels, the last one short, for every number of rows that makes other blocks.
+void sweeps() {
+  for (int64_t m = 1; m <= 70; m += m < 18 ? 1 : 13) {
+    check({m, 290, 64, 32, 32, m % 2 == 0});
+    check({m, 417, 36, 12, m % 3 == 0 ? 0 : 12, m % 2 == 0});
+  }
+}
+
 // Enough work for several tasks, and an integer sum (all products 127 * -127) that goes far past 16 bits and
 // 24 bits.
 void deep_and_wide() {
@@ -186,6 +194,7 @@ void all_half_scales() {
 int main() {
   RUN(equals_reference);
   RUN(groups);
+  RUN(sweeps);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);

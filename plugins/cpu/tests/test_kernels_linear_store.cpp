@@ -134,9 +134,11 @@ void check_store(const KernelTable& kernels, ThreadPool& pool, const std::string
   }
 }
 
-// A token alone, blocks of rows, and K in pieces (f32, beyond 1024); columns that end within a panel.
+// A token alone, blocks of rows, and K in pieces (f32, beyond 1024); columns that end within a panel, and
+// panels enough for several sweeps.
 void equals_one_after_the_other() {
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 70, 64}, {13, 33, 64}, {30, 96, 1504}}) {
+  for (const auto& [m, n, k] :
+       {std::array<int64_t, 3>{1, 70, 64}, {13, 33, 64}, {30, 96, 1504}, {9, 290, 40}}) {
     const Factors f(m, n, k);
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       const std::string where = what + " m=" + std::to_string(m);
