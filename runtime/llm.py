@@ -24,6 +24,7 @@ from .engine_loop import EngineLoop
 from .executors.base import Executor
 from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
+from .freed_memory import return_freed_memory
 from .kv_cache.cache_groups import PoolPlan, parse_size
 from .output_text import OutputText
 from .outputs import RequestOutput, StreamPiece
@@ -107,6 +108,8 @@ class LLM:
         )
         if isinstance(executor, StaticShapes):
             prefill_chunk = prefill_chunk or executor.caps.max_tokens
+        del files
+        return_freed_memory()
         self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk))
 
     @classmethod
