@@ -7,19 +7,33 @@ from types import TracebackType
 
 import numpy as np
 
-from enginewright.plugins.contracts import FloatArray, StepInput
+from enginewright.plugins.contracts import CacheDtype, FloatArray, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.runtime.bundle.reader import Bundle
 
 
 class Driver:
-    """Requests 0 .. ``requests - 1`` with ``blocks`` KV blocks each, scattered over the pool in a fixed order."""
+    """Requests 0 .. ``requests - 1`` with ``blocks`` KV blocks each, scattered over the pool in a fixed order.
+
+    ``cache``: what keys and values are stored in, instead of what the bundle says.
+    """
 
     def __init__(
-        self, bundle: Path, requests: int, blocks: int, *, threads: int = 1, isa: str | None = None, seed: int = 0
+        self,
+        bundle: Path,
+        requests: int,
+        blocks: int,
+        *,
+        threads: int = 1,
+        isa: str | None = None,
+        seed: int = 0,
+        cache: CacheDtype | None = None,
     ) -> None:
         opened = Bundle.open(bundle)
         lowered = opened.program("cpu")
+        if cache is not None:
+            groups = tuple(g.model_copy(update={"dtype": cache}) for g in lowered.cache_groups)
+            lowered = lowered.model_copy(update={"cache_groups": groups})
         self.groups = {g.name: g.block_size for g in lowered.cache_groups}
         weights = {use.name: opened.weight(use.name) for use in lowered.weights}
         pool = dict.fromkeys(self.groups, requests * blocks)

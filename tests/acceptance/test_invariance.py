@@ -10,16 +10,25 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.contracts import CacheDtype, FloatArray
 
 from .driver import Driver
 
 
-def run(bundle: Path, texts: list[list[int]], *, chunk: int, together: bool, threads: int) -> list[FloatArray]:
+def run(
+    bundle: Path,
+    texts: list[list[int]],
+    *,
+    chunk: int,
+    together: bool,
+    threads: int,
+    isa: str | None = None,
+    cache: CacheDtype | None = None,
+) -> list[FloatArray]:
     """Logits of every position of every text, each text given in chunks."""
     blocks = max(len(t) for t in texts) // 32 + 1
     got: list[list[FloatArray]] = [[] for _ in texts]
-    with Driver(bundle, len(texts), blocks, threads=threads, seed=chunk) as driver:
+    with Driver(bundle, len(texts), blocks, threads=threads, seed=chunk, isa=isa, cache=cache) as driver:
         batches = [list(range(len(texts)))] if together else [[r] for r in range(len(texts))]
         for batch in batches:
             for at in range(0, max(len(texts[r]) for r in batch), chunk):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.contracts import CacheDtype, FloatArray
+from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.step_profile import StepProfile
 from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
 from enginewright.plugins.lowered_program import LoweredProgram
@@ -22,7 +24,13 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.sampling import SamplingParams
 
 V, H = 260, 8
-BLOCK_BYTES = 32 * (H + H) * 4
+CACHES: dict[CacheDtype, int] = {
+    "f32": 32 * (H + H) * 4,
+    "bf16": 32 * (H + H) * 2,
+    "i8": 32 * (H + H) + 2 * 32 * 4,
+    "fp8": 32 * (H + H) + 2 * 32 * 4,
+}
+"""What keys and values are stored in -> bytes of a block, scales included."""
 RNG = np.random.default_rng(3)
 TABLE: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
 HEAD: FloatArray = RNG.standard_normal((V, H)).astype(np.float32)
@@ -35,7 +43,7 @@ def view(kind: str, name: str, *shape: Any, dtype: str = "f32") -> dict[str, Any
     return {"kind": kind, "name": name, "dtype": dtype, "shape": sizes, "strides": strides}
 
 
-def program() -> LoweredProgram:
+def program(cache_dtype: CacheDtype = "f32") -> LoweredProgram:
     """logits = take_rows(attention(x, x, x)) @ HEAD.T with x = TABLE[ids], one head."""
     ids, rows = view("input", "ids", "T", dtype="i32"), view("input", "rows", "R", dtype="i32")
     q_start = view("input", "q_start", 0, dtype="i32") | {"shape": [{"B": 1, "1": 1}]}
@@ -50,7 +58,10 @@ def program() -> LoweredProgram:
     attention = {"scale": 0.5, "window": 0, "softcap": 0.0, "has_sinks": False}
     return LoweredProgram.model_validate(
         {
-            "cache_groups": [{"name": "full", "layers": [0], "kv_heads": 1, "key_head_size": H, "value_head_size": H}],
+            "cache_groups": [
+                {"name": "full", "layers": [0], "kv_heads": 1, "key_head_size": H, "value_head_size": H}
+                | {"dtype": cache_dtype}
+            ],
             "weights": [
                 {"name": "table", "dtype": "f32", "shape": [V, H], "layout": "rows"},
                 {"name": "head", "dtype": "f32", "shape": [V, H], "layout": "panel32"},
@@ -88,15 +99,23 @@ def reference(ids: list[int]) -> FloatArray:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Path:
-    with BundleWriter(tmp_path / "tiny.bundle") as writer:
-        writer.weights().add("table", TABLE)
-        writer.weights().add("head", pack(HEAD, "panel32"), "panel32", shape=HEAD.shape)
-        writer.write_text("targets/cpu/program.json", program().to_json())
-        for path, data in tokenizer_files.to_files().items():
-            writer.write_bytes(path, data)
-        writer.commit(manifest, {"cpu": TargetManifest()})
-    return tmp_path / "tiny.bundle"
+def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Callable[[CacheDtype], Path]:
+    def make(cache: CacheDtype) -> Path:
+        with BundleWriter(tmp_path / f"{cache}.bundle") as writer:
+            writer.weights().add("table", TABLE)
+            writer.weights().add("head", pack(HEAD, "panel32"), "panel32", shape=HEAD.shape)
+            writer.write_text("targets/cpu/program.json", program(cache).to_json())
+            for path, data in tokenizer_files.to_files().items():
+                writer.write_bytes(path, data)
+            writer.commit(manifest, {"cpu": TargetManifest()})
+        return tmp_path / f"{cache}.bundle"
+
+    return make
+
+
+@pytest.fixture
+def bundle(make_bundle: Callable[[CacheDtype], Path]) -> Path:
+    return make_bundle("f32")
 
 
 @pytest.mark.parametrize("length", [1, 33, 100])
@@ -109,7 +128,26 @@ def test_logits_equal_numpy_whole_and_in_chunks(bundle: Path, length: int) -> No
         np.testing.assert_array_equal(chunked.logits(ids), logits)
 
 
-def test_tokens_on_a_pool_too_small_equal_those_alone(bundle: Path) -> None:
+@pytest.mark.parametrize("cache", ["bf16", "i8", "fp8"])
+def test_a_cache_of_fewer_bits_is_close_and_the_same_in_chunks(
+    cache: CacheDtype, make_bundle: Callable[[CacheDtype], Path]
+) -> None:
+    bundle, ids = make_bundle(cache), np.random.default_rng(1).integers(0, V, 128).tolist()
+    exact = reference(ids)
+    for isa in isas():
+        with LLM(bundle, isa=isa) as llm, LLM(bundle, prefill_chunk=7, threads=1, isa=isa) as chunked:
+            logits = llm.logits(ids)
+            np.testing.assert_array_equal(chunked.logits(ids), logits)
+        # The first token attends to itself alone: its logits are a product with its rounded values.
+        off = np.abs(logits - exact).max() / np.abs(exact).max()
+        assert 1e-5 < off < {"bf16": 0.02, "i8": 0.04, "fp8": 0.15}[cache]
+
+
+@pytest.mark.parametrize("cache", list(CACHES))
+def test_tokens_on_a_pool_too_small_equal_those_alone(
+    cache: CacheDtype, make_bundle: Callable[[CacheDtype], Path]
+) -> None:
+    bundle = make_bundle(cache)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, V, rng.integers(1, 60)).tolist() for _ in range(24)]
     params = [
@@ -118,8 +156,9 @@ def test_tokens_on_a_pool_too_small_equal_those_alone(bundle: Path) -> None:
     ]
     with LLM(bundle) as llm:
         alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
-    with LLM(bundle, memory=8 * BLOCK_BYTES, prefill_chunk=16) as tight:
-        assert tight.info()["kv_cache"] == "KV cache: 16.0 KiB, 8 blocks of 32 tokens = 256 tokens"
+    with LLM(bundle, memory=8 * CACHES[cache], prefill_chunk=16) as tight:
+        assert tight.info()["kv_cache_bytes"] == 8 * CACHES[cache]
+        assert tight.info()["kv_cache"].endswith(" KiB, 8 blocks of 32 tokens = 256 tokens")
         assert tight.generate(prompts, params) == alone
         assert tight.engine.preemptions > 0
         assert tight.engine.pools["full"].free_blocks == 8
