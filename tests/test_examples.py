@@ -24,6 +24,7 @@ COMMANDS = (
     "recipes",
     "report",
     "bench",
+    "tune",
     "trace",
     "verify",
     "bisect",

@@ -29,6 +29,7 @@ from . import (
     report,
     sbom,
     trace,
+    tune,
     verify,
 )
 from . import eval as evaluation
@@ -58,6 +59,7 @@ for _module in (
     recipes,
     report,
     bench,
+    tune,
     trace,
     verify,
     diff,

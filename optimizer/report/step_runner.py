@@ -27,6 +27,7 @@ class StepRunner:
         threads: 0 takes as many as there are cores.
         weights: the arrays to run with, by name, instead of the bundle's own.
         lowered: the program to run instead of the bundle's own.
+        tuning: see ``CpuProgram``.
 
     Raises:
         BundleError, CapacityError: as for a program that is opened to be served.
@@ -40,6 +41,7 @@ class StepRunner:
         threads: int = 0,
         weights: Mapping[str, npt.NDArray[np.generic]] | None = None,
         lowered: LoweredProgram | None = None,
+        tuning: Mapping[str, int] | None = None,
     ) -> None:
         self.lowered = bundle.program("cpu") if lowered is None else lowered
         self.vocabulary = bundle.model.vocab_size
@@ -48,7 +50,7 @@ class StepRunner:
             group.name: max(len(s.contexts) * -(-max(s.contexts) // group.block_size) for s in sizes)
             for group in self.lowered.cache_groups
         }
-        self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads)
+        self.program = CpuProgram(self.lowered, arrays, blocks=blocks, threads=threads, tuning=tuning)
 
     def caches(self) -> list[npt.NDArray[np.uint8]]:
         """The memory of keys and values, layer by layer."""

@@ -71,7 +71,9 @@ class Program:
 class Resources:
     """KV caches as ``program`` has them, an arena and threads. ``blocks`` has P for each cache group in order."""
 
-    def __init__(self, program: Program, blocks: Sequence[int], threads: int, isa: str) -> None: ...
+    def __init__(
+        self, program: Program, blocks: Sequence[int], threads: int, isa: str, tuning: Mapping[str, int]
+    ) -> None: ...
     @property
     def isa(self) -> str: ...
     @property

@@ -18,6 +18,7 @@
 #include "bandwidth.h"
 #include "executor.h"
 #include "kv_cache.h"
+#include "tuning_of.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -368,8 +369,13 @@ NB_MODULE(_cpu, m) {
       .def("find_cache", &Program::find_cache, "group"_a, "layer"_a);
 
   nb::class_<Resources>(m, "Resources")
-      .def(nb::init<const Program&, std::vector<int64_t>, int, const std::string&>(), "program"_a, "blocks"_a,
-           "threads"_a, "isa"_a)
+      .def(
+          "__init__",
+          [](Resources* self, const Program& program, std::vector<int64_t> blocks, int threads,
+             const std::string& isa, const std::map<std::string, int64_t>& tuning) {
+            new (self) Resources(program, std::move(blocks), threads, isa, ew::tuning_of(tuning));
+          },
+          "program"_a, "blocks"_a, "threads"_a, "isa"_a, "tuning"_a)
       .def_prop_ro("isa", [](Resources& r) { return r.kernels().isa; })
       .def_prop_ro("threads", [](Resources& r) { return r.pool().size(); })
       .def_prop_ro("cache_bytes", &Resources::cache_bytes)

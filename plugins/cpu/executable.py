@@ -26,6 +26,16 @@ _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
 _MOST_THREADS = 1024
 _BITS = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}  # what _cpu hands over as uint16
+TUNABLES: Mapping[str, int] = {
+    "small_work": 1 << 40,
+    "task_bytes": 1 << 40,
+    "task_rows": 1 << 20,
+    "thread_tasks": 1 << 20,
+    "split_tiles": 1 << 20,
+    "spin_microseconds": 1_000_000,
+}
+"""What ``CpuProgram`` takes as ``tuning``, and the most that each may be; plugins/cpu/tuning.h has what they mean."""
+
 _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
@@ -50,13 +60,15 @@ class CpuProgram:
         threads: 0 means the cores this process may use, by affinity and cgroup quota.
         isa: one of ``isas()``; None takes the best. Logits are bit-equal for any ``threads``, not for any ``isa``.
         share: another program of the same model: this one runs on its caches, arena and threads, which live as long as
-            either; ``blocks``, ``threads`` and ``isa`` are its.
+            either; ``blocks``, ``threads``, ``isa`` and ``tuning`` are its.
+        tuning: how work is cut into tasks, and how long threads wait awake: ``TUNABLES`` by name. What is left out,
+            or 0, is the kernels' own choice. Logits are bit-equal for any.
 
     Raises:
         BundleError: the program or a weight doesn't hold together, or has other caches than that of ``share``; names
             step, operand and module path.
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
-        EnginewrightError: ``blocks``, ``threads`` or ``isa`` is out of range.
+        EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
 
     ``run`` may be called from several threads; the calls take turns, also those of programs that share.
     """
@@ -70,11 +82,12 @@ class CpuProgram:
         threads: int = 0,
         isa: str | None = None,
         share: CpuProgram | None = None,
+        tuning: Mapping[str, int] | None = None,
     ) -> None:
         self.lowered = lowered
         self._groups = tuple(group.name for group in lowered.cache_groups)
-        if share is not None and (blocks is not None or threads or isa is not None):
-            raise EnginewrightError("blocks, threads and isa are those of the program that is shared with")
+        if share is not None and (blocks is not None or threads or isa is not None or tuning is not None):
+            raise EnginewrightError("blocks, threads, isa and tuning are those of the program that is shared with")
         if share is None and set(blocks or {}) != set(self._groups):
             raise EnginewrightError(f"blocks must name the cache groups {list(self._groups)}, not {list(blocks or {})}")
         if not 0 <= threads <= _MOST_THREADS:
@@ -85,7 +98,8 @@ class CpuProgram:
             raise BundleError(f"program: {e}", hint=_EXPORT_AGAIN) from e
         if share is None:
             wanted = [(blocks or {})[name] for name in self._groups]
-            self._resources = _resources(program, wanted, threads or min(available_threads(), _MOST_THREADS), isa)
+            threads = threads or min(available_threads(), _MOST_THREADS)
+            self._resources = _resources(program, wanted, threads, isa, tuning or {})
         else:
             self._resources = share._resources
         try:
@@ -217,9 +231,11 @@ def isas() -> list[str]:
     return _cpu.isas()
 
 
-def _resources(program: _cpu.Program, blocks: list[int], threads: int, isa: str | None) -> _cpu.Resources:
+def _resources(
+    program: _cpu.Program, blocks: list[int], threads: int, isa: str | None, tuning: Mapping[str, int]
+) -> _cpu.Resources:
     try:
-        return _cpu.Resources(program, blocks, threads, isa or isas()[0])
+        return _cpu.Resources(program, blocks, threads, isa or isas()[0], dict(tuning))
     except ValueError as e:
         raise EnginewrightError(str(e)) from e
     except MemoryError as e:

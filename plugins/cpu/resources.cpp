@@ -17,11 +17,12 @@ bool same_memory(const CacheGroup& a, const CacheGroup& b) {
 
 }  // namespace
 
-Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)
+Resources::Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
+                     const Tuning& tuning)
     : kernels_(kernels_for(isa.c_str())),
       groups_(program.groups()),
       blocks_(std::move(blocks)),
-      pool_(threads) {
+      pool_(threads, Binding::none, tuning) {
   if (!kernels_) fail("isa " + isa + " is not available on this processor");
   if (threads < 1) fail("threads = " + std::to_string(threads) + " is below 1");
   if (blocks_.size() != groups_.size()) fail("blocks must have one entry a cache group");

@@ -20,7 +20,8 @@ class Resources {
  public:
   // Caches as the program has them. blocks: P of each cache group. isa: one of available_isas(). Throws
   // std::invalid_argument, std::bad_alloc.
-  Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa);
+  Resources(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa,
+            const Tuning& tuning = {});
 
   // Throws std::invalid_argument unless the program has just these caches.
   void check(const Program& program) const;

@@ -70,6 +70,10 @@ bool spin_until(const Ready& ready, std::chrono::nanoseconds limit) {
   return ready();
 }
 
+std::chrono::nanoseconds spin_of(const Tuning& tuning) {
+  return tuning.spin_microseconds > 0 ? std::chrono::microseconds(tuning.spin_microseconds) : kSpin;
+}
+
 int checked(int threads) {
   if (threads > ThreadPool::kMaxThreads) {
     throw std::invalid_argument("threads = " + std::to_string(threads) + " is above " +
@@ -81,9 +85,10 @@ int checked(int threads) {
 }  // namespace
 
 // With more threads than cores a worker that spins holds the core that another needs to make work.
-ThreadPool::ThreadPool(int threads, Binding binding)
+ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
     : size_(checked(threads)),
-      spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : kSpin),
+      tuning_(tuning),
+      spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : spin_of(tuning)),
       shares_(new Share[static_cast<size_t>(size_)]) {
   const std::vector<int> cores = binding == Binding::cores ? usable_cores() : std::vector<int>();
   workers_.reserve(static_cast<size_t>(size_ - 1));
@@ -143,7 +148,7 @@ void ThreadPool::run_region(uint32_t tasks, int64_t base, Call call, const void*
   wake();
   const uint32_t expected = before + tasks - take_tasks(0);
   const auto done = [&] { return finished_.load(std::memory_order_acquire) == expected; };
-  if (spin_until(done, kSpin)) return;
+  if (spin_until(done, spin_of(tuning_))) return;
   caller_sleeps_.store(true);
   for (uint32_t now; (now = finished_.load()) != expected;) finished_.wait(now);
   caller_sleeps_.store(false, std::memory_order_relaxed);

@@ -24,6 +24,8 @@
 #include <thread>
 #include <vector>
 
+#include "tuning.h"
+
 namespace ew {
 
 // Bound: worker w stays on the w-th of the cores that the process may use (in turn, if there are fewer). The
@@ -36,12 +38,13 @@ class ThreadPool {
 
   // `threads` counts the caller, so `threads - 1` workers are started; values below 1 mean 1. Throws
   // std::invalid_argument above kMaxThreads, std::system_error if the system refuses a thread.
-  explicit ThreadPool(int threads, Binding binding = Binding::none);
+  explicit ThreadPool(int threads, Binding binding = Binding::none, const Tuning& tuning = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+  const Tuning& tuning() const { return tuning_; }
 
   // Wakes workers that sleep, so that they are there when the first region comes. Costs next to nothing if
   // none sleeps.
@@ -86,6 +89,7 @@ class ThreadPool {
   void stop();
 
   const int size_;
+  const Tuning tuning_;
   const std::chrono::nanoseconds spin_;  // of a worker without work
   std::unique_ptr<Share[]> shares_;
   alignas(128) std::atomic<uint32_t> finished_{

@@ -288,3 +288,9 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as e:
         raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
+
+
+def tuning_path(bundle: Bundle) -> Path:
+    """Where what ``optimize tune`` found for a bundle is kept: beside its folder."""
+    folder = bundle.path.absolute()
+    return folder.with_name(f"{folder.name}.tune.json")

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput
-from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.plugins.errors import BundleError
 
 from ..bundle.buckets import BucketPlan
-from ..bundle.reader import Bundle
+from ..bundle.reader import Bundle, tuning_path
 from .base import Deferred
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class CpuExecutor:
         threads: of the kernels; 0 takes as many as there are cores.
         isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
             best there is.
+        tuning: how work is cut into tasks: see ``CpuProgram``. None takes what ``optimize tune`` found here for this
+            bundle, if it did, and its number of threads if ``threads`` is 0.
         plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
             in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
             same bits.
@@ -51,13 +53,20 @@ class CpuExecutor:
         threads: int = 0,
         isa: str | None = None,
         plan: BucketPlan | None = None,
+        tuning: Mapping[str, int] | None = None,
     ) -> None:
         program = bundle.program("cpu")
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
         self.caps = ExecutorCaps()
-        self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa)
+        self._tuned = ""
+        if tuning is None and tuning_path(bundle).exists():
+            from .cpu_tuning import load_tuning  # few bundles have one: the first token needn't wait for its schema
+
+            found, self._tuned = load_tuning(bundle, isa or isas()[0])
+            tuning, threads = (found.choices, threads or found.threads) if found is not None else (None, threads)
+        self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning)
         start = time.perf_counter()
         self._specialized: dict[Sizes, CpuProgram] = {}
         for bucket in plan.buckets if plan is not None else ():
@@ -87,6 +96,8 @@ class CpuExecutor:
     def describe(self) -> dict[str, str | int]:
         """With specialised programs, what they cost: milliseconds to load, and bytes of the arena that all share."""
         about: dict[str, str | int] = {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
+        if self._tuned:
+            about["tuning"] = self._tuned
         if self._specialized:
             about["bucket_programs"] = len(self._specialized)
             about["bucket_load_ms"] = round(self._load_seconds * 1000)

@@ -239,7 +239,8 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   });
   if (tiles == 0) return;
   // Long requests with too few tiles for the threads: a task a split, then the merge.
-  const bool split_up = threads > 1 && work >= kSmallWork && tiles < 4 * threads && splits > tiles &&
+  const bool split_up = threads > 1 && work >= small_work(pool) &&
+                        tiles < tuned(pool_tuning(pool).split_tiles, 4) * threads && splits > tiles &&
                         partial_rows * per_row <= kMaxPartial;
 
   const ScratchPlan<Products> plan(a.cache);

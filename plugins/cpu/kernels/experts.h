@@ -117,7 +117,8 @@ void grouped_linear(const Grouped<Linear>& g, ThreadPool& pool) {
   int64_t blocks = 0;
   for (int64_t e = 0; e < g.experts; ++e) blocks += blocks_of(e);
   const int64_t panel_bytes = g.weight_stride / panels * static_cast<int64_t>(sizeof(*g.all.weight));
-  const int64_t group = 1 + kPartBytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
+  const int64_t part_bytes = tuned(pool_tuning(pool).task_bytes, kPartBytes);
+  const int64_t group = 1 + part_bytes / (panel_bytes + 1), groups = (panels + group - 1) / group;
   run_tasks(pool, blocks * groups, g.all.m * panels * kPanel * g.all.k, [&](int64_t task, int) {
     int64_t e = 0, block = task / groups;
     for (; block >= blocks_of(e); ++e) block -= blocks_of(e);

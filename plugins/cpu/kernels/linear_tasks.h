@@ -22,9 +22,11 @@ constexpr int64_t kTaskBytes = int64_t{1} << 18;
 template <class F>
 void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn) {
   const int64_t threads = pool_size(pool), panels = (n + kPanel - 1) / kPanel;
-  const int64_t row_blocks = (m + kTaskRows - 1) / kTaskRows;
-  const int64_t least = 1 + kTaskBytes / (panel_bytes + 1);  // panels of a task
-  const int64_t most = (8 * threads + row_blocks - 1) / row_blocks, small = (panels + 15) / 16;
+  const Tuning& tuning = pool_tuning(pool);
+  const int64_t task_rows = tuned(tuning.task_rows, kTaskRows), row_blocks = (m + task_rows - 1) / task_rows;
+  const int64_t least = 1 + tuned(tuning.task_bytes, kTaskBytes) / (panel_bytes + 1);  // panels of a task
+  const int64_t tasks = tuned(tuning.thread_tasks, 8) * threads;
+  const int64_t most = (tasks + row_blocks - 1) / row_blocks, small = (panels + 15) / 16;
   int64_t groups = panels / least < most ? panels / least : most;
   groups = groups < small ? small : groups;
   groups = (groups + threads - 1) / threads * threads;

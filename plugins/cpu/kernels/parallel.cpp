@@ -10,4 +10,6 @@ void pool_run(ThreadPool& pool, int64_t tasks, void (*fn)(void*, int64_t, int), 
 
 int pool_size(const ThreadPool& pool) { return pool.size(); }
 
+const Tuning& pool_tuning(const ThreadPool& pool) { return pool.tuning(); }
+
 }  // namespace ew

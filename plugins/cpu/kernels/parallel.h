@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../tuning.h"
+
 namespace ew {
 
 class ThreadPool;
@@ -10,6 +12,7 @@ class ThreadPool;
 // fn(context, task, worker) for every task in 0 .. tasks-1, in any order; returns when all are done.
 void pool_run(ThreadPool& pool, int64_t tasks, void (*fn)(void*, int64_t, int), void* context);
 int pool_size(const ThreadPool& pool);
+const Tuning& pool_tuning(const ThreadPool& pool);
 
 namespace {
 
@@ -17,10 +20,14 @@ namespace {
 // for.
 constexpr int64_t kSmallWork = 1 << 16;
 
+// What was chosen for the machine, or else the kernel's own.
+inline int64_t tuned(int64_t chosen, int64_t own) { return chosen > 0 ? chosen : own; }
+inline int64_t small_work(const ThreadPool& pool) { return tuned(pool_tuning(pool).small_work, kSmallWork); }
+
 // fn(task, worker) for every task; on the calling thread alone, in order, if `work` is small.
 template <class F>
 void run_tasks(ThreadPool& pool, int64_t tasks, int64_t work, const F& fn) {
-  if (tasks <= 1 || work < kSmallWork || pool_size(pool) == 1) {
+  if (tasks <= 1 || work < small_work(pool) || pool_size(pool) == 1) {
     for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
     return;
   }
@@ -35,7 +42,7 @@ template <class F>
 void run_rows(ThreadPool& pool, int64_t rows, int64_t row_work, const F& fn) {
   if (rows <= 0) return;
   const int64_t work = rows * row_work;
-  int64_t tasks = work / (kSmallWork / 4);
+  int64_t tasks = work / (small_work(pool) / 4 + 1);
   const int64_t most = 4 * static_cast<int64_t>(pool_size(pool));
   tasks = tasks > most ? most : tasks;
   tasks = tasks > rows ? rows : tasks < 1 ? 1 : tasks;

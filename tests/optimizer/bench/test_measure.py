@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import enginewright
 from enginewright.optimizer.bench.measure import bench
 from enginewright.optimizer.bench.options import WARM_UP, BenchOptions, BenchPlan
 from enginewright.optimizer.bench.plot import panels, svg
@@ -142,3 +143,17 @@ def test_the_plot_has_what_was_measured(found: BenchResult) -> None:
     assert len(titles) == sum(len(series.titles) for panel in drawn for series in panel.series)
     assert titles[0].startswith("1 at 4 tokens: ")
     assert "http" not in svg(found).replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_target_that_reads_its_prompts(tiny_folder: Path, tmp_path: Path) -> None:
+    """Slots, no limits, no profile: what is measured is the same."""
+    pytest.importorskip("onnxruntime")
+    enginewright.export(tiny_folder, tmp_path / "onnx.bundle", recipe="f32", targets=["onnx"])
+    options = BenchOptions(prompts=(5,), batches=(1, 2), contexts=(8,), steps=2, threads=1, profile=True)
+    found = bench(Bundle.open(tmp_path / "onnx.bundle"), options)
+    assert found.target == "onnx" and found.limits is None and found.profiles == ()
+    assert found.options["rounds"] == 1
+    assert [d.step.count for d in found.decodes if d.step is not None] == [2, 2]
+    assert found.prompts[0].share is None and found.memory.weights == 0 < found.memory.kv_cache
+    assert [len(panel.series[0].limits) for panel in panels(found)] == [0, 0]
+    assert "dashed" in svg(found)

@@ -1,0 +1,64 @@
+"""``optimize tune``: choices of the cpu target that suit this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_json, reported
+from .options import AsJson, BundlePath, Threads
+
+if TYPE_CHECKING:
+    from enginewright.optimizer.progress import ProgressEvent
+
+NAME = "tune"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize tune smollm2.bundle\n\n"
+    "  optimize tune smollm2.bundle --seconds 120\n\n"
+    "  optimize tune smollm2.bundle --dry-run --json"
+)
+
+
+@reported
+def command(
+    bundle: BundlePath,
+    seconds: Annotated[float, typer.Option(help="About how long to measure; short times find less.")] = 40.0,
+    threads: Threads = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measures how work is best cut into tasks on this machine, and keeps it in BUNDLE.tune.json.
+
+    The cpu target takes it up from there. No result changes by a bit; the bundle itself is not touched.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from enginewright.optimizer.tune.tune import tune
+    from enginewright.runtime.bundle.reader import Bundle
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("opening")
+
+        def show(event: ProgressEvent) -> None:
+            progress.update(task, description=f"trying {event.detail}", completed=event.done, total=event.total)
+
+        found = tune(Bundle.open(bundle), seconds=seconds, threads=threads, write=not dry_run, progress=show)
+    if as_json:
+        print_json(found.to_json())
+        return
+    for tried in found.tried:
+        print(f"{tried.name:<18}{tried.value:>10,}{tried.gain:>8.3f}x{'  kept' if tried.kept else ''}")
+    print()
+    chosen = dict(found.file.choices) | ({"threads": found.file.threads} if found.file.threads else {})
+    if chosen:
+        for name, gain in found.gains.items():
+            print(f"{name:<28}{gain:>8.3f}x as fast")
+        print("chosen: " + ", ".join(f"{name} {value:,}" for name, value in chosen.items()))
+    else:
+        print("nothing is faster here than the executor's own choices")
+    print(f"{found.path}{'' if found.written else ' was not written'}")

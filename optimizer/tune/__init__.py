@@ -1,0 +1,1 @@
+"""What ``optimize tune`` does: choices of the cpu target that suit a machine, measured there."""

@@ -1,0 +1,180 @@
+"""Looks for choices of the cpu target that are faster than its own, one after the other, in paired runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.executors.cpu_tuning import TuningFile
+
+from .cases import Case, Contender, cases_of
+
+STAGE = "tune"
+LEAST_GAIN = 1.01
+"""Of the mean over the cases: what gains less is not worth a file, and may be chance."""
+
+WORST = 0.97
+"""No case may lose more than this."""
+
+CANDIDATES: Mapping[str, tuple[int, ...]] = {
+    "task_bytes": (1 << 15, 1 << 19),
+    "thread_tasks": (4, 16),
+    "task_rows": (48, 192),
+    "small_work": (1 << 14, 1 << 18),
+    "split_tiles": (2, 8),
+    "spin_microseconds": (10, 250),
+}
+"""Tunable -> what is tried beside the executor's own."""
+
+_FEWEST, _MOST = 3, 25
+_LAST = 2
+"""Times as many rounds for what is said in the end."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice beside the best so far.
+
+    Attributes:
+        name, value: of the tunable, or threads.
+        gain: the geometric mean over the cases of the time without it over the time with it.
+        gains: by case: the median over the rounds.
+        kept: whether it became part of the best.
+    """
+
+    name: str
+    value: int
+    gain: float
+    gains: dict[str, float]
+    kept: bool
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What was found.
+
+    Attributes:
+        file: what is kept, or would be.
+        path, written: where, and whether it was.
+        gain, gains: of all choices together, as in ``Tried``.
+    """
+
+    file: TuningFile
+    path: Path
+    written: bool
+    gain: float
+    gains: dict[str, float]
+    tried: tuple[Tried, ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "path": str(self.path),
+            "written": self.written,
+            "file": self.file.model_dump(),
+            "gain": self.gain,
+            "gains": self.gains,
+            "tried": [asdict(t) for t in self.tried],
+            "seconds": self.seconds,
+        }
+
+
+def tune(
+    bundle: Bundle, *, seconds: float = 40.0, threads: int = 0, write: bool = True, progress: Progress = silent
+) -> TuneResult:
+    """Measures, and keeps what it found beside the bundle.
+
+    Each candidate runs in turns with the best so far. In the end the best runs in turns with the executor's own
+    choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is.
+
+    Args:
+        bundle: opened, with a ready target cpu.
+        seconds: about how long to measure.
+        threads: 0 takes one for each core, and tries half as many.
+        write: whether the file is written.
+        progress: told the stage "tune".
+
+    Raises:
+        RequestError: ``seconds`` is out of range.
+        BundleError: the target isn't ready, or the file can't be written.
+        CapacityError: as for a program that is opened to be served.
+    """
+    if not 0 < seconds <= 86_400:
+        raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
+    began = time.perf_counter()
+    cases = cases_of(bundle.model.context_length)
+    plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
+    plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
+    own = best = Contender(bundle, cases, threads, {})
+    round_seconds = 2 * sum(own.time(i) * own.repeats[i] for i in range(len(cases)))
+    rounds = round(seconds / (round_seconds * (len(plan) + _LAST)))
+    rounds = min(max(rounds, _FEWEST), _MOST)
+    tried: list[Tried] = []
+    for done, (name, value) in enumerate(plan):
+        progress(ProgressEvent(STAGE, done, len(plan) + 1, f"{name} {value:,}"))
+        other = _with(bundle, cases, best, name, value)
+        gains = compare(best, other, cases, rounds)
+        kept = worth(gains.values())
+        tried.append(Tried(name, value, mean(gains.values()), gains, kept))
+        best = other if kept else best
+    progress(ProgressEvent(STAGE, len(plan), len(plan) + 1, "the best beside the executor's own"))
+    gains = compare(own, best, cases, _LAST * rounds) if best is not own else {case.name: 1.0 for case in cases}
+    kept = best is not own and worth(gains.values())
+    file = TuningFile.for_here(
+        bundle,
+        own.isa,
+        threads=best.threads if kept and not threads else 0,
+        choices=best.choices if kept else {},
+        gains={name: round(gain, 4) for name, gain in gains.items()} if kept else {},
+    )
+    path = tuning_path(bundle)
+    if write:
+        file.write(path)
+    progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 1))
+    return TuneResult(file, path, write, mean(gains.values()), gains, tuple(tried), time.perf_counter() - began)
+
+
+def compare(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they take turns, who begins too."""
+    ratios: dict[str, list[float]] = {case.name: [] for case in cases}
+    for turn in range(rounds):
+        for i, case in enumerate(cases):
+            if turn % 2:
+                second, first = other.time(i), one.time(i)
+            else:
+                first, second = one.time(i), other.time(i)
+            ratios[case.name].append(first / second)
+    return {name: median(found) for name, found in ratios.items()}
+
+
+def worth(gains: Iterable[float]) -> bool:
+    """Whether a choice is faster in the mean, and nowhere much slower."""
+    found = list(gains)
+    return mean(found) >= LEAST_GAIN and min(found) >= WORST
+
+
+def mean(gains: Iterable[float]) -> float:
+    """Geometric."""
+    found = list(gains)
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def fewer_threads(cores: int) -> list[int]:
+    """What is tried beside one for each core: half as many, as where a core has two hardware threads."""
+    return [cores // 2] if cores > 1 else []
+
+
+def _with(bundle: Bundle, cases: Sequence[Case], best: Contender, name: str, value: int) -> Contender:
+    if name == "threads":
+        return Contender(bundle, cases, value, best.choices)
+    return Contender(bundle, cases, best.threads, best.choices | {name: value})

@@ -1,0 +1,114 @@
+"""What ``optimize tune`` found for a bundle on a machine: a file beside the bundle, BUNDLE.tune.json.
+
+It is no part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
+on the kind of processor, with the number of cores, the instruction set, the version and the program that it was
+measured with, and on no other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from enginewright.plugins.cpu.executable import TUNABLES
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.errors import BundleError
+
+from ..bundle.reader import Bundle, tuning_path
+from ..doctor_machine import processor_name
+
+FORMAT_VERSION: Literal[1] = 1
+_PROGRAM = "targets/cpu/program.json"
+_MOST_BYTES = 1 << 20
+
+
+class TuningFile(BaseModel):
+    """The file. ``threads`` and ``choices`` are what is used: 0 threads, and no choice, are the executor's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = FORMAT_VERSION
+    enginewright: str
+    program_sha256: str
+    processor: str
+    cores: int = Field(ge=1)
+    isa: str
+    threads: int = Field(default=0, ge=0, le=1024)
+    choices: dict[str, int] = Field(default_factory=dict)
+    gains: dict[str, float] = Field(default_factory=dict)
+    """Case -> time with the executor's own choices over time with these."""
+
+    @classmethod
+    def for_here(
+        cls, bundle: Bundle, isa: str, *, threads: int = 0, choices: dict[str, int], gains: dict[str, float]
+    ) -> TuningFile:
+        """What was measured now."""
+        return cls(
+            enginewright=metadata.version("enginewright"),
+            program_sha256=bundle.files[_PROGRAM].sha256,
+            processor=processor_name(),
+            cores=available_threads(),
+            isa=isa,
+            threads=threads,
+            choices=choices,
+            gains=gains,
+        )
+
+    def differs(self, bundle: Bundle, isa: str) -> str:
+        """Why it isn't for what runs here; "" if it is."""
+        here = TuningFile.for_here(bundle, isa, threads=0, choices={}, gains={})
+        if self.program_sha256 != here.program_sha256:
+            return "it was measured with another program"
+        for name, own, found in (
+            ("version of Enginewright", self.enginewright, here.enginewright),
+            ("processor", self.processor, here.processor),
+            ("number of cores", self.cores, here.cores),
+            ("instruction set", self.isa, here.isa),
+        ):
+            if own != found:
+                return f"it was measured with another {name}: {own}, and here it is {found}"
+        for name, value in self.choices.items():
+            if not 0 <= value <= TUNABLES.get(name, -1):
+                return f"there is no {name} of {value}"
+        return ""
+
+    def write(self, path: Path) -> None:
+        """Beside the name, then renamed. Raises BundleError if it can't be written."""
+        try:
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with open(handle, "w", encoding="utf-8") as file:
+                    file.write(self.model_dump_json(indent=2) + "\n")
+                os.replace(name, path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as e:
+            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Give the folder write access.") from e
+
+
+def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
+    """What is kept beside a bundle for this machine, and a note: "" if there is no file.
+
+    A file that can't be used is no error, since nothing depends on it: the note says why.
+    """
+    path = tuning_path(bundle)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None, f"{path.name} is ignored: it is too large"
+        found = TuningFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None, ""
+    except OSError as e:
+        return None, f"{path.name} is ignored: {e.strerror}"
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        return None, f"{path.name} is ignored: {where}{first['msg']}"
+    why = found.differs(bundle, isa)
+    return (None, f"{path.name} is ignored: {why}") if why else (found, f"{path.name} is used")

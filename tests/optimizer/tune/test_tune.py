@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.progress import ProgressEvent
+from enginewright.optimizer.tune import tune as module
+from enginewright.optimizer.tune.cases import Case, Contender, cases_of
+from enginewright.optimizer.tune.tune import CANDIDATES, compare, fewer_threads, mean, tune, worth
+from enginewright.plugins.cpu.executable import TUNABLES
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.bundle.reader import Bundle, tuning_path
+from enginewright.runtime.executors.cpu_tuning import load_tuning
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
+    return Bundle.open(shutil.copytree(tiny_bundle, tmp_path / "own.bundle"))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, gain: float, name: str = "task_rows", value: int = 48) -> None:
+    """Makes one choice so much faster than all others."""
+
+    def speed(c: Contender) -> float:
+        return gain if c.choices.get(name) == value else 1.0
+
+    def compared(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+        return {case.name: speed(other) / speed(one) for case in cases}
+
+    monkeypatch.setattr(module, "compare", compared)
+
+
+def test_a_faster_choice_is_kept_and_found_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1.2)
+    events: list[ProgressEvent] = []
+    found = tune(bundle, seconds=0.1, threads=1, progress=events.append)
+    assert found.written and found.path == tuning_path(bundle)
+    assert found.file.choices == {"task_rows": 48}
+    assert found.gain == pytest.approx(1.2)
+    assert [(t.name, t.value) for t in found.tried if t.kept] == [("task_rows", 48)]
+    assert [(t.name, t.value) for t in found.tried] == [(n, v) for n, vs in CANDIDATES.items() for v in vs]
+    assert load_tuning(bundle, found.file.isa) == (found.file, "own.bundle.tune.json is used")
+    assert events[-1].done == events[-1].total == len(found.tried) + 1
+    assert [e.done for e in events] == list(range(len(events)))
+    assert json.loads(json.dumps(found.to_json()))["file"]["choices"] == {"task_rows": 48}
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.005, 0.5])
+def test_where_nothing_is_faster_the_file_says_so(gain: float, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gain)
+    found = tune(bundle, seconds=0.1, threads=1)
+    assert found.file.choices == {} and found.file.threads == 0 and found.file.gains == {}
+    assert json.loads(tuning_path(bundle).read_text())["choices"] == {}
+
+
+def test_a_dry_run_writes_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1.2)
+    found = tune(bundle, seconds=0.1, threads=1, write=False)
+    assert found.file.choices == {"task_rows": 48} and not found.written
+    assert [p.name for p in bundle.path.parent.iterdir()] == ["own.bundle"]
+
+
+def test_measured_for_real(bundle: Bundle) -> None:
+    cases = cases_of(bundle.model.context_length)
+    assert [case.name for case in cases] == [
+        "decode, 1 request at 128",
+        "decode, 8 requests at 128",
+        "prompt of 128",
+        "decode, 1 request at 512",
+    ]
+    one, other = (Contender(bundle, cases, 1, choices) for choices in ({}, {"task_rows": 16}))
+    gains = compare(one, other, cases, 2)
+    assert set(gains) == {case.name for case in cases}
+    assert all(gain > 0 for gain in gains.values())
+
+
+def test_a_short_context() -> None:
+    assert [case.name for case in cases_of(100)][-1] == "prompt of 100"
+
+
+def test_what_is_worth_keeping() -> None:
+    assert worth([1.02, 1.02]) and worth([1.1, 0.98])
+    assert not worth([1.005, 1.005])
+    assert not worth([1.5, 0.9])  # one of them loses
+    assert mean([2.0, 0.5]) == pytest.approx(1)
+    assert (fewer_threads(1), fewer_threads(2), fewer_threads(8)) == ([], [1], [4])
+
+
+def test_the_candidates_are_tunables() -> None:
+    assert set(CANDIDATES) == set(TUNABLES)
+    assert all(0 < value <= TUNABLES[name] for name, values in CANDIDATES.items() for value in values)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e9, float("nan")])
+def test_seconds_out_of_range(seconds: float, bundle: Bundle) -> None:
+    with pytest.raises(RequestError, match="seconds"):
+        tune(bundle, seconds=seconds)
