@@ -2,6 +2,7 @@
 #
 #   TORCH_INDEX   an index with the CPU build of PyTorch (see the README); without it, whatever pip's own index has
 #   PYTHON        the interpreter that .venv is made with
+#   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
 #   MATRIX        1: the Python tests with the long tables among them, which takes less time than one after the other
 
 PYTHON ?= python3
@@ -27,10 +28,10 @@ BUNDLE := build/smollm2.bundle
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-matrix pytest lint types format test-cpp sanitize bench gpu-check clean
+.PHONY: help setup demo test test-matrix pytest lint types format test-cpp sanitize bench bench-peers gpu-check clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # PyTorch first: what depends on it must find the build that we chose, not pull another.
 $(VENV)/.tools: pyproject.toml
@@ -88,9 +89,11 @@ sanitize: setup  ## run the C++ tests under ASan and UBSan, then under TSan
 	$(CMAKE_BUILD) build/tsan
 	$(CTEST) build/tsan
 
-bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-python: ten minutes)
-	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[bench]"
-	$(PY) benchmarks/bench.py
+bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-python once: ten minutes)
+	$(PY) benchmarks/bench_peers.py --engines enginewright llama.cpp --json build/bench/llama.json
+
+bench-peers: setup  ## compare speed with every engine that installs; BENCH= is more for benchmarks/bench_peers.py
+	$(PY) benchmarks/bench_peers.py $(BENCH)
 
 # With the Python that the machine has: torch with CUDA, Triton and pytest are enough. Tests that need more (TensorRT-RTX,
 # onnx, enginewright installed with its extension) skip, and say so.

@@ -1,13 +1,15 @@
 """Writes a GGUF file anew with its weights in another type, so that llama.cpp runs the very weights that we run.
 
-python benchmarks/convert_gguf.py MODEL.gguf OUT.gguf F32|BF16|Q8_0
+python benchmarks/convert_gguf.py MODEL.gguf OUT.gguf F32|BF16|Q8_0|Q4_0 [TYPE of the table of tokens]
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,24 +18,36 @@ FILE_TYPES = {
     "F32": gguf.LlamaFileType.ALL_F32,
     "BF16": gguf.LlamaFileType.MOSTLY_BF16,
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
+TABLE = "token_embd.weight"
+"""The table of tokens, which in many models is the head too."""
 
 
-def convert_gguf(source: Path, target: Path, kind: str) -> Path:
-    """Dequantizes every tensor of ``source`` and stores matrices as ``kind``, the rest as F32; metadata is copied."""
-    reader = gguf.GGUFReader(source)
-    unfinished = target.with_suffix(".unfinished")
-    writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
+def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, other: Mapping[str, Any] | None = None) -> None:
+    """All that a file says of its model but its types, with some values replaced by ``other``."""
+    replaced = other or {}
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
         inner = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+        writer.add_key_value(name, replaced.get(name, field.contents()), field.types[0], sub_type=inner)
+
+
+def convert_gguf(source: Path, target: Path, kind: str, *, table: str | None = None) -> Path:
+    """Dequantizes every tensor of ``source`` and stores matrices as ``kind``, the rest as F32; metadata is copied.
+
+    ``table`` is another type for the table of tokens.
+    """
+    reader = gguf.GGUFReader(source)
+    unfinished = target.with_suffix(".unfinished")
+    writer = gguf.GGUFWriter(unfinished, str(reader.fields["general.architecture"].contents()))
+    copy_metadata(reader, writer)
     writer.add_file_type(FILE_TYPES[kind])
-    stored = gguf.GGMLQuantizationType[kind]
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if kind != "F32" and values.ndim > 1:
+        stored = gguf.GGMLQuantizationType[(table or kind) if tensor.name == TABLE else kind]
+        if stored != gguf.GGMLQuantizationType.F32 and values.ndim > 1:
             writer.add_tensor(tensor.name, gguf.quants.quantize(values, stored), raw_dtype=stored)
         else:
             writer.add_tensor(tensor.name, values)
@@ -46,4 +60,4 @@ def convert_gguf(source: Path, target: Path, kind: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    print(convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], table=next(iter(sys.argv[4:]), None)))

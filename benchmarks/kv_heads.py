@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import commit, load_module, processor
+from peers.loading import load_module
+from peers.machine import commit, processor
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text

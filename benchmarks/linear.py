@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from bench import BUILD
+from peers.loading import BUILD
 from sparsity import GROUP, STORAGES, contents, operand, step_of
 
 from enginewright.plugins.contracts import StepInput, Storage

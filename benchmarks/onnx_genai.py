@@ -15,17 +15,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from bench import BUILD, FIGURES, HERE, Contender, commit, load_module, processor, run
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from workload import Speeds, Workload
+from peers.loading import BUILD
+from peers.machine import commit, processor
+from peers.make_models import hf_folder, smollm2_gguf
+from peers.processes import Command, run
+from peers.workload import Report, Workload
 
 import enginewright
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
@@ -44,6 +45,16 @@ FORMATS: dict[str, tuple[WeightsSection, list[str]]] = {
 LEVELS = {"contrib": 4, "standard": 1}
 """The accuracy level of products with 4 bits that our variants have, and the builder is told: at 4 activations are
 rounded to 8 bits, at 1 they are floats."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two engines, with what it loads."""
+
+    name: str
+    command: Command
+    path: Path
+
 
 MAX_KL = 5.0
 """Four bits without calibration cost a small model much, and it is speed that is measured here."""
@@ -69,19 +80,19 @@ def main(arguments: list[str] | None = None) -> int:
         prompt=options.prompt,
         short_prompt=options.short_prompt,
         steps=options.steps,
-        batch=options.batch,
+        batches=(options.batch,),
         threads=options.threads,
         vocabulary=options.vocabulary,
         target="onnx",
     )
-    folder = options.model or smollm2_folder()
+    folder = options.model or hf_folder(smollm2_gguf(), BUILD / "smollm2-hf")
     results = []
     for name in options.formats:
         pair = prepare(folder, name, options.variant)
         rounds = []
         for index in range(options.rounds):
             order = pair if index % 2 == 0 else pair[::-1]
-            speeds = {contender.name: run(contender, replace(work, seed=index)) for contender in order}
+            speeds = {c.name: run(c.command.line("speed", c.path, replace(work, seed=index))) for c in order}
             rounds.append((speeds[pair[0].name], speeds[pair[1].name]))
             print(f"{name}, round {index + 1}: {ratios(*rounds[-1])}", file=sys.stderr)
         results.append(summary(name, pair, rounds))
@@ -97,23 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def smollm2_folder() -> Path:
-    """SmolLM2 as a Hugging Face folder: both sides start from it."""
-    folder: Path = BUILD / "smollm2-hf"
-    if not (folder / "config.json").exists():
-        source: Path = load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
-        where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-        read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        # What was read from blocks is not saved as such; a model of the same configuration and weights is.
-        config = type(read.config)(**{k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        plain.load_state_dict(read.state_dict())
-        plain.save_pretrained(folder)
-    return folder
-
-
-def prepare(folder: Path, name: str, variant: str) -> tuple[Contender, Contender]:
+def prepare(folder: Path, name: str, variant: str) -> tuple[Side, Side]:
     """Our bundle, made anew, and the builder's folder, made if it isn't there yet."""
     weights, told = FORMATS[name]
     bundle, peer = BUILD / f"{folder.name}-{name}-onnx.bundle", BUILD / f"{folder.name}-{name}-genai"
@@ -140,26 +135,27 @@ def prepare(folder: Path, name: str, variant: str) -> tuple[Contender, Contender
             "cpu",
         ]
         subprocess.run([*builder, "-c", str(BUILD / "cache"), *told], check=True, stdout=subprocess.DEVNULL)
+    python = Path(sys.executable)
     return (
-        Contender(f"enginewright {name}", name, "ours.py", bundle, 0),
-        Contender(f"onnxruntime-genai {name}", name, "peer_onnxruntime_genai.py", peer, 0),
+        Side(f"enginewright {name}", Command(python, "ours"), bundle),
+        Side(f"onnxruntime-genai {name}", Command(python, "onnxruntime_genai_cpu"), peer),
     )
 
 
-def ratios(ours: Speeds, theirs: Speeds) -> dict[str, float]:
+def ratios(ours: Report, theirs: Report) -> dict[str, float]:
     """Ours over theirs."""
-    return {figure: round(getattr(ours, figure) / getattr(theirs, figure), 3) for figure in FIGURES}
+    return {figure: round(value / theirs.figures[figure], 3) for figure, value in ours.figures.items()}
 
 
-def summary(name: str, pair: tuple[Contender, Contender], rounds: list[tuple[Speeds, Speeds]]) -> dict[str, Any]:
+def summary(name: str, pair: tuple[Side, Side], rounds: list[tuple[Report, Report]]) -> dict[str, Any]:
     """Medians of each side's tokens a second, and of the rounds' ratios."""
     found = [ratios(*speeds) for speeds in rounds]
     return {
         "format": name,
         "engines": [speeds.engine for speeds in rounds[0]],
         "tokens_per_second": {
-            contender.name: {figure: median(getattr(speeds[i], figure) for speeds in rounds) for figure in FIGURES}
-            for i, contender in enumerate(pair)
+            side.name: {figure: median(speeds[i].figures[figure] for speeds in rounds) for figure in found[0]}
+            for i, side in enumerate(pair)
         },
         "ratio": {
             figure: {
@@ -167,7 +163,7 @@ def summary(name: str, pair: tuple[Contender, Contender], rounds: list[tuple[Spe
                 "least": min(r[figure] for r in found),
                 "most": max(r[figure] for r in found),
             }
-            for figure in FIGURES
+            for figure in found[0]
         },
         "rounds": [[asdict(speeds) for speeds in pair_of_speeds] for pair_of_speeds in rounds],
     }

@@ -23,8 +23,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench import BANDWIDTH_BYTES, BUILD, Contender, commit, load_module, processor, run
-from workload import Speeds, Workload
+from peers.loading import BUILD, load_module
+from peers.machine import commit, processor
+from peers.processes import Command, run
+from peers.workload import Report, Workload
 
 import enginewright
 from enginewright.optimizer.evaluate import BUILT_IN, evaluate
@@ -55,7 +57,7 @@ class Row:
     perplexity: float = 0.0
     kl_mean: float | None = None
     export_seconds: float = 0.0
-    speeds: list[Speeds] = field(default_factory=list)
+    speeds: list[Report] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -91,7 +93,7 @@ def main() -> int:
         prompt=arguments.prompt,
         short_prompt=16,
         steps=arguments.steps,
-        batch=1,
+        batches=(1,),
         threads=arguments.threads,
     )
     for row in rows:
@@ -111,12 +113,12 @@ def main() -> int:
     bandwidths = []
     timed = [row for row in rows if row.kind != PLAIN]
     for index in range(arguments.rounds):
-        bandwidths.append(_cpu.measure_bandwidth(BANDWIDTH_BYTES, work.threads))
+        bandwidths.append(_cpu.measure_bandwidth(1 << 30, work.threads))
         for row in timed if index % 2 == 0 else reversed(timed):  # what warms up or slows down does so for all
             path = arguments.folder / f"{row.name}.bundle"
-            speeds = run(Contender(row.name, row.recipe, "ours.py", path, row.step_bytes), replace(work, seed=index))
+            speeds = run(Command(Path(sys.executable), "ours").line("speed", path, replace(work, seed=index)))
             row.speeds.append(speeds)
-            print(f"round {index + 1}, {row.name}: {speeds.decode_1:,.1f} tokens/s", file=sys.stderr)
+            print(f"round {index + 1}, {row.name}: {speeds.figures['decode_1']:,.1f} tokens/s", file=sys.stderr)
     result = summarize(rows, arguments.share, work, bandwidths, model.name)
     path = arguments.json or HERE / "results" / f"pruning-{work.threads}-threads-{date.today().isoformat()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,11 +154,12 @@ def summarize(rows: list[Row], share: float, work: Workload, bandwidths: list[fl
     for row in rows:
         found: dict[str, Any] = asdict(row)
         if row.speeds:
-            found["tokens_per_second"] = statistics.median(s.decode_1 for s in row.speeds)
+            found["tokens_per_second"] = statistics.median(s.figures["decode_1"] for s in row.speeds)
         if row.kind == PRUNED:
             whole = next(r for r in rows if (r.recipe, r.kind) == (row.recipe, WHOLE))
             bytes_saved = 1 - row.step_bytes / whole.step_bytes
-            times = [1 - w.decode_1 / p.decode_1 for p, w in zip(row.speeds, whole.speeds, strict=True)]
+            pairs = zip(row.speeds, whole.speeds, strict=True)
+            times = [1 - w.figures["decode_1"] / p.figures["decode_1"] for p, w in pairs]
             found |= {"bytes_saved": bytes_saved, "time_saved_by_round": times}
             if times:
                 found["time_saved"] = statistics.median(times)

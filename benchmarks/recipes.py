@@ -23,11 +23,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from subprocess import CalledProcessError
 from typing import Any
 
-from bench import BANDWIDTH_BYTES, BUILD, FIGURES, Contender, commit, load_module, processor, run
-from workload import Speeds, Workload
+from peers.loading import BUILD, load_module
+from peers.machine import commit, processor
+from peers.processes import Command, WorkerError, run
+from peers.workload import Report, Workload
 
 import enginewright
 from enginewright.optimizer.evaluate import BUILT_IN, evaluate
@@ -60,7 +61,7 @@ class Row:
     perplexity: float = 0.0
     kl_mean: float | None = None
     top1_agreement: float | None = None
-    speeds: list[Speeds] = field(default_factory=list)
+    speeds: list[Report] = field(default_factory=list)
     failure: str = ""
 
 
@@ -76,7 +77,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
     parser.add_argument("--short-prompt", type=int, default=Workload.short_prompt, help="and of those of a batch")
     parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
-    parser.add_argument("--batch", type=int, default=Workload.batch, help="requests of a batch")
+    parser.add_argument("--batch", type=int, default=Workload.batches[-1], help="requests of a batch")
     parser.add_argument("--folder", type=Path, default=BUILD / "recipes", help="where the bundles go")
     parser.add_argument("--json", type=Path, help="where the result goes; benchmarks/results/recipes-* if left out")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page whose table --update-docs writes")
@@ -93,7 +94,7 @@ def main() -> int:
         prompt=arguments.prompt,
         short_prompt=arguments.short_prompt,
         steps=arguments.steps,
-        batch=arguments.batch,
+        batches=(arguments.batch,),
         threads=arguments.threads,
     )
     path = arguments.json or HERE / "results" / f"recipes-{work.threads}-threads-{date.today().isoformat()}.json"
@@ -117,7 +118,7 @@ def main() -> int:
     vocabulary = Bundle.open(_path(arguments.folder, REFERENCE)).model.vocab_size
     work = replace(work, vocabulary=min(work.vocabulary, vocabulary))
     for index in range(arguments.rounds):
-        bandwidths.append(_cpu.measure_bandwidth(BANDWIDTH_BYTES, work.threads))
+        bandwidths.append(_cpu.measure_bandwidth(1 << 30, work.threads))
         for row in rows if index % 2 == 0 else reversed(rows):  # what warms up or slows down does so for all
             _attempt(row, lambda row, seed=index: _time(row, arguments.folder, replace(work, seed=seed)))
         saved()
@@ -142,8 +143,8 @@ def _attempt(row: Row, stage: Callable[[Row], None]) -> None:
         stage(row)
     except EnginewrightError as e:
         row.failure = e.message
-    except CalledProcessError as e:
-        row.failure = f"the run ended with {e.returncode}"
+    except WorkerError as e:
+        row.failure = f"the run failed: {e}"
     told = row.failure or f"{time.perf_counter() - start:.1f} s"
     print(f"{CLEAR}{row.recipe}: {told}", file=sys.stderr)
 
@@ -175,7 +176,7 @@ def _compare(row: Row, folder: Path, text: str, threads: int) -> None:
 
 def _time(row: Row, folder: Path, work: Workload) -> None:
     path = _path(folder, row.recipe)
-    row.speeds.append(run(Contender(row.recipe, row.recipe, "ours.py", path, row.weight_bytes), work))
+    row.speeds.append(run(Command(Path(sys.executable), "ours").line("speed", path, work)))
 
 
 def _teller(what: str) -> Callable[[ProgressEvent], None]:
@@ -194,10 +195,12 @@ def _result(rows: list[Row], work: Workload, bandwidths: list[float], model: str
     for row in rows:
         found: dict[str, Any] = asdict(row)
         if row.speeds and not row.failure:
-            found["tokens_per_second"] = {f: statistics.median(getattr(s, f) for s in row.speeds) for f in FIGURES}
+            found["tokens_per_second"] = {
+                f: statistics.median(s.figures[f] for s in row.speeds) for f in row.speeds[0].figures
+            }
             pairs = list(zip(row.speeds, reference, strict=True)) if len(row.speeds) == len(reference) else []
             if pairs:
-                ratios = {f: [getattr(a, f) / getattr(b, f) for a, b in pairs] for f in FIGURES}
+                ratios = {f: [a.figures[f] / b.figures[f] for a, b in pairs] for f in reference[0].figures}
                 found["ratio"] = {f: statistics.median(values) for f, values in ratios.items()}
         results.append(found)
     machine = {"processor": processor(), "cores": os.cpu_count()}
@@ -217,7 +220,7 @@ def table(result: dict[str, Any]) -> str:
     """The result as a table of Markdown, and a line that says what was measured."""
     work, machine = result["workload"], result["machine"]
     headings = ("recipe", "bundle", "bytes a weight", "perplexity", "KL, mean", "same likeliest token")
-    headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batch']} at once", "export")
+    headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batches'][0]} at once", "export")
     lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
     for row in result["results"]:
         if row["failure"]:
@@ -236,7 +239,7 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['perplexity']:.2f}",
                     "" if kl is None else f"{kl:.2g}",
                     "" if same is None else f"{same:.1%}".replace("%", " %"),
-                    *(["", "", ""] if speeds is None else [f"{speeds[f]:,.0f}" for f in FIGURES]),
+                    *(["", "", ""] if speeds is None else [f"{speed:,.0f}" for speed in speeds.values()]),
                     f"{row['export_seconds']:.0f} s",
                 ]
             )

@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench import commit, processor
+from peers.machine import commit, processor
 
 import enginewright as ew
 from enginewright.optimizer.evaluate import evaluate

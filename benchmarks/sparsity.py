@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from bench import BUILD, load_module
+from peers.loading import BUILD, load_module
 
 from enginewright.optimizer.auto.check import Check
 from enginewright.optimizer.capture import capture

@@ -1,0 +1,1 @@
+"""Enginewright beside other engines: the same weights, the same prompts, by turns."""

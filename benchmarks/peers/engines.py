@@ -1,0 +1,98 @@
+"""The engines: what is installed of each, which formats it has, and what it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["int8", "int4"]
+FORMATS: tuple[Format, ...] = ("int8", "int4")
+OURS = "enginewright"
+GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0"}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine.
+
+    Attributes:
+        name: on the command line and in results.
+        packages: what pip installs into the peers' environment; ours is in the one that runs.
+        module: what can be imported if it is there.
+        worker: the module in ``peers.workers``.
+        formats: what it has of ours with as many bits a weight, and how the engine calls it.
+        model: file or folder in the model's folder, with ``{format}`` and ``{gguf}`` filled in.
+        made_by: "make_models", "convert" or "export".
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    module: str
+    worker: str
+    formats: Mapping[Format, str]
+    model: str
+    made_by: Literal["make_models", "convert", "export"]
+
+    def path(self, kind: Format) -> str:
+        """What it loads, in the model's folder."""
+        return self.model.format(format=kind, gguf=GGUF[kind])
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            OURS,
+            packages=(),
+            module="enginewright",
+            worker="ours",
+            formats={"int8": "recipe int8", "int4": "recipe int4"},
+            model="{format}.bundle",
+            made_by="export",
+        ),
+        Engine(
+            "llama.cpp",
+            packages=("llama-cpp-python==0.3.36",),
+            module="llama_cpp",
+            worker="llama_cpp",
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0"},
+            model="{gguf}.gguf",
+            made_by="make_models",
+        ),
+        Engine(
+            "openvino",
+            packages=("openvino-genai==2026.4.1.0",),
+            module="openvino_genai",
+            worker="openvino_cpu",
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0"},
+            model="openvino-{format}",
+            made_by="convert",
+        ),
+        Engine(
+            "onnxruntime-genai",
+            packages=("onnxruntime-genai==0.18.0", "onnx_ir"),
+            module="onnxruntime_genai",
+            worker="onnxruntime_genai_cpu",
+            formats={"int8": "int8, level 4", "int4": "int4, level 4, head int8"},
+            model="onnxruntime-genai-{format}",
+            made_by="convert",
+        ),
+        Engine(
+            "ctranslate2",
+            packages=("ctranslate2==4.8.5",),
+            module="ctranslate2",
+            worker="ctranslate2_cpu",
+            formats={"int8": "int8"},
+            model="ctranslate2-{format}",
+            made_by="convert",
+        ),
+    )
+}
+TITLES = {
+    OURS: "Enginewright",
+    "llama.cpp": "llama.cpp",
+    "openvino": "OpenVINO GenAI",
+    "onnxruntime-genai": "onnxruntime-genai",
+    "ctranslate2": "CTranslate2",
+}

@@ -1,0 +1,20 @@
+"""Where things are, and modules outside of packages."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+REPOSITORY = BENCHMARKS.parent
+BUILD = REPOSITORY / "build" / "bench"
+
+
+def load_module(name: str, path: Path) -> Any:
+    """A Python file outside of the packages, as a module."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

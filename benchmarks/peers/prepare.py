@@ -1,0 +1,149 @@
+"""Makes everything that engines load, once; what can't be made is missing from the comparison, with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.engines import ENGINES, OURS, Engine, Format
+from peers.install import install, last_error, peers_python
+from peers.loading import BENCHMARKS, BUILD, REPOSITORY
+from peers.models import MODELS
+from peers.processes import Command
+
+PARTS = ("optimizer", "passes", "plugins", "runtime")
+SOURCES = ("*.py", "*.toml", "*.cpp", "*.h")
+
+EXPORT = """import sys, enginewright
+source, bundle, recipe, kv_cache = sys.argv[1:]
+enginewright.export(source, bundle, recipe=recipe, kv_cache=kv_cache or None, overwrite=True)"""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine with a model in a format, ready to run."""
+
+    engine: str
+    model: str
+    format: Format
+    command: Command
+    path: Path
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What isn't compared; ``model`` and ``format`` are empty where that goes for all."""
+
+    engine: str
+    model: str
+    format: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be compared. ``prefix`` comes before every run; ``keep``: bundles stay as they are;
+    ``kv_cache``: what ours store keys and values in, instead of what their recipes say."""
+
+    models: Sequence[str]
+    formats: Sequence[Format]
+    engines: Sequence[str]
+    prefix: tuple[str, ...] = ()
+    keep: bool = False
+    kv_cache: str | None = None
+
+
+def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
+    """Installs, makes, converts and exports; ours comes first. Raises CalledProcessError for our own part."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    python = peers_python(BUILD / "peers")
+    missing: list[Missing] = []
+    able: list[Engine] = []
+    for engine in (ENGINES[name] for name in ENGINES if name in asked.engines):
+        if engine.packages:
+            tell(f"install {engine.name}")
+        if (why := install(engine, python if engine.packages else Path(sys.executable))) is None:
+            able.append(engine)
+        else:
+            missing.append(Missing(engine.name, "", "", why))
+    found = []
+    for model in asked.models:
+        folder = BUILD / model
+        tell(f"make {model}")
+        quietly([sys.executable, "-m", "peers.make_models", model, str(folder)])
+        for kind in asked.formats:
+            for engine in able:
+                if kind not in engine.formats:
+                    missing.append(Missing(engine.name, model, kind, f"it has no weights like {kind}'s"))
+                    continue
+                tell(f"{engine.name}: {model} {kind}")
+                if (why := _model_of(engine, folder, kind, python, asked)) is not None:
+                    missing.append(Missing(engine.name, model, kind, why))
+                    continue
+                runs_on = Path(sys.executable) if engine.name == OURS else python
+                found.append(
+                    Contender(
+                        engine.name,
+                        model,
+                        kind,
+                        Command(runs_on, engine.worker, asked.prefix),
+                        folder / engine.path(kind),
+                    )
+                )
+    return found, missing
+
+
+def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: Asked) -> str | None:
+    """Makes what the engine loads, if it isn't there; the reason if it can't be made."""
+    target = folder / engine.path(kind)
+    if engine.made_by == "export":
+        if not (asked.keep and target.exists()):
+            export(source_of(folder), target, kind, asked.kv_cache)
+    elif engine.made_by == "convert" and not target.exists():
+        try:
+            quietly([str(python), "-m", "peers.convert", engine.name, kind, str(folder), str(target)])
+        except subprocess.CalledProcessError as e:
+            return f"its converter failed: {last_error(e.stderr)}"
+    return None
+
+
+def source_of(folder: Path) -> Path:
+    """The GGUF that bundles are made from."""
+    if MODELS[folder.name].random:
+        return folder / "source.gguf"
+    command = [sys.executable, str(REPOSITORY / "examples" / "fetch_smollm2.py")]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def export(source: Path, bundle: Path, recipe: str, kv_cache: str | None) -> None:
+    """Makes the bundle if it isn't there, or was made by other code; in a process that gives its memory back."""
+    made_by = bundle.with_suffix(".json")
+    wanted = {"code": fingerprint(REPOSITORY), "source": source.name, "recipe": recipe, "kv_cache": kv_cache}
+    if bundle.exists() and made_by.exists() and json.loads(made_by.read_text()) == wanted:
+        return
+    quietly([sys.executable, "-c", EXPORT, str(source), str(bundle), recipe, kv_cache or ""])
+    made_by.write_text(json.dumps(wanted))
+
+
+def fingerprint(repository: Path) -> str:
+    """Of all code that decides what an export makes."""
+    digest = hashlib.sha256()
+    for part in PARTS:
+        for path in sorted(p for pattern in SOURCES for p in (repository / part).rglob(pattern)):
+            digest.update(str(path.relative_to(repository)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def quietly(command: Sequence[str]) -> None:
+    """Runs it without its output. Raises subprocess.CalledProcessError, which has what it wrote."""
+    # Threads that wait for each other sleep: preparing takes minutes, in which the machine may have other work.
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS), "OMP_WAIT_POLICY": "passive"}
+    subprocess.run(command, check=True, capture_output=True, text=True, cwd=BENCHMARKS, env=environment)

@@ -1,0 +1,144 @@
+"""A result as tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peers.engines import OURS, TITLES
+from peers.summary import FIGURES, Figure
+
+KINDS = {
+    "ratio": "{title}",
+    "bandwidth": "share of read bandwidth, decode of 1",
+    "peak": "share of the VNNI peak, products of a prefill",
+    "memory": "peak memory over weights and KV cache",
+}
+
+
+def shown(figure: Figure, value: float) -> str:
+    """A figure as people read it."""
+    if figure.name == "peak":
+        return f"{value / 1e6:,.0f}"
+    if figure.name == "start":
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def markdown(rows: Sequence[Sequence[str]], right: int = 1) -> list[str]:
+    """Lines of a table whose first row is its head; columns from ``right`` on are flushed right."""
+    head, *body = rows
+    rule = ["---" if i < right else "---:" for i in range(len(head))]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *body)]
+
+
+def engine_table(table: Mapping[str, Any]) -> list[str]:
+    """Engines of a model and format; after each peer's figure ours over it, or where less is better it over ours."""
+    engines = table["engines"]
+    figures = [f for f in FIGURES if any(f.name in row["figures"] for row in engines.values())]
+    rows = [["", *(f.title for f in figures), "KL from f32"]]
+    for name, row in engines.items():
+        cells = [f"{TITLES[name]}, {row['weights']}"]
+        for figure in figures:
+            value = row["figures"].get(figure.name)
+            over = row.get("ratio", {}).get(figure.name)
+            cell = "" if value is None else shown(figure, value)
+            cells.append(f"{cell} ({over['median']:.2f}x)" if over else cell)
+        kl = row["figures"].get("kl")
+        rows.append([*cells, "gives no logits" if kl is None else f"{kl:.4f}"])
+    return markdown(rows)
+
+
+def limit_line(table: Mapping[str, Any]) -> str:
+    """What the machine could do, and what share of that is reached."""
+    found = table["limits"]
+    parts = []
+    if "bandwidth_share" in found:
+        parts.append(
+            f"a step of one request reads {found['read_of_a_step'] / 1e6:,.0f} MB of weights, at "
+            f"{found['bandwidth_share']:.0%} of the {found['bandwidth_of_weights']:.1f} GB/s of a loop over as much"
+        )
+    if "peak_share" in found:
+        parts.append(
+            f"the products of a prefill reach {found['peak_share']:.0%} of {found['peak']:,.0f} G multiply-adds a "
+            f"second and take {found['matmul_share_of_prefill']:.0%} of its kernels' time"
+        )
+    if "memory" in found:
+        parts.append(f"at its peak the process has {found['memory']:.2f} times the bytes of weights and KV cache")
+    return f"Enginewright: {'; '.join(parts)}." if parts else ""
+
+
+def goal_table(goals: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[str]:
+    """Every goal, what was measured, whether it is met, and if not, why."""
+    names = {f.name: f.title.split(", tok/s")[0].split(", MB")[0].split(", s")[0] for f in FIGURES}
+    rows = [["model", "weights", "goal", "wanted", "measured", "best peer", "met", "reason"]]
+    for goal in goals:
+        sign = "at most " if goal["kind"] == "memory" else ""
+        measured = "" if goal["measured"] is None else value_of(goal["kind"], goal["measured"])
+        met = {True: "yes", False: "no", None: "not measured"}[goal["met"]]
+        if goal["kl_no_worse"] is False:
+            met += " (our KL is larger)"
+        rows.append(
+            [
+                titles.get(goal["model"], goal["model"]),
+                goal["format"],
+                KINDS[goal["kind"]].format(title=names[goal["figure"]]),
+                sign + value_of(goal["kind"], goal["wanted"]),
+                measured,
+                TITLES.get(goal["peer"] or "", ""),
+                met,
+                goal["reason"],
+            ]
+        )
+    return markdown(rows, right=8)
+
+
+def value_of(kind: str, value: float) -> str:
+    """A goal's number."""
+    return f"{value:.0%}" if kind in ("bandwidth", "peak") else f"{value:.2f}x"
+
+
+def missing_list(missing: Sequence[Mapping[str, str]]) -> list[str]:
+    """What isn't there, and why."""
+    names = [", ".join(filter(None, (TITLES.get(m["engine"]), m["model"], m["format"]))) for m in missing]
+    return [f"- {name}: {m['reason']}" for name, m in zip(names, missing, strict=True)]
+
+
+def describe(result: Mapping[str, Any]) -> str:
+    """The machine and the run."""
+    machine, measured, work = result["machine"], result["measured"], result["workload"]
+    caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
+    return (
+        f"{machine['processor']}, {work['threads']} threads, {', '.join(machine['instruction_sets'])}; {caches}; "
+        f"{machine['memory_gib']} GiB; {machine['system']}. Measured on {measured['date']} at {measured['commit']}, "
+        f"{measured['rounds']} rounds in {measured['seconds'] / 60:.0f} minutes."
+    )
+
+
+def whole(result: Mapping[str, Any]) -> list[str]:
+    """All tables."""
+    lines = [describe(result), ""]
+    for entry in result["models"].values():
+        for kind, table in entry["formats"].items():
+            lines += [f"### {entry['title']}, {kind}", "", *engine_table(table), ""]
+            if line := limit_line(table):
+                lines += [line, ""]
+    if result["missing"]:
+        lines += ["Not compared:", "", *missing_list(result["missing"]), ""]
+    titles = {name: entry["title"].split(" of ")[0] for name, entry in result["models"].items()}
+    return [*lines, "### Goals", "", *goal_table(result["goals"], titles)]
+
+
+def short(result: Mapping[str, Any]) -> list[str]:
+    """For the README: of each model and format our figures, with ours over the best peer's."""
+    rows = [["", *(f.title for f in FIGURES)]]
+    for entry in result["models"].values():
+        for kind, table in entry["formats"].items():
+            figures = table["engines"].get(OURS, {"figures": {}})["figures"]
+            cells = [f"{entry['title']}, {kind}"]
+            for figure in FIGURES:
+                value, best = figures.get(figure.name), table["best"].get(figure.name)
+                cell = "" if value is None else shown(figure, value)
+                cells.append(f"{cell} ({best['ratio']:.2f}x {TITLES[best['engine']]})" if best else cell)
+            rows.append(cells)
+    return markdown(rows)

@@ -1,0 +1,1 @@
+"""What runs one engine, in a process of its own."""

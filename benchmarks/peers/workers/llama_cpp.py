@@ -1,0 +1,159 @@
+"""Measures llama.cpp on a GGUF file through the low-level API of llama-cpp-python: one llama_decode a step.
+
+Flash attention is on; the KV cache is f16, its default. Weights are mapped, and repacked for the processor where that
+is its default.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from peers.workload import START_PROMPT, Report, Workload, first_token, serve
+
+ENGINE = f"llama-cpp-python {llama_cpp.__version__}"
+SETTINGS = "flash attention, KV cache f16, ubatch 512, mapped"
+
+
+class Context:
+    """A context for so many sequences of so many tokens in all; freed with ``free``."""
+
+    def __init__(self, model: Any, threads: int, tokens: int, sequences: int) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = tokens, 2048, 512, sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = 1
+        self._context = llama_cpp.llama_init_from_model(model, params)
+        if self._context is None:
+            raise SystemExit(f"llama.cpp can't make a context of {tokens} tokens")
+
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], *, every: bool = False
+    ) -> float:
+        """Seconds of one llama_decode; logits of the last token, or of every one."""
+        count = len(tokens)
+        batch = llama_cpp.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        for i, (token, position, sequence) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = every or i == count - 1
+        start = time.perf_counter()
+        status = llama_cpp.llama_decode(self._context, batch)
+        llama_cpp.llama_synchronize(self._context)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise SystemExit(f"llama_decode failed with {status}")
+        return seconds
+
+    def prefill(self, prompt: Sequence[int], sequence: int = 0) -> float:
+        """Seconds of a prompt, in batches of 2,048, logits of its last token."""
+        seconds = 0.0
+        for first in range(0, len(prompt), 2048):
+            part = prompt[first : first + 2048]
+            seconds += self.decode(part, range(first, first + len(part)), [sequence] * len(part))
+        return seconds
+
+    def steps(self, prompts: Sequence[Sequence[int]], start: int, steps: int) -> float:
+        """Tokens a second of so many steps of all sequences, from position ``start`` on."""
+        every = range(len(prompts))
+        seconds = 0.0
+        for i in range(steps):
+            tokens = [prompts[s][i % len(prompts[s])] for s in every]
+            seconds += self.decode(tokens, [start + i] * len(tokens), every, every=True)
+        return len(prompts) * steps / seconds
+
+    def logits(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
+        """Of the last decode, [T, V]."""
+        found = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(found, (rows, columns)).copy()
+
+    def free(self) -> None:
+        """Gives its memory back."""
+        llama_cpp.llama_free(self._context)
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _silent(level: int, text: bytes, data: Any) -> None:
+    """llama.cpp writes pages to stderr; what matters here are the figures."""
+
+
+def load(path: str) -> Any:
+    """The model of a file."""
+    llama_cpp.llama_log_set(_silent, None)
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    if model is None:
+        raise SystemExit(f"llama.cpp can't load {path}")
+    return model
+
+
+def _warmed(path: str, work: Workload) -> Any:
+    model = load(path)
+    context = Context(model, work.threads, 256, 1)
+    prompt = work.prompts(1, 64, stream=1)
+    context.prefill(prompt[0])
+    context.steps(prompt, 64, 4)
+    context.free()
+    return model
+
+
+def _alone(model: Any, work: Workload, prompt_tokens: int, steps: int) -> tuple[float, float]:
+    """Tokens a second of a prompt, and of the steps behind it."""
+    prompts = work.prompts(1, prompt_tokens)
+    context = Context(model, work.threads, prompt_tokens + steps + 64, 1)
+    prefill = prompt_tokens / context.prefill(prompts[0])
+    decode = context.steps(prompts, prompt_tokens, steps)
+    context.free()
+    return prefill, decode
+
+
+def speed(path: str, work: Workload) -> Report:
+    """See ``workload``; a context is made and freed for each part, so that it is no larger than needed."""
+    model = _warmed(path, work)
+    prefill, decode = _alone(model, work, work.prompt, work.steps)
+    figures = {"prefill": prefill, "decode_1": decode}
+    most = max(work.batches)
+    prompts = work.prompts(most, work.short_prompt, stream=2)
+    context = Context(model, work.threads, most * work.short_context, most)
+    for sequence, prompt in enumerate(prompts):
+        context.prefill(prompt, sequence)
+    at = work.short_prompt
+    for batch in work.batches:
+        figures[f"decode_{batch}"] = context.steps(prompts[:batch], at, work.steps)
+        at += work.steps
+    context.free()
+    return Report(ENGINE, SETTINGS, figures)
+
+
+def long(path: str, work: Workload) -> Report:
+    """See ``workload``."""
+    prefill, decode = _alone(_warmed(path, work), work, work.long_prompt, work.long_steps)
+    return Report(ENGINE, SETTINGS, {"prefill_long": prefill, "decode_long": decode})
+
+
+def start(path: str, work: Workload) -> Report:
+    """See ``workload``."""
+    context = Context(load(path), work.threads, 256, 1)
+    context.prefill(work.prompts(1, START_PROMPT)[0])
+    first_token()
+    return Report(ENGINE)
+
+
+def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
+    """[T, V], in one batch."""
+    model = load(path)
+    context = Context(model, 2, len(ids) + 64, 1)
+    context.decode(ids, range(len(ids)), [0] * len(ids), every=True)
+    return context.logits(len(ids), llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
+
+
+if __name__ == "__main__":
+    serve(sys.modules[__name__])

@@ -1,0 +1,129 @@
+"""Measures OpenVINO GenAI on a folder that ``peers.convert`` made of a GGUF: continuous batching over a paged KV cache
+of 8 bits, its defaults, with a scheduler that takes a prompt whole and a cache of the size that is needed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino
+import openvino_genai
+
+from peers.workload import START_PROMPT, Report, Workload, first_token, serve
+
+ENGINE = f"OpenVINO GenAI {openvino_genai.__version__.split('-')[0]}"
+SETTINGS = "continuous batching, KV cache u8, model cache"
+BLOCK = 32
+"""Tokens of a block of its cache on the CPU."""
+
+
+class Served:
+    """A pipeline whose cache has room for so many tokens, for so many requests."""
+
+    def __init__(self, path: str, work: Workload, tokens: int, requests: int) -> None:
+        config = openvino_genai.SchedulerConfig()
+        config.num_kv_blocks = -(-tokens // BLOCK) + requests + 1
+        config.max_num_batched_tokens = max(work.prompt, work.long_prompt, 512)
+        config.max_num_seqs = max(requests, 1)
+        config.dynamic_split_fuse = True
+        config.enable_prefix_caching = False
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(path, config, "CPU", properties(path, work.threads))
+        self._next = 0
+
+    def prefill(self, prompts: list[list[int]], steps: int) -> tuple[list[Any], float]:
+        """The requests' handles, and seconds until each has its first token."""
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = steps + 1
+        config.ignore_eos, config.do_sample = True, False
+        start = time.perf_counter()
+        waiting = []
+        for prompt in prompts:
+            ids = openvino.Tensor(np.asarray([prompt], np.int64))
+            waiting.append(self._pipeline.add_request(self._next, ids, config))
+            self._next += 1
+        handles = list(waiting)
+        while waiting:
+            self._pipeline.step()
+            waiting = [handle for handle in waiting if not handle.can_read()]
+        return handles, time.perf_counter() - start
+
+    def decode(self, requests: int, steps: int) -> float:
+        """Tokens a second of so many steps of so many requests."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._pipeline.step()
+        return requests * steps / (time.perf_counter() - start)
+
+    def finish(self, handles: list[Any]) -> None:
+        """Ends them."""
+        for handle in handles:
+            handle.cancel()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+
+def properties(path: str, threads: int) -> dict[str, object]:
+    """For lowest latency, with compiled models kept beside the folder, which makes the next start short."""
+    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "CACHE_DIR": f"{path}/cache"}
+
+
+def _warm(served: Served, work: Workload) -> None:
+    handles, _ = served.prefill(work.prompts(1, 64, stream=1), 8)
+    served.decode(1, 4)
+    served.finish(handles)
+
+
+def speed(path: str, work: Workload) -> Report:
+    """See ``workload``; the smaller batches are the larger ones with requests dropped."""
+    most = max(work.batches)
+    served = Served(path, work, max(most * work.short_context, work.prompt + work.steps + 64), most)
+    _warm(served, work)
+    handles, seconds = served.prefill(work.prompts(1, work.prompt), work.steps + 8)
+    figures = {"prefill": work.prompt / seconds, "decode_1": served.decode(1, work.steps)}
+    served.finish(handles)
+    handles, _ = served.prefill(work.prompts(most, work.short_prompt, stream=2), work.steps * len(work.batches) + 8)
+    for batch in work.batches:
+        for handle in handles[batch:]:
+            handle.cancel()
+        handles = handles[:batch]
+        figures[f"decode_{batch}"] = served.decode(batch, work.steps)
+    return Report(ENGINE, SETTINGS, figures)
+
+
+def long(path: str, work: Workload) -> Report:
+    """See ``workload``."""
+    served = Served(path, work, work.long_prompt + work.long_steps + 64, 1)
+    _warm(served, work)
+    _, seconds = served.prefill(work.prompts(1, work.long_prompt), work.long_steps + 8)
+    decode = served.decode(1, work.long_steps)
+    return Report(ENGINE, SETTINGS, {"prefill_long": work.long_prompt / seconds, "decode_long": decode})
+
+
+def start(path: str, work: Workload) -> Report:
+    """See ``workload``."""
+    Served(path, work, 256, 1).prefill(work.prompts(1, START_PROMPT), 1)
+    first_token()
+    return Report(ENGINE)
+
+
+def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
+    """[T, V]: of the model on the same device with its own attention, since pipelines give none."""
+    core = openvino.Core()
+    compiled = core.compile_model(f"{path}/openvino_model.xml", "CPU", {"PERFORMANCE_HINT": "LATENCY"})
+    tokens = np.asarray([ids], np.int64)
+    inputs: dict[str, npt.NDArray[Any]] = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "position_ids": np.arange(len(ids), dtype=np.int64)[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
+    wanted = {name for port in compiled.inputs for name in port.names}
+    result = compiled.create_infer_request().infer({k: v for k, v in inputs.items() if k in wanted})
+    return np.asarray(result[0][0], np.float32)
+
+
+if __name__ == "__main__":
+    serve(sys.modules[__name__])

@@ -1,0 +1,121 @@
+"""Measures Enginewright on a bundle: the whole engine (scheduler, kernels, sampling), a step at a time."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright import LLM, SamplingParams, __version__
+from enginewright.plugins.contracts import CacheGroup
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.executors.open import Placement, make_executor, target_groups
+from enginewright.runtime.request import Request
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
+
+
+class Served:
+    """A bundle behind an engine whose caches hold so many requests of so many tokens."""
+
+    def __init__(self, path: str, work: Workload, requests: int, context: int) -> None:
+        bundle = Bundle.open(path)
+        self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
+        blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
+        self.executor = make_executor(bundle, work.target, blocks, context, Placement(threads=work.threads))
+        self.engine = Engine(self.executor, SchedulerConfig())
+        self.kv_bytes = sum(group.bytes_per_block * blocks[group.name] for group in self.groups)
+        self.weight_bytes = sum(bundle.tensor(name).bytes for name in used_weights(bundle, work.target))
+        about = ", ".join(f"{key} {value}" for key, value in self.executor.describe().items())
+        self.settings = f"{about}, KV cache {'/'.join(sorted({group.dtype for group in self.groups}))}"
+
+    def prefill(self, prompts: list[list[int]], steps: int) -> tuple[list[Request], float]:
+        """The requests, and seconds until each has its first token; ``steps`` more can be decoded."""
+        params = SamplingParams(max_tokens=steps + SPARE, ignore_eos=True)
+        requests = [Request(prompt, params) for prompt in prompts]
+        for request in requests:
+            self.engine.add_request(request)
+        start = time.perf_counter()
+        while any(request.output_length == 0 for request in requests):
+            self.engine.step()
+        return requests, time.perf_counter() - start
+
+    def decode(self, requests: list[Request], steps: int) -> float:
+        """Tokens a second of so many steps of all of them."""
+        before = sum(request.output_length for request in requests)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.engine.step()
+        seconds = time.perf_counter() - start
+        return (sum(request.output_length for request in requests) - before) / seconds
+
+    def warm_up(self, work: Workload) -> None:
+        """A short request."""
+        requests, _ = self.prefill(work.prompts(1, min(64, work.prompt), stream=1), 2)
+        self.decode(requests, 2)
+        self.drop(requests)
+
+    def drop(self, requests: list[Request]) -> None:
+        """Ends them."""
+        for request in requests:
+            self.engine.abort(request)
+
+    def report(self, figures: dict[str, float]) -> Report:
+        """What was measured, and of what."""
+        sizes = {"weights": self.weight_bytes, "kv": self.kv_bytes}
+        return Report(f"enginewright {__version__}", self.settings, figures, sizes)
+
+
+def used_weights(bundle: Bundle, target: str) -> set[str]:
+    """Names of the weights that the steps of the program read; of none for a target without steps of ours."""
+    if target != "cpu":
+        return set()
+    return {o.name for step in bundle.program(target).steps for o in step.inputs if o.kind == "weight"}
+
+
+def speed(model: str, work: Workload) -> Report:
+    """See ``workload``; a short prompt warms up: it maps the weights and starts the threads."""
+    most, every = max(work.batches), work.steps * len(work.batches)
+    alone = work.prompt + work.steps + SPARE  # a paged cache has room for it in what others have
+    alone = -(-alone // most) if work.target == "cpu" else alone
+    served = Served(model, work, most, max(work.short_context, alone))
+    served.warm_up(work)
+    requests, seconds = served.prefill(work.prompts(1, work.prompt), work.steps)
+    figures = {"prefill": work.prompt / seconds, "decode_1": served.decode(requests, work.steps)}
+    served.drop(requests)
+    requests, _ = served.prefill(work.prompts(most, work.short_prompt, stream=2), every)
+    for batch in work.batches:
+        served.drop(requests[batch:])
+        requests = requests[:batch]
+        figures[f"decode_{batch}"] = served.decode(requests, work.steps)
+    return served.report(figures)
+
+
+def long(model: str, work: Workload) -> Report:
+    """See ``workload``."""
+    served = Served(model, work, 1, work.long_prompt + work.long_steps + SPARE)
+    served.warm_up(work)
+    requests, seconds = served.prefill(work.prompts(1, work.long_prompt), work.long_steps)
+    decode = served.decode(requests, work.long_steps)
+    return served.report({"prefill_long": work.long_prompt / seconds, "decode_long": decode})
+
+
+def start(model: str, work: Workload) -> Report:
+    """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
+    with LLM(model, threads=work.threads) as llm:
+        llm.generate([work.prompts(1, START_PROMPT)[0]], SamplingParams(max_tokens=1, ignore_eos=True))
+        first_token()
+    return Report(f"enginewright {__version__}")
+
+
+def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
+    """[T, V], scored as ``optimize eval`` does."""
+    with LLM(model, memory="512MiB") as llm:
+        return llm.logits(ids)
+
+
+if __name__ == "__main__":
+    serve(sys.modules[__name__])

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bench_peers
+import pytest
+from peers.prepare import Asked, Contender, Missing, fingerprint, prepare
+from peers.rounds import Job, Measured
+from peers.workload import Report, Workload
+
+from tests.benchmarks.peers_results import contender
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(asked: Asked, tell: Any) -> tuple[list[Contender], list[Missing]]:
+        missing = [Missing("openvino", "", "", "no wheel")]
+        return [contender("enginewright"), contender("llama.cpp")], missing
+
+    roof = Report("", figures={"bandwidth": 40, "bandwidth_of_weights": 45}, bytes={"read": 1})
+    monkeypatch.setattr(bench_peers, "prepare", prepare)
+    monkeypatch.setattr(bench_peers, "roofline", lambda contender, work: roof)
+
+
+@pytest.mark.usefixtures("prepared")
+def test_what_was_measured_survives_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(jobs: list[Job], work: Workload, measured: dict[Contender, Measured], *rest: Any, **more: Any) -> None:
+        more["before"]()
+        measured[jobs[0].contender] = Measured(jobs[0].contender, "e", "s", [{"prefill": 5.0}])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_peers, "measure", measure)
+    path = tmp_path / "out" / "result.json"
+    assert bench_peers.main(["--json", str(path), "--update-docs"]) == 130
+    result = json.loads(path.read_text())
+    assert result["measured"]["whole"] is False
+    assert result["models"]["smollm2"]["formats"]["int8"]["engines"]["enginewright"]["figures"] == {"prefill": 5.0}
+    assert result["missing"] == [{"engine": "openvino", "model": "", "format": "", "reason": "no wheel"}]
+    assert {"processor", "cores", "instruction_sets", "caches", "memory_gib"} <= set(result["machine"])
+
+
+@pytest.mark.usefixtures("prepared")
+def test_quick_is_one_round_of_short_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr(bench_peers, "measure", lambda jobs, *rest, **more: seen.extend(jobs))
+    assert bench_peers.main(["--quick", "--json", str(tmp_path / "r.json")]) == 0
+    assert {(job.round, job.task) for job in seen} == {(0, "speed"), (0, "start")}
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["measured"]["command"] == "benchmarks/bench_peers.py --quick"
+    assert result["goals"] == []
+
+
+def test_a_document_can_only_point_to_a_result_in_the_repository(tmp_path: Path) -> None:
+    result = {
+        "machine": {"processor": "p", "instruction_sets": [], "caches": {}, "memory_gib": 1, "system": "s"},
+        "measured": {"date": "d", "commit": "c", "rounds": 1, "seconds": 1},
+        "workload": {"threads": 1},
+        "models": {},
+        "missing": [],
+        "goals": [],
+    }
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(result))
+    assert bench_peers.main(["--from-json", str(path)]) == 0
+    assert bench_peers.main(["--from-json", str(path), "--update-docs"]) == 1
+
+
+def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours can: its bundle is there, and is kept."""
+    (tmp_path / "smollm2" / "int4.bundle").mkdir(parents=True)
+    monkeypatch.setattr("peers.prepare.BUILD", tmp_path)
+    monkeypatch.setattr("peers.prepare.peers_python", lambda folder: Path("no-python"))
+    monkeypatch.setattr("peers.prepare.quietly", lambda command: None)
+    reasons = {"llama.cpp": "no wheel"}
+    monkeypatch.setattr("peers.prepare.install", lambda engine, python: reasons.get(engine.name))
+    asked = Asked(["smollm2"], ["int4"], ["enginewright", "llama.cpp", "ctranslate2"], ("nice",), keep=True)
+    found, missing = prepare(asked, lambda text: None)
+    assert [(c.engine, c.model, c.format, c.command.prefix) for c in found] == [
+        ("enginewright", "smollm2", "int4", ("nice",))
+    ]
+    assert [(m.engine, m.format, m.reason) for m in missing] == [
+        ("llama.cpp", "", "no wheel"),
+        ("ctranslate2", "int4", "it has no weights like int4's"),
+    ]
+
+
+def test_bundles_are_of_the_code_that_made_them(tmp_path: Path) -> None:
+    for part in ("optimizer", "passes", "plugins", "runtime"):
+        (tmp_path / part).mkdir()
+    source = tmp_path / "plugins" / "kernel.cpp"
+    source.write_text("a")
+    before = fingerprint(tmp_path)
+    (tmp_path / "plugins" / "notes.md").write_text("b")
+    assert fingerprint(tmp_path) == before
+    source.write_text("b")
+    assert fingerprint(tmp_path) != before

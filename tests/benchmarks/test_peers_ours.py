@@ -1,0 +1,64 @@
+"""The worker of our own engine on a tiny bundle; those of peers need the peers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peers.engines import ENGINES
+from peers.loading import BENCHMARKS
+from peers.processes import Command, main, run
+from peers.workload import Report, Task, Workload
+
+from enginewright import LLM
+
+WORK = Workload(
+    prompt=40, long_prompt=70, short_prompt=8, steps=4, long_steps=3, batches=(3, 2), threads=1, vocabulary=259
+)
+
+
+def ours(task: Task, bundle: Path, *more: str, worker: str = "ours") -> Report:
+    return run(Command(Path(sys.executable), worker).line(task, bundle, WORK, *more))
+
+
+def test_a_run_gives_every_speed(tiny_bundle: Path) -> None:
+    report = ours("speed", tiny_bundle)
+    assert set(report.figures) == {"prefill", "decode_1", "decode_3", "decode_2"}
+    assert all(speed > 0 for speed in report.figures.values())
+    assert "threads 1" in report.settings
+    assert report.bytes["peak"] > report.bytes["import"] > report.bytes["weights"] > 0
+    # Both ways to use the cache fit into it: three short requests, and a long one alone.
+    with LLM(tiny_bundle) as llm:
+        block = llm.info()["kv_cache_bytes"] // llm.info()["kv_cache_tokens"]
+    assert report.bytes["kv"] >= block * max(3 * WORK.short_context, WORK.prompt + WORK.steps)
+
+
+def test_a_long_prompt_and_limits(tiny_bundle: Path) -> None:
+    assert set(ours("long", tiny_bundle).figures) == {"prefill_long", "decode_long"}
+    limits = ours("roofline", tiny_bundle, worker="roofline")
+    assert set(limits.figures) == {"bandwidth", "bandwidth_of_weights"}  # it has no products of 8 bits
+    assert limits.bytes["read"] > 0
+
+
+def test_a_start_is_timed_to_its_first_token(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["1", *Command(Path(sys.executable), "ours").bare("start", tiny_bundle, WORK)]) == 0
+    assert '"start": ' in capsys.readouterr().out
+
+
+def test_logits_of_itself_have_no_divergence(tiny_bundle: Path, tmp_path: Path) -> None:
+    ids = list(range(3, 30))
+    with LLM(tiny_bundle) as llm:
+        logits = llm.logits(ids)
+    np.savez(tmp_path / "reference.npz", ids=ids, logits=logits)
+    found = ours("logits", tiny_bundle, "--reference", str(tmp_path / "reference.npz")).figures
+    assert found["kl"] == pytest.approx(0, abs=1e-12)
+    assert found["top_1"] == 1
+    np.savez(tmp_path / "reference.npz", ids=ids, logits=logits[:, ::-1])
+    assert ours("logits", tiny_bundle, "--reference", str(tmp_path / "reference.npz")).figures["kl"] > 0.01
+
+
+def test_workers_are_where_engines_say() -> None:
+    for engine in ENGINES.values():
+        assert (BENCHMARKS / "peers" / "workers" / f"{engine.worker}.py").exists()
