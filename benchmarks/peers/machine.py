@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
         "instruction_sets": [flag for flag in asked if flag in flags],
         "caches": caches(Path("/sys/devices/system/cpu/cpu0/cache")),
         "memory_gib": round(pages / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
     }
 

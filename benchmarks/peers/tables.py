@@ -36,7 +36,8 @@ def engine_table(table: Mapping[str, Any]) -> list[str]:
     """Engines of a model and format; after each peer's figure ours over it, or where less is better it over ours."""
     engines = table["engines"]
     figures = [f for f in FIGURES if any(f.name in row["figures"] for row in engines.values())]
-    rows = [["", *(f.title for f in figures), "KL from f32"]]
+    compared = any("kl" in row["figures"] for row in engines.values())
+    rows = [["", *(f.title for f in figures), *(["KL from f32"] if compared else [])]]
     for name, row in engines.items():
         cells = [f"{TITLES[name]}, {row['weights']}"]
         for figure in figures:
@@ -45,7 +46,7 @@ def engine_table(table: Mapping[str, Any]) -> list[str]:
             cell = "" if value is None else shown(figure, value)
             cells.append(f"{cell} ({over['median']:.2f}x)" if over else cell)
         kl = row["figures"].get("kl")
-        rows.append([*cells, "gives no logits" if kl is None else f"{kl:.4f}"])
+        rows.append([*cells, *(["" if kl is None else f"{kl:.4f}"] if compared else [])])
     return markdown(rows)
 
 
@@ -78,6 +79,8 @@ def goal_table(goals: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) ->
         met = {True: "yes", False: "no", None: "not measured"}[goal["met"]]
         if goal["kl_no_worse"] is False:
             met += " (our KL is larger)"
+        elif goal["met"] is not None and goal["kind"] == "ratio" and goal["kl_no_worse"] is None:
+            met += " (KL not compared)"
         rows.append(
             [
                 titles.get(goal["model"], goal["model"]),
@@ -111,7 +114,7 @@ def describe(result: Mapping[str, Any]) -> str:
     return (
         f"{machine['processor']}, {work['threads']} threads, {', '.join(machine['instruction_sets'])}; {caches}; "
         f"{machine['memory_gib']} GiB; {machine['system']}. Measured on {measured['date']} at {measured['commit']}, "
-        f"{measured['rounds']} rounds in {measured['seconds'] / 60:.0f} minutes."
+        f"{measured['rounds']} round{'s' * (measured['rounds'] != 1)} in {measured['seconds'] / 60:.0f} minutes."
     )
 
 
