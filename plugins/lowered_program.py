@@ -22,7 +22,7 @@ from .json_document import parse_json
 
 FORMAT_VERSION = 5
 """2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights; 5 KV
-caches of fewer than 32 bits. All are still read."""
+caches of fewer than 32 bits, and fp8 weights. All are still read."""
 
 _CACHE_DTYPES_SINCE = 5
 SYMBOLS = ("T", "B", "R")
@@ -107,7 +107,7 @@ AffineField = Annotated[
     Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
 ]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4"]
+Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
 Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32"]
 
 

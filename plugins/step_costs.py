@@ -19,7 +19,7 @@ PANEL = 32
 """Rows of a panel of a packed weight."""
 
 _NEIGHBOURS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8}
-_BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4}
+_BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4, "fp8": 8}
 _SELECTING = frozenset({"take_rows", "gather"})
 """Steps that read of their first operand as much as they write."""
 
@@ -197,7 +197,7 @@ def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
     """The type of a linear's factors and its multiply-adds, M N K."""
     weight = next(o for o in step.inputs if o.kind == "weight" and o.dtype not in ("f16",))
     rows = math.prod(sizes.at(n) for n in step.outputs[0].shape[:-1])
-    kind = weight.dtype if weight.dtype in ("f32", "bf16") else "i8"
+    kind = {"f32": "f32", "bf16": "bf16", "fp8": "f32"}.get(weight.dtype, "i8")
     return kind, rows * sizes.at(weight.shape[-1]) * sizes.at(weight.shape[-2])
 
 

@@ -109,7 +109,7 @@ def _stored(bundle: Bundle, step: Step) -> list[Stored]:
     found: list[Stored] = []
     while weights:
         first, *weights = weights
-        scales = [w for w in weights if w.dtype == "f16"] if first.dtype in ("i8", "i4", "u4") else []
+        scales = [w for w in weights if w.dtype == "f16"] if first.dtype in ("i8", "i4", "u4", "fp8") else []
         weights = weights[len(scales) :]
         entry = bundle.tensor(first.name)
 

@@ -36,6 +36,7 @@ _TYPES: dict[Dtype, torch.dtype] = {
     "i8": torch.int8,
     "i4": torch.int8,
     "u4": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 _CHUNK_BYTES = 32 << 20
 """A weight is packed and written in pieces of about this size: no second copy of a large table is made."""
@@ -124,7 +125,9 @@ def _chunks(use: WeightUse, value: torch.Tensor) -> Iterator[Array]:
 
 
 def _array(value: torch.Tensor) -> Array:
-    """A tensor as numpy sees it, which has bf16 from another package than torch."""
+    """A tensor as numpy sees it, which has bf16 and fp8 from another package than torch."""
     if value.dtype == torch.bfloat16:
         return value.view(torch.int16).numpy().view(NUMPY_DTYPES["bf16"])
+    if value.dtype == torch.float8_e4m3fn:
+        return value.view(torch.uint8).numpy().view(NUMPY_DTYPES["fp8"])
     return value.numpy()

@@ -1,11 +1,10 @@
-"""Which targets, and which GPUs, have the weights that a recipe may ask for: checked before any work is done."""
+"""Which GPUs have the weights that a recipe may ask for: checked before any work is done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from enginewright.plugins.contracts import Storage
-from enginewright.plugins.errors import TargetError
 
 from ..recipes.engine_section import EnginesSection
 from ..recipes.recipe import Recipe
@@ -13,29 +12,17 @@ from .gpus import check_formats
 from .tensorrt.gpus import KERNELS_FOR, check_kernels
 from .tensorrt_rtx.gpus import DEFAULT, check_suited
 
-LACKING: dict[str, tuple[Storage, ...]] = {"cpu": ("fp8",)}
-"""What weights can be stored as, and this target has no kernels for."""
-
 _ENGINES: dict[str, tuple[str, ...]] = {"tensorrt-rtx": DEFAULT, "tensorrt": KERNELS_FOR}
 """Targets that build for GPUs, and those that they build for where nobody says it."""
 
 
 def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
-    """Raises TargetError naming the target, or GPU, that lacks a format of the recipe, and the format's key.
+    """Raises TargetError naming the GPU that lacks a format of the recipe.
 
     GPUs that engines can't be built for at all are refused here, too.
     """
     asked = dict(_asked(recipe))
     for target in targets:
-        for storage in LACKING.get(target, ()):
-            if storage in asked:
-                others = [name for name in targets if storage not in LACKING.get(name, ())] or ["onnx"]
-                alone = " ".join(f"--target {name}" for name in others)
-                raise TargetError(
-                    f"target {target}: it has no kernels for {storage} weights, which recipe {recipe.name} asks for "
-                    f"({asked[storage]})",
-                    hint=f"Take --recipe int8 for it, or {alone} without it for {storage}.",
-                )
         if target in _ENGINES:
             engines = recipe.engines or EnginesSection()
             gpus = engines.gpus or _ENGINES[target]

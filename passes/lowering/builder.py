@@ -60,6 +60,15 @@ class WeightRef:
 
 
 @dataclass(frozen=True)
+class Fp8Ref:
+    """A weight of 8-bit floats, and its scales: what ``ew.dequantize`` gives, which linears read as it is stored."""
+
+    values: WeightRef
+    scales: WeightRef
+    group_size: int
+
+
+@dataclass(frozen=True)
 class CacheRef:
     """One half of a layer's KV cache. ``name`` is GROUP/LAYER."""
 
@@ -67,7 +76,7 @@ class CacheRef:
     half: str  # "k" or "v"
 
 
-Value = View | WeightRef | CacheRef | float | int | tuple["Value", ...]
+Value = View | WeightRef | Fp8Ref | CacheRef | float | int | tuple["Value", ...]
 
 
 class Builder:
@@ -147,6 +156,15 @@ class Builder:
         self.sources.setdefault(used, expr)
         shape = tuple(Affine(s) for s in expr.shape)
         return View("weight", used, dtype, shape, contiguous_strides(shape))
+
+    def product_weight(self, value: object, group: str) -> tuple[list[View], dict[str, int]]:
+        """A weight as kernels read it, its scales behind it, and its groups' size as an attribute named ``group``."""
+        if isinstance(value, WeightRef):
+            return [self.weight(value.name, rows=False)], {}
+        if isinstance(value, Fp8Ref):
+            stored = [self.weight(ref.name, rows=False) for ref in (value.values, value.scales)]
+            return stored, {group: value.group_size}
+        raise self.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
 
     def view(self, value: Value | None) -> View:
         """A tensor as a strided view; weights in layout rows."""

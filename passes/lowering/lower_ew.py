@@ -11,7 +11,7 @@ from torch.fx.node import Node
 
 from enginewright.plugins.lowered_program import Operand
 
-from .builder import Builder, CacheRef, Value, WeightRef
+from .builder import Builder, CacheRef, Fp8Ref, Value, WeightRef
 from .views import View, elements, reshape
 
 Handler = Callable[[Builder, Node, Mapping[str, Any]], Value]
@@ -27,21 +27,24 @@ def flat_output(view: View, like: View) -> View:
 
 def _embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     table = a["table"]
-    weight = b.weight(table.name, rows=False) if isinstance(table, WeightRef) else b.rows(b.view(table))
+    attrs: dict[str, int] = {}
+    if isinstance(table, (WeightRef, Fp8Ref)):
+        weight, attrs = b.product_weight(table, "group_size")
+    else:
+        weight = [b.rows(b.view(table))]
     out = b.result(node)
     ids = b.unit(b.view(a["ids"]))
     if ids.rank != 1:
         raise b.unsupported(f"ids have rank {ids.rank}, not 1")
-    b.step("embedding", [ids, weight], [out])
+    b.step("embedding", [ids, *weight], [out], attrs)
     return out
 
 
 def _linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
-    if not isinstance(a["weight"], WeightRef):
-        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+    weight, group = b.product_weight(a["weight"], "weight_group")
     store, attrs = store_of_linear(b, a, x)
-    b.step("linear", [x, b.weight(a["weight"].name, rows=False), *store], [flat_output(out, x)], attrs)
+    b.step("linear", [x, *weight, *store], [flat_output(out, x)], {**group, **attrs})
     return out
 
 

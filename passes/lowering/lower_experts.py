@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from .builder import Builder, Value, WeightRef
+from .builder import Builder, Value
 from .lower_ew import Handler, flat_output, store_of_linear
 
 ew = torch.ops.ew
@@ -22,12 +22,11 @@ def _route_experts(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _grouped_linear(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    if not isinstance(a["weight"], WeightRef):
-        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
     x, out = b.rows(b.view(a["x"]), rank=2), b.result(node)
+    weight, group = b.product_weight(a["weight"], "weight_group")
     store, attrs = store_of_linear(b, a, x)
-    inputs = [x, b.unit(b.view(a["starts"])), b.weight(a["weight"].name, rows=False), *store]
-    b.step("grouped_linear", inputs, [flat_output(out, x)], attrs)
+    inputs = [x, b.unit(b.view(a["starts"])), *weight, *store]
+    b.step("grouped_linear", inputs, [flat_output(out, x)], {**group, **attrs})
     return out
 
 

@@ -35,13 +35,13 @@ HANDLERS: Mapping[Any, Handler] = {
     **lower_elementwise.REDUCTIONS,
 }
 
-_SEVERAL_RESULTS = frozenset(
+_NO_BUFFER = frozenset(
     {ew.kv_write.default, ew.add_rms_norm.default, ew.add_layer_norm.default, ew.quantize_activation.default}
-    | {ew.route_experts.default}
+    | {ew.route_experts.default, ew.dequantize.default}
 )
 _WRITES_ITS_RESULT = (
     frozenset({*lower_elementwise.ELEMENTWISE, *lower_ew.HANDLERS, *lower_experts.HANDLERS, *lower_quantized.HANDLERS})
-    - _SEVERAL_RESULTS
+    - _NO_BUFFER
 )
 """Ops that can write into a part of another's buffer."""
 
@@ -52,6 +52,7 @@ _PACKED: Mapping[Any, tuple[str, ...]] = {
     ew.quantized_linear.default: _QUANTIZED,
     ew.quantized_grouped_linear.default: _QUANTIZED,
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
+    ew.dequantize.default: ("values", "scales"),
 }
 """Arguments that kernels want in panels. ew.embedding takes a float table as the head has it, or in rows."""
 
@@ -63,6 +64,7 @@ _PACKINGS: Mapping[torch.dtype, Packing] = {
     torch.bfloat16: Packing("panel32x2", "bf16"),
     torch.float16: Packing("panel32", "f16"),
     torch.int8: Packing("panel32x4", "i8"),
+    torch.float8_e4m3fn: Packing("panel32", "fp8"),
 }
 
 

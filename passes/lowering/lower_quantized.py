@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from .builder import Builder, Value, WeightRef
+from .builder import Builder, Fp8Ref, Value, WeightRef
 from .lower_ew import Handler, flat_output, store_of_linear
 from .views import View
 
@@ -70,7 +70,15 @@ def _quantized_embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     return out
 
 
+def _dequantize(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
+    values, scales = a["values"], a["scales"]
+    if not (isinstance(values, WeightRef) and isinstance(scales, WeightRef)):
+        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+    return Fp8Ref(values, scales, int(a["group_size"]))
+
+
 HANDLERS: Mapping[Any, Handler] = {
+    ew.dequantize.default: _dequantize,
     ew.quantize_activation.default: _quantize_activation,
     ew.quantized_linear.default: _quantized_linear,
     ew.quantized_grouped_linear.default: _quantized_linear,

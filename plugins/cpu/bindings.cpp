@@ -55,7 +55,7 @@ Affine affine(nb::handle value) {
 ew::Dtype dtype(const std::string& name) {
   ew::Dtype result = ew::Dtype::f32;
   if (ew::parse_dtype(name.c_str(), &result)) return result;
-  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8, i4, u4");
+  throw std::invalid_argument("dtype " + name + " is not one of f32, bf16, f16, i32, i8, i4, u4, fp8");
 }
 
 Operand operand(nb::handle value) {
@@ -180,6 +180,7 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
       case ew::Dtype::i8:
       case ew::Dtype::i4:  // weights alone, which are no buffers
       case ew::Dtype::u4:
+      case ew::Dtype::fp8:
         view(std::type_identity<int8_t>());
         break;
       case ew::Dtype::bf16:

@@ -15,8 +15,10 @@ void Executor::execute(const ResolvedStep& step) {
   };
   switch (step.op) {
     case Op::embedding:
+      if (std::holds_alternative<EmbeddingFp8Args>(step.arguments)) return run(k.embedding_fp8);
       return std::holds_alternative<EmbeddingArgs>(step.arguments) ? run(k.embedding) : run(k.embedding_bf16);
     case Op::linear:
+      if (std::holds_alternative<LinearFp8Args>(step.arguments)) return run(k.linear_fp8);
       return std::holds_alternative<LinearArgs>(step.arguments) ? run(k.linear) : run(k.linear_bf16);
     case Op::rms_norm:
       return run(k.rms_norm);
@@ -56,6 +58,7 @@ void Executor::execute(const ResolvedStep& step) {
     case Op::route_experts:
       return run(k.route_experts);
     case Op::grouped_linear:
+      if (std::holds_alternative<Grouped<LinearFp8Args>>(step.arguments)) return run(k.grouped_linear_fp8);
       return std::holds_alternative<Grouped<LinearArgs>>(step.arguments) ? run(k.grouped_linear)
                                                                          : run(k.grouped_linear_bf16);
     case Op::quantized_grouped_linear:

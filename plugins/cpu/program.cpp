@@ -28,7 +28,7 @@ struct Name {
 };
 constexpr Name<Dtype> kDtypes[] = {{"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16},
                                    {"i32", Dtype::i32}, {"i8", Dtype::i8},     {"i4", Dtype::i4},
-                                   {"u4", Dtype::u4}};
+                                   {"u4", Dtype::u4},   {"fp8", Dtype::fp8}};
 constexpr Name<WeightLayout> kLayouts[] = {
     {"rows", WeightLayout::rows},           {"panel32", WeightLayout::panel32},
     {"panel32x2", WeightLayout::panel32x2}, {"panel32x4", WeightLayout::panel32x4},
@@ -52,9 +52,9 @@ bool parse(const Name<E> (&names)[N], const char* name, E* out) {
 bool fits(WeightLayout layout, Dtype dtype) {
   switch (layout) {
     case WeightLayout::rows:
-      return !four_bits(dtype);
+      return !only_of_weights(dtype);
     case WeightLayout::panel32:
-      return dtype == Dtype::f32 || dtype == Dtype::f16;
+      return dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::fp8;
     case WeightLayout::panel32x2:
       return dtype == Dtype::bf16;
     case WeightLayout::panel32x4:
@@ -192,7 +192,7 @@ void Program::verify_operand(const Operand& operand, const std::string& subject)
     if (!in_list(caches_.size())) fail(name, "there is no such cache");
     return;
   }
-  if (four_bits(operand.dtype) && operand.kind != OperandKind::weight)
+  if (only_of_weights(operand.dtype) && operand.kind != OperandKind::weight)
     fail(name, std::string("only a weight can be ") + name_of(operand.dtype));
   if (operand.rank() < 1 || operand.rank() > kMaxRank) fail(name, "its rank is not in 1 .. 4");
   if (operand.strides.size() != operand.shape.size()) fail(name, "strides and shape differ in rank");

@@ -31,11 +31,15 @@ struct Affine {
 inline constexpr Affine kTokens{0, 1, 0, 0}, kRequests{0, 0, 1, 0}, kRows{0, 0, 0, 1};
 
 enum class OperandKind : uint8_t { buffer, weight, input, cache };
-enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4 };
+enum class Dtype : uint8_t { f32, bf16, f16, i32, i8, i4, u4, fp8 };
 // Two values in a byte; only weights in panels have these.
 constexpr bool four_bits(Dtype dtype) { return dtype == Dtype::i4 || dtype == Dtype::u4; }
+// e4m3fn, which is a weight's too.
+constexpr bool only_of_weights(Dtype dtype) { return four_bits(dtype) || dtype == Dtype::fp8; }
 constexpr int64_t element_bytes(Dtype dtype) {  // and 1 for what takes half of one
-  return dtype == Dtype::i8 || four_bits(dtype) ? 1 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2 : 4;
+  return dtype == Dtype::i8 || only_of_weights(dtype)  ? 1
+         : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2
+                                                       : 4;
 }
 const char* name_of(Dtype dtype);
 const char* name_of(WeightLayout layout);

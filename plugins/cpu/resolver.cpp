@@ -161,6 +161,7 @@ Arguments StepResolver::arguments() const {
     case Op::embedding:
       return embedding();
     case Op::linear:
+      if (step_.inputs[1].dtype == Dtype::fp8) return linear_fp8(1);
       return step_.inputs[0].dtype == Dtype::bf16 ? Arguments(linear_bf16(1)) : Arguments(linear(1));
     case Op::rms_norm:
     case Op::layer_norm:
@@ -195,6 +196,7 @@ Arguments StepResolver::arguments() const {
     case Op::quantized_embedding:
       return quantized_embedding();
     case Op::grouped_linear:
+      if (step_.inputs[2].dtype == Dtype::fp8) return grouped(linear_fp8(2), 1);
       if (step_.inputs[0].dtype == Dtype::bf16) return grouped(linear_bf16(2), 1);
       return grouped(linear(2), 1);
     case Op::quantized_grouped_linear:

@@ -23,8 +23,9 @@ using Arguments =
     std::variant<std::monostate, EmbeddingArgs, LinearArgs, NormArgs, RopeTableArgs, RopeArgs,
                  GatedActivationArgs, KvWriteArgs, PagedAttentionArgs, TakeRowsArgs, ElementwiseArgs,
                  CopyArgs, ReduceArgs, EmbeddingBf16Args, EmbeddingInt8Args, EmbeddingInt4Args, CastBf16Args,
-                 LinearBf16Args, QuantizeActivationArgs, LinearInt8Args, LinearInt4Args, RouteExpertsArgs,
-                 CombineExpertsArgs, Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>,
+                 LinearBf16Args, EmbeddingFp8Args, LinearFp8Args, Grouped<LinearFp8Args>,
+                 QuantizeActivationArgs, LinearInt8Args, LinearInt4Args, RouteExpertsArgs, CombineExpertsArgs,
+                 Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>,
                  Grouped<LinearInt4Args>, TopKArgs, GatherArgs, ScatterArgs, ThenQuantize<NormArgs>,
                  ThenQuantize<GatedActivationArgs>, RopeKvWriteArgs>;
 

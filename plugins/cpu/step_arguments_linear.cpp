@@ -28,6 +28,16 @@ Arguments StepResolver::embedding() const {
                              .out = pointer<float>(out_[0]),
                              .out_stride = out_[0].strides[0]};
   }
+  if (step_.inputs[1].dtype == Dtype::fp8) {
+    return EmbeddingFp8Args{.tokens = tokens,
+                            .hidden = hidden,
+                            .group_size = step_.attributes.group_size,
+                            .ids = pointer<int32_t>(in_[0]),
+                            .weight = pointer<uint8_t>(in_[1]),
+                            .scales = pointer<uint16_t>(in_[2]),
+                            .out = pointer<float>(out_[0]),
+                            .out_stride = out_[0].strides[0]};
+  }
   return EmbeddingArgs{.tokens = tokens,
                        .hidden = hidden,
                        .ids = pointer<int32_t>(in_[0]),
@@ -111,6 +121,21 @@ LinearBf16Args StepResolver::linear_bf16(size_t weight) const {
           .sparse = step_.attributes.sparse};
 }
 
+LinearFp8Args StepResolver::linear_fp8(size_t weight) const {
+  return {.m = out_[0].shape[0],
+          .n = out_[0].shape[1],
+          .k = in_[0].shape[1],
+          .group = step_.attributes.weight_group,
+          .x = pointer<float>(in_[0]),
+          .x_stride = in_[0].strides[0],
+          .weight = pointer<uint8_t>(in_[weight]),
+          .weight_scales = pointer<uint16_t>(in_[weight + 1]),
+          .bias = bias(weight + 2),
+          .y = pointer<float>(out_[0]),
+          .y_stride = out_[0].strides[0],
+          .epilogue = epilogue()};
+}
+
 LinearInt8Args StepResolver::linear_int8(size_t weight) const {
   return {.m = out_[0].shape[0],
           .n = out_[0].shape[1],
@@ -159,7 +184,7 @@ LinearInt4Args StepResolver::linear_int4(size_t weight) const {
 // The weight, its scales and offsets if it is quantized, and the bias follow `starts`.
 template <class Linear>
 Grouped<Linear> StepResolver::grouped(const Linear& all, size_t starts) const {
-  const bool scaled = step_.op == Op::quantized_grouped_linear;
+  const bool scaled = requires { all.weight_scales; };
   const size_t bias = starts + (scaled ? 3 : 2) + (step_.attributes.has_offsets ? 1 : 0);
   return {.all = all,
           .experts = in_[starts].shape[0] - 1,
@@ -170,6 +195,7 @@ Grouped<Linear> StepResolver::grouped(const Linear& all, size_t starts) const {
 }
 template Grouped<LinearArgs> StepResolver::grouped(const LinearArgs&, size_t) const;
 template Grouped<LinearBf16Args> StepResolver::grouped(const LinearBf16Args&, size_t) const;
+template Grouped<LinearFp8Args> StepResolver::grouped(const LinearFp8Args&, size_t) const;
 template Grouped<LinearInt8Args> StepResolver::grouped(const LinearInt8Args&, size_t) const;
 template Grouped<LinearInt4Args> StepResolver::grouped(const LinearInt4Args&, size_t) const;
 

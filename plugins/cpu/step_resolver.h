@@ -68,6 +68,7 @@ class StepResolver {
   QuantizeActivationArgs quantize_activation() const;
   LinearArgs linear(size_t weight) const;
   LinearBf16Args linear_bf16(size_t weight) const;
+  LinearFp8Args linear_fp8(size_t weight) const;
   LinearInt8Args linear_int8(size_t weight) const;
   LinearInt4Args linear_int4(size_t weight) const;
   template <class Linear>

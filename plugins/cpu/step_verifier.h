@@ -76,6 +76,8 @@ class StepVerifier {
   // The weight at input `first` of that many columns, i8 or of 4 bits, its scales and, with attribute
   // has_offsets, offsets; the index of the input behind them.
   size_t integers(size_t first, int64_t columns, int64_t group_size, bool grouped = false);
+  // The weight at input `first`, fp8, and its scales behind it.
+  void floats_of_8_bits(size_t first, int64_t group_size, bool grouped = false) const;
   int64_t size(const Operand& operand, int dimension) const;  // a constant from 1 to 2^31 - 1
   void look_up(const Operand& ids, const Affine& rows);       // i32 [T], of a table with that many rows
   void leading(const Operand& a, const Operand& b) const;     // the same shape but for the last dimension

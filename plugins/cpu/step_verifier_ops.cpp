@@ -15,10 +15,18 @@ bool has_integer_form(ElementwiseFn fn) {
 
 }  // namespace
 
-// ids [T], table [V, H] of f32 or bf16 -> [T, H]
+// ids [T], table [V, H] of f32 or bf16, or of fp8 with its scales -> [T, H]
 void StepVerifier::embedding() {
-  counts(2, 2, 1);
+  counts(2, 3, 1);
   const Operand& table = in(1);
+  if (table.dtype == Dtype::fp8) {
+    counts(3, 3, 1);
+    step_.attributes.group_size = group("group_size");
+    floats_of_8_bits(1, step_.attributes.group_size);
+    look_up(in(0), table.shape[0]);
+    return matrix(out(), Dtype::f32, in(0).shape[0], table.shape[1]);
+  }
+  counts(2, 2, 1);
   require(table.kind == OperandKind::weight && (table.dtype == Dtype::f32 || table.dtype == Dtype::bf16) &&
               table.rank() == 2,
           "operand " + table.name + " must be an f32 or bf16 weight of rank 2");
@@ -33,22 +41,30 @@ void StepVerifier::embedding() {
   matrix(out(), Dtype::f32, in(0).shape[0], table.shape[1]);
 }
 
-// x [M, K], starts [E + 1] if grouped, weight [N, K] or [E, N, K], bias? [N] or [E, N], residual? [M, N] if
-// not grouped -> [M, N]
+// x [M, K], starts [E + 1] if grouped, weight [N, K] or [E, N, K], its scales if it is fp8, bias? [N] or
+// [E, N], residual? [M, N] if not grouped -> [M, N]
 void StepVerifier::linear(bool grouped) {
   const size_t w = grouped ? 2 : 1;
-  counts(w + 1, w + 3, 1);
+  counts(w + 1, w + 4, 1);
   const Operand& weight = in(w);
+  const bool scaled = weight.dtype == Dtype::fp8;
+  counts(w + 1 + scaled, w + 3 + scaled, 1);
   const bool narrow = in(0).dtype == Dtype::bf16;
   data(in(0), narrow ? Dtype::bf16 : Dtype::f32, 2, 2);
   data(out(), Dtype::f32, 2, 2);
-  product_panels(weight, in(0).dtype, narrow ? WeightLayout::panel32x2 : WeightLayout::panel32, grouped);
+  if (scaled) {
+    require(!narrow, "operand " + in(0).name + " is bf16, where fp8 weights meet f32");
+    step_.attributes.weight_group = group("weight_group");
+    floats_of_8_bits(w, step_.attributes.weight_group, grouped);
+  } else {
+    product_panels(weight, in(0).dtype, narrow ? WeightLayout::panel32x2 : WeightLayout::panel32, grouped);
+  }
   if (narrow) padded(in(0), 2);
   if (grouped) vector(in(1), {weight.shape[0].constant + 1}, Dtype::i32);
   require(in(0).shape[1] == weight.shape[w] && out().shape[0] == in(0).shape[0] &&
               out().shape[1] == weight.shape[w - 1],
           "operands " + shape_text(in(0)) + ", " + shape_text(weight) + " don't give " + shape_text(out()));
-  epilogue(w + 1, weight, grouped);
+  epilogue(w + 1 + scaled, weight, grouped);
 }
 
 // x, residual if add, weight?, bias?, and nothing else

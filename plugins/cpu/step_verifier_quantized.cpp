@@ -64,6 +64,17 @@ size_t StepVerifier::integers(size_t first, int64_t columns, int64_t group_size,
   return past;
 }
 
+// weight fp8 [N, K] or [E, N, K], its scales f16 [N, G] or [E, N, G]
+void StepVerifier::floats_of_8_bits(size_t first, int64_t group_size, bool grouped) const {
+  const Operand &weight = in(first), &scales = in(first + 1);
+  panels(weight, Dtype::fp8, WeightLayout::panel32, grouped);
+  panels(scales, Dtype::f16, WeightLayout::panel32, grouped);
+  std::vector<Affine> of_groups = weight.shape;
+  of_groups.back() = {groups(weight.shape.back().constant, group_size)};
+  require(scales.shape == of_groups,
+          "operand " + shape_text(scales) + " has not the scales of " + shape_text(weight));
+}
+
 // values i8 [M, K], scales [M, Ga], sums i32 [M, Ga], starts [E + 1] if grouped, weight [N, K] or [E, N, K]
 // with its scales and offsets, bias? [N] or [E, N], residual? [M, N] if not grouped -> [M, N]
 void StepVerifier::quantized_linear(bool grouped) {

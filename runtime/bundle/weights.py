@@ -47,7 +47,7 @@ NEIGHBOURS: dict[Layout, int] = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "
 """How many values along K lie side by side."""
 
 _DTYPES_OF: dict[Layout, tuple[WeightDtype, ...]] = {
-    "panel32": ("f32", "f16", "bf16"),
+    "panel32": ("f32", "f16", "bf16", "fp8"),
     "panel32x2": ("bf16",),
     "panel32x4": ("i8",),
     "panel32x8": ("i4", "u4"),

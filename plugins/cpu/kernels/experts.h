@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "linear_bf16.h"
+#include "linear_fp8.h"
 #include "linear_int4.h"
 #include "linear_int8.h"
 #include "linear_tasks.h"
@@ -79,6 +80,8 @@ Linear part_of_all(const Grouped<Linear>& g, const Part& p) {
   a.y += p.row * a.y_stride + p.panel * kPanel;
   if constexpr (requires { a.weight_scales; }) {
     a.weight_scales += p.expert * g.scales_stride + p.panel * (g.scales_stride / panels);
+  }
+  if constexpr (requires { a.values; }) {
     a.values += p.row * a.values_stride;
     a.scales += p.row * a.scales_stride;
     a.sums += p.row * a.sums_stride;

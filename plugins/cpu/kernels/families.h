@@ -12,6 +12,7 @@
 #include "kv_format.h"
 #include "linear.h"
 #include "linear_bf16.h"
+#include "linear_fp8.h"
 #include "linear_int4.h"
 #include "linear_int8.h"
 #include "norm.h"
@@ -37,6 +38,8 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear_bf16 = linear_bf16;
   t.embedding_int8 = embedding_int8;
   t.embedding_int4 = embedding_int4;
+  t.embedding_fp8 = embedding_fp8;
+  t.linear_fp8 = linear_fp8;
   t.quantize_activation = quantize_activation;
   t.linear_int8 = linear_int8;
   t.linear_int4 = linear_int4;
@@ -63,6 +66,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.combine_experts = combine_experts;
   t.grouped_linear = grouped_linear<LinearArgs, linear>;
   t.grouped_linear_bf16 = grouped_linear<LinearBf16Args, linear_bf16>;
+  t.grouped_linear_fp8 = grouped_linear<LinearFp8Args, linear_fp8>;
   t.grouped_linear_int8 = grouped_linear<LinearInt8Args, linear_int8>;
   t.grouped_linear_int4 = grouped_linear<LinearInt4Args, linear_int4>;
   t.top_k = top_k;

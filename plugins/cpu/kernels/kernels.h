@@ -184,6 +184,8 @@ struct KernelTable {
   void (*linear_bf16)(const LinearBf16Args&, ThreadPool&);
   void (*embedding_int8)(const EmbeddingInt8Args&, ThreadPool&);
   void (*embedding_int4)(const EmbeddingInt4Args&, ThreadPool&);
+  void (*embedding_fp8)(const EmbeddingFp8Args&, ThreadPool&);
+  void (*linear_fp8)(const LinearFp8Args&, ThreadPool&);
   void (*quantize_activation)(const QuantizeActivationArgs&, ThreadPool&);
   void (*linear_int8)(const LinearInt8Args&, ThreadPool&);
   void (*linear_int4)(const LinearInt4Args&, ThreadPool&);
@@ -210,6 +212,7 @@ struct KernelTable {
   void (*combine_experts)(const CombineExpertsArgs&, ThreadPool&);
   void (*grouped_linear)(const Grouped<LinearArgs>&, ThreadPool&);
   void (*grouped_linear_bf16)(const Grouped<LinearBf16Args>&, ThreadPool&);
+  void (*grouped_linear_fp8)(const Grouped<LinearFp8Args>&, ThreadPool&);
   void (*grouped_linear_int8)(const Grouped<LinearInt8Args>&, ThreadPool&);
   void (*grouped_linear_int4)(const Grouped<LinearInt4Args>&, ThreadPool&);
   void (*top_k)(const TopKArgs&, ThreadPool&);

@@ -38,6 +38,16 @@ struct EmbeddingInt4Args {
   int64_t out_stride = 0;
 };
 
+// out[t, :] = weight[ids[t], :] * its scales. group_size 0: one scale a row.
+struct EmbeddingFp8Args {
+  int64_t tokens = 0, hidden = 0, group_size = 0;
+  const int32_t* ids = nullptr;      // [T]
+  const uint8_t* weight = nullptr;   // e4m3fn [V, H] in panel32
+  const uint16_t* scales = nullptr;  // f16 [V, ceil(H/G)] in panel32
+  float* out = nullptr;              // [T, H]
+  int64_t out_stride = 0;
+};
+
 // out[m, k] = x[m, k] to the nearest bf16, ties to even; a row's place after an odd K is zero
 struct CastBf16Args {
   int64_t m = 0, k = 0;
@@ -45,6 +55,20 @@ struct CastBf16Args {
   int64_t x_stride = 0;
   uint16_t* out = nullptr;  // [M, K]
   int64_t out_stride = 0;   // even, at least K
+};
+
+// y[m, n] = sum_k x[m, k] * (weight[n, k] * its scale) + bias[n] in f32
+struct LinearFp8Args {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t group = 0;         // values along K of a scale; 0: all
+  const float* x = nullptr;  // [M, K]
+  int64_t x_stride = 0;
+  const uint8_t* weight = nullptr;          // e4m3fn in panel32
+  const uint16_t* weight_scales = nullptr;  // f16 [N, ceil(K/group)] in panel32
+  const float* bias = nullptr;              // [N] or null
+  float* y = nullptr;                       // [M, N]
+  int64_t y_stride = 0;
+  Epilogue epilogue = {};
 };
 
 // y[m, n] = sum_k x[m, k] * weight[n, k] + bias[n], with bf16 factors and f32 sums

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dot.h"
+#include "fp8.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "vector_math.h"
@@ -137,6 +138,23 @@ inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
           const int value = column[i / 8 * kPanel * 4 + i % 4] >> (i % 8 / 4 * 4) & 15;
           out[i] = static_cast<float>(value + least) * scale + offset;
         }
+      }
+    }
+  });
+}
+
+void embedding_fp8(const EmbeddingFp8Args& a, ThreadPool& pool) {
+  const int64_t size = a.group_size > 0 ? a.group_size : a.hidden;
+  const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
+  run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t id = a.ids[t];
+      const uint8_t* column = a.weight + id / kPanel * kPanel * a.hidden + id % kPanel;
+      const uint16_t* scales = a.scales + id / kPanel * groups * kPanel + id % kPanel;
+      float* out = a.out + t * a.out_stride;
+      for (int64_t i = 0; i < a.hidden; ++i) {
+        const float scale = half_to_float(scales[i / size * kPanel]) * kFp8OfHalf;
+        out[i] = half_to_float(fp8_as_half(column[i * kPanel])) * scale;
       }
     }
   });

@@ -18,10 +18,12 @@ uint16_t to_bf16(float value);
 void embedding_bf16(const EmbeddingBf16Args& a);            // exact
 void embedding_int8(const EmbeddingInt8Args& a);            // exact
 void embedding_int4(const EmbeddingInt4Args& a);            // exact
+void embedding_fp8(const EmbeddingFp8Args& a);              // exact
 void cast_bf16(const CastBf16Args& a);                      // exact
 void quantize_activation(const QuantizeActivationArgs& a);  // exact
 // `fused` as in linear. With VDPBF16 the order within a pair is the instruction's own.
 void linear_bf16(const LinearBf16Args& a, bool fused);
+void linear_fp8(const LinearFp8Args& a, bool fused);    // exact, with `fused` as in linear
 void linear_int8(const LinearInt8Args& a, bool fused);  // exact
 void linear_int4(const LinearInt4Args& a, bool fused);  // exact
 // In double. Both norms, and their add_ forms if sum is not null.

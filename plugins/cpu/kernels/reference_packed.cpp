@@ -41,6 +41,13 @@ int32_t int4_weight(const uint8_t* weight, int64_t size, int64_t n, int64_t k) {
   return k % 8 < 4 ? byte % 16 : byte / 16;
 }
 
+// By the definition of e4m3fn: a sign, 4 bits of exponent, 3 of mantissa, no infinity.
+float from_fp8(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double value = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return static_cast<float>(code >= 128 ? -value : value);
+}
+
 int64_t groups_of(int64_t size, int64_t group) { return group > 0 ? (size + group - 1) / group : 1; }
 
 float weight_scale(const uint16_t* scales, int64_t groups, int64_t n, int64_t g) {
@@ -106,6 +113,33 @@ void linear_bf16(const LinearBf16Args& a, bool fused) {
       float sum = 0;
       for (int64_t k = 0; k < a.k; ++k) {
         const float x = from_bf16(a.x[m * a.x_stride + k]), w = from_bf16(bf16_weight(a.weight, a.k, n, k));
+        sum = fused ? std::fma(x, w, sum) : x * w + sum;
+      }
+      a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? sum + a.bias[n] : sum);
+    }
+  }
+}
+
+void embedding_fp8(const EmbeddingFp8Args& a) {
+  const int64_t groups = groups_of(a.hidden, a.group_size), size = a.group_size > 0 ? a.group_size : a.hidden;
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const int64_t id = a.ids[t];
+      const float value = from_fp8(a.weight[(id / kPanel * a.hidden + i) * kPanel + id % kPanel]);
+      a.out[t * a.out_stride + i] = value * weight_scale(a.scales, groups, id, i / size);
+    }
+  }
+}
+
+void linear_fp8(const LinearFp8Args& a, bool fused) {
+  const int64_t groups = groups_of(a.k, a.group), size = a.group > 0 ? a.group : a.k;
+  for (int64_t m = 0; m < a.m; ++m) {
+    for (int64_t n = 0; n < a.n; ++n) {
+      float sum = 0;
+      for (int64_t k = 0; k < a.k; ++k) {
+        const float value = from_fp8(a.weight[(n / kPanel * a.k + k) * kPanel + n % kPanel]);
+        const float x = a.x[m * a.x_stride + k],
+                    w = value * weight_scale(a.weight_scales, groups, n, k / size);
         sum = fused ? std::fma(x, w, sum) : x * w + sum;
       }
       a.y[m * a.y_stride + n] = end_of(a.epilogue, m, n, a.bias != nullptr ? sum + a.bias[n] : sum);

@@ -19,6 +19,7 @@ from enginewright.plugins.ops import (
     add_layer_norm,
     add_rms_norm,
     combine_experts,
+    dequantize,
     embedding,
     gated_activation,
     grouped_linear,
@@ -87,13 +88,14 @@ ROW_MULTIPLE = {"bf16": 2, "i8": 4}
 
 def stored(weight: torch.Tensor, layout: Layout, dtype: Dtype) -> torch.Tensor:
     """A weight as a bundle holds it; bf16 in panels as its bits."""
-    if weight.dtype in NARROW:
+    if weight.dtype in (*NARROW, torch.float8_e4m3fn):
         value = weight.contiguous()
     else:
         value = weight.int() if not weight.is_floating_point() and weight.dtype is not torch.bool else weight.float()
     if layout == "rows":
         return value.contiguous()
     bits = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
+    bits = bits.view(torch.uint8) if dtype == "fp8" else bits
     return torch.from_numpy(pack(bits.contiguous().numpy(), layout, dtype))
 
 
@@ -155,6 +157,8 @@ class Interpreter:
         if use.layout != "rows":
             assert tuple(shape) == use.shape and offset == 0
             whole = torch.from_numpy(unpack(value.numpy(), tuple(shape), use.layout, use.dtype).copy())
+            if use.dtype == "fp8":
+                return whole.view(torch.float8_e4m3fn)
             return whole.view(torch.bfloat16) if use.dtype == "bf16" else whole
         return torch.as_strided(value, shape, strides, offset)
 
@@ -189,11 +193,15 @@ class Interpreter:
     def _compute(self, step: Step, x: list[torch.Tensor], cache: str) -> tuple[torch.Tensor, ...]:
         a: dict[str, Any] = dict(step.attrs)
         match step.op:
+            case "embedding" if x[1].dtype == torch.float8_e4m3fn:
+                return (embedding(x[0], dequantize(x[1], x[2], a["group_size"])),)
             case "embedding":
                 return (embedding(x[0], x[1]),)
             case "linear":
                 assert x[0].dim() == 2
                 packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
+                if x[1].dtype == torch.float8_e4m3fn:
+                    x[1:3] = [dequantize(x[1], x[2], a["weight_group"])]
                 assert self.uses[step.inputs[1].name].layout == packed[x[1].dtype]
                 residual = x.pop() if a.get("has_residual") else None
                 return (linear(x[0], x[1], x[2] if len(x) > 2 else None, a.get("activation", ""), residual),)
@@ -271,6 +279,8 @@ class Interpreter:
             case "grouped_linear":
                 assert x[0].dim() == 2 and x[1].dtype == torch.int32
                 packed = {torch.float32: "panel32", torch.bfloat16: "panel32x2"}
+                if x[2].dtype == torch.float8_e4m3fn:
+                    x[2:4] = [dequantize(x[2], x[3], a["weight_group"])]
                 assert self.uses[step.inputs[2].name].layout == packed[x[2].dtype]
                 return (grouped_linear(x[0], x[1], x[2], x[3] if len(x) > 3 else None, a.get("activation", "")),)
             case "combine_experts":

@@ -13,6 +13,7 @@ from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToB
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
+from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
@@ -23,6 +24,7 @@ ew = torch.ops.ew
 
 F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
 INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
+FP8, FP8_IN_GROUPS = WeightFormat("fp8"), WeightFormat("fp8", group_size=32)
 INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
 FORMATS = {
     "bf16": BF16,
@@ -54,6 +56,27 @@ def test_decoder_equals_its_evaluation(format_name: str, hidden: int) -> None:
         # a value that is rounded to 8 bits may then fall on the other side.
         tolerance = 2e-2 if format_name == "bf16" else 1e-4
         torch.testing.assert_close(machine.run(steps.step(chunks)), reference.run(chunks), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("wanted", [FP8, FP8_IN_GROUPS])
+@pytest.mark.parametrize(("hidden", "tied"), [(32, True), (70, False)])
+def test_a_decoder_of_8_bit_floats_equals_its_evaluation(hidden: int, tied: bool, wanted: WeightFormat) -> None:
+    shape = Shape(hidden=hidden, heads=8, kv_heads=8, head_size=6, intermediate=50, bias=(True, False, True), tied=tied)
+    paged = decoder(shape)
+    for one in (ChooseFormats(), RoundWeightsToFp8()):
+        one.run(paged, PassContext(formats=WeightFormats(wanted)))
+    lowering = lower(paged)
+    stored = {use.name: (use.dtype, use.layout) for use in lowering.program.weights}
+    assert {kind for name, kind in stored.items() if name.endswith(".fp8")} == {("fp8", "panel32")}
+    assert {kind for name, kind in stored.items() if name.endswith(".scales")} == {("f16", "panel32")}
+    linears = [s for s in lowering.program.steps if s.op == "linear"]
+    assert {s.attrs["weight_group"] for s in linears} == {wanted.group_size}
+    machine, reference = interpreter(lowering), PagedEvaluation(paged)
+    steps = Steps([g.name for g in paged.cache_groups])
+    a, b = random_sequences((40, 3), 67)
+    for chunks in ({"a": a[:7]}, {"a": a[7:38], "b": b[:2]}, {"b": b[2:], "a": a[38:]}):
+        # Float products, which BLAS sums by the shapes and strides that it sees.
+        torch.testing.assert_close(machine.run(steps.step(chunks)), reference.run(chunks), rtol=0, atol=1e-4)
 
 
 def test_steps_and_layouts_of_an_int8_decoder() -> None:

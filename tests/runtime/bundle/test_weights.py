@@ -164,5 +164,8 @@ def test_an_index_of_8_bit_floats_says_so() -> None:
     assert WeightsIndex.from_json(made.to_json()) == made
     assert entry.stored_dtype == NUMPY_DTYPES["fp8"]
     panels = entry.model_copy(update={"layout": "panel32", "bytes": 96})
-    with pytest.raises(BundleError, match=r"tensors\.w: layout panel32 is not for fp8"):
+    wide = WeightsIndex.of((blob.model_copy(update={"bytes": 96}),), {"w": panels})
+    assert WeightsIndex.from_json(wide.to_json()) == wide
+    panels = panels.model_copy(update={"layout": "panel32x4"})
+    with pytest.raises(BundleError, match=r"tensors\.w: layout panel32x4 is not for fp8"):
         WeightsIndex.from_json(WeightsIndex.of((blob,), {"w": panels}).to_json())
