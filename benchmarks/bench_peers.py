@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shlex
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from typing import Any
 from peers import docs
 from peers.engines import ENGINES, FORMATS, OURS
 from peers.goals import read_reasons
+from peers.install import last_error
 from peers.loading import BUILD, REPOSITORY
 from peers.machine import commit, machine
 from peers.models import MODELS
@@ -76,7 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
     asked = Asked(
         options.models, options.formats, options.engines, tuple(options.prefix), options.keep, options.kv_cache
     )
-    contenders, missing = prepare(asked, tell)
+    try:
+        contenders, missing = prepare(asked, tell)
+    except subprocess.CalledProcessError as e:
+        tell(f"our own part can't be made ready: {last_error(e.stderr)}")
+        return 1
     tell(f"prepared in {time.monotonic() - start:.0f} s")
     if options.prepare:
         for one in missing:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ def test_quick_is_one_round_of_short_prompts(tmp_path: Path, monkeypatch: pytest
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["measured"]["command"] == "benchmarks/bench_peers.py --quick"
     assert result["goals"] == []
+
+
+def test_an_export_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def prepare(asked: Asked, tell: Any) -> None:
+        raise subprocess.CalledProcessError(1, ["export"], stderr="Traceback:\nSourceError: no weights\n")
+
+    monkeypatch.setattr(bench_peers, "prepare", prepare)
+    assert bench_peers.main([]) == 1
+    assert "our own part can't be made ready: SourceError: no weights" in capsys.readouterr().err
 
 
 def test_a_document_can_only_point_to_a_result_in_the_repository(tmp_path: Path) -> None:
