@@ -46,7 +46,11 @@ inline int64_t peak_bf16(int64_t rounds) {
   const Pair x = splat_pair(two);
   F16 sums[kPeakSums];
 #pragma GCC unroll 16
-  for (int i = 0; i < kPeakSums; ++i) sums[i] = splat(0.0f);
+  for (int i = 0; i < kPeakSums; ++i) {
+    F16 start = splat(0.0f);  // equal sums would be worked out once
+    launder(start);
+    sums[i] = start;
+  }
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
     for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], w, x);
@@ -64,7 +68,11 @@ inline int64_t peak_f32(int64_t rounds) {
   const F16 w = load(weights), x = splat(one);
   F16 sums[kPeakSums];
 #pragma GCC unroll 16
-  for (int i = 0; i < kPeakSums; ++i) sums[i] = splat(0.0f);
+  for (int i = 0; i < kPeakSums; ++i) {
+    F16 start = splat(0.0f);  // equal sums would be worked out once
+    launder(start);
+    sums[i] = start;
+  }
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
     for (int i = 0; i < kPeakSums; ++i) sums[i] = fma(x, w, sums[i]);
