@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import (
     BudgetSection,
     CalibrationSection,
@@ -50,14 +50,17 @@ RECIPES |= {
     )
     for name, one in SPARSE.items()
 }
+RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in ("bf16", "int8", "fp8")}
 CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
+CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
 # times for 4 bits.
 LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4, "int4": 0.3, "offsets": 0.4, "sparse8": 3.0, "sparse32": 3.0}
+LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3}
 
 
 def overrides(family: str) -> dict[str, int]:

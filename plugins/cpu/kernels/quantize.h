@@ -143,7 +143,7 @@ inline void embedding_int4(const EmbeddingInt4Args& a, ThreadPool& pool) {
   });
 }
 
-void embedding_fp8(const EmbeddingFp8Args& a, ThreadPool& pool) {
+inline void embedding_fp8(const EmbeddingFp8Args& a, ThreadPool& pool) {
   const int64_t size = a.group_size > 0 ? a.group_size : a.hidden;
   const int64_t groups = size > 0 ? (a.hidden + size - 1) / size : 0;
   run_rows(pool, a.tokens, 2 * a.hidden, [&](int64_t begin, int64_t end) {
