@@ -15,6 +15,7 @@ from peers.engines import ENGINES, OURS, Engine, Format
 from peers.install import install, last_error, peers_python
 from peers.loading import BENCHMARKS, BUILD, REPOSITORY
 from peers.models import MODELS
+from peers.pages import write_anew
 from peers.processes import Command
 
 PARTS = ("optimizer", "passes", "plugins", "runtime")
@@ -98,6 +99,9 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
                         folder / engine.path(kind),
                     )
                 )
+    tell("write the engines' files anew, so that the file cache keeps all in pages of one size")
+    for contender in found:
+        write_anew(contender.path)
     return found, missing
 
 
