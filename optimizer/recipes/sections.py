@@ -47,7 +47,7 @@ METHODS: tuple[Method, ...] = ("nearest", "gptq", "awq")
 CACHES: dict[str, CacheDtype] = {"f32": "f32", "bf16": "bf16", "int8": "i8", "fp8": "fp8"}
 """KV-cache formats that can be emitted today, and what programs call them."""
 
-DEFAULT_CACHE: CacheDtype = "f32"
+DEFAULT_CACHE: CacheDtype = "bf16"
 """Of a recipe that leaves the KV cache open and whose weights or activations are less than 32-bit floats."""
 
 
