@@ -42,23 +42,23 @@ struct StepBlocks {
 };
 
 EW_INLINE void prefetch_piece(const char* piece, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(piece + i, 0, 2);
 }
 
 // Blocks begin .. end-1 of step `step`. Blocks of 32 slots are too short a run for the processor to guess the
-// next: it is prefetched.
+// next; what a later step reads is prefetched, so far ahead that memory has the time.
 template <class Products>
 void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const AttentionScratch<Products>& s,
                  int64_t step, int64_t begin, int64_t end, StepBlocks<Products>* blocks) {
   using Element = typename Products::Element;
   const KvCache& c = a.cache;
-  const int64_t last = (t.position + t.tokens - 1) / kBlock;
   for (int64_t b = begin; b < end; ++b) {
-    const int64_t tile = step * kStepBlocks + b, next = tile < last ? tile + 1 : tile;
+    const int64_t tile = step * kStepBlocks + b;
+    const LaterPiece later = later_piece(a, t, tile);
     const char* k = key_piece(c, t.blocks[tile], t.kv_head);
     const char* v = value_piece(c, t.blocks[tile], t.kv_head);
-    const char* next_k = key_piece(c, t.blocks[next], t.kv_head);
-    const char* next_v = value_piece(c, t.blocks[next], t.kv_head);
+    const char* next_k = key_piece(c, later.block, later.head);
+    const char* next_v = value_piece(c, later.block, later.head);
     if (Products::reads_keys(c)) {
       blocks->k[b] = reinterpret_cast<const Element*>(k);
       blocks->k_ahead[b] = (next_k - k) / static_cast<int64_t>(sizeof(Element));
@@ -272,6 +272,7 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
       partial += t.tokens * t.heads * per_row;
     }
   });
+  for (int64_t i = 0; i + 1 < task_count; ++i) task_list[i].next = task_list + i + 1;
   const auto sums_at = [&](const AttentionTask& t, float* at) {
     const int64_t rows = t.tokens * t.heads;
     return Sums{at, at + rows * width, at + rows * width + rows};

@@ -11,15 +11,13 @@
 //   PairProducts    k [(D+1)/2][32][2]      v [16][Dv][2]      bf16; what fills an odd D is zero
 #pragma once
 
-#include "attention_softmax.h"
+#include "attention_tasks.h"
 #include "dot.h"
 #include "kv_format.h"
 #include "microkernel.h"
 
 namespace ew {
 namespace {
-
-constexpr int64_t kStepBlocks = kStep / kBlock;
 
 // Calls fn(elements, convert), where convert gives an element as a float, for a format that is not f32.
 template <class F>
@@ -93,7 +91,7 @@ struct FloatProducts {
   static void scores(const float* q, int64_t size, const float* k, int64_t ahead, float* out) {
     F16 acc[R][2];
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero();
-    chain<R, 1, 2, true>(q, size, k, kBlock, 0, size, ahead, acc);
+    chain<R, 1, 2, Fetch::far>(q, size, k, kBlock, 0, size, ahead, acc);
     for (int r = 0; r < R; ++r) {
       store(out + r * kStep, acc[r][0]);
       store(out + r * kStep + 16, acc[r][1]);
@@ -111,8 +109,8 @@ struct FloatProducts {
       }
       for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
         const int64_t low = clamp(first - b * kBlock, 0, kBlock), high = clamp(past - b * kBlock, 0, kBlock);
-        chain<R, 1, C, true>(p + b * kBlock + low, kStep, v[b] + low * width + c, width, 0, high - low,
-                             ahead[b], acc);
+        chain<R, 1, C, Fetch::far>(p + b * kBlock + low, kStep, v[b] + low * width + c, width, 0, high - low,
+                                   ahead[b], acc);
       }
       for (int r = 0; r < R; ++r) {
         for (int i = 0; i < C; ++i) store(o + r * width + c + 16 * i, acc[r][i]);
@@ -193,7 +191,7 @@ struct PairProducts {
       Pairs column[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        __builtin_prefetch(w + c * 32 + ahead);
+        __builtin_prefetch(w + c * 32 + ahead, 0, 2);
         column[c] = Whole ? load_pairs(w + c * 32) : load_pairs_n(w + c * 32, lanes);
       }
 #pragma GCC unroll 12

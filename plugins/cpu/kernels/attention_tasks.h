@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kTileRows = 48;    // most rows of a query tile: four full blocks of AVX-512
 constexpr int64_t kTileTokens = 32;  // most tokens of one, so that few rows are cut by the diagonal
 constexpr int64_t kTileHeads = 32;   // most heads of one; a larger group is taken in pieces
+constexpr int64_t kStepBlocks = kStep / kBlock;
 constexpr int64_t kMaxPartial = int64_t{1} << 24;  // floats of partial results: 64 MB
 
 // Some tokens and heads of one request, against its keys of splits split_begin .. split_end-1. Rows are in
@@ -20,7 +21,8 @@ struct AttentionTask {
   int64_t kv_head, head, heads;
   const int32_t* blocks;  // the request's row of the block table
   int64_t split_begin, split_end;
-  float* partial;  // where (o, m, l) of each split go, or null: merge and finish here
+  float* partial;             // where (o, m, l) of each split go, or null: merge and finish here
+  const AttentionTask* next;  // the one behind it in the list, or null
 };
 
 // Weighted values, maxima and sums of a task's rows: [rows, Dv], [rows], [rows].
@@ -31,6 +33,30 @@ struct Sums {
 // The keys that a query at `position` sees begin here; they end with itself.
 EW_INLINE int64_t first_key(int64_t window, int64_t position) {
   return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// The first and the last block of the request that a task reads.
+EW_INLINE int64_t first_block(const PagedAttentionArgs& a, const AttentionTask& t) {
+  const int64_t seen = first_key(a.window, t.position), split = t.split_begin * kSplit;
+  return (seen > split ? seen : split) / kBlock;
+}
+EW_INLINE int64_t last_block(const AttentionTask& t) {
+  const int64_t last = t.position + t.tokens - 1, split = t.split_end * kSplit - 1;
+  return (last < split ? last : split) / kBlock;
+}
+
+// What is read a step after block `tile`: by this task, or by the next one, which mostly has the same worker.
+struct LaterPiece {
+  int64_t block, head;
+};
+EW_INLINE LaterPiece later_piece(const PagedAttentionArgs& a, const AttentionTask& t, int64_t tile) {
+  const int64_t beyond = tile + kStepBlocks - last_block(t);
+  if (beyond <= 0) return {t.blocks[tile + kStepBlocks], t.kv_head};
+  if (t.next != nullptr) {
+    const int64_t later = first_block(a, *t.next) + beyond - 1;
+    if (later <= last_block(*t.next)) return {t.next->blocks[later], t.next->kv_head};
+  }
+  return {t.blocks[tile], t.kv_head};
 }
 
 inline void begin_sums(int64_t rows, int64_t width, const Sums& s) {

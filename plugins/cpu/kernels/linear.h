@@ -38,7 +38,7 @@ void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, i
       acc[r][c] = Pieces && k0 > 0 ? load(rest + (r * 2 * P + c) * 16) : splat(0.0f);
     }
   }
-  chain<R, P, 2, true>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, kAhead * kPanel, acc);
+  chain<R, P, 2, Fetch::near>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, kAhead * kPanel, acc);
   if (!Pieces || k1 == a.k) {
     store_block<R, 2 * P>(acc, a, row, panel * kPanel);
     return;

@@ -52,7 +52,7 @@ void fp8_block(const LinearFp8Args& a, int64_t row, int64_t panel, int64_t k0, i
     acc[r][0] = k0 > 0 ? load(rest + r * kPanel) : splat(0.0f);
     acc[r][1] = k0 > 0 ? load(rest + r * kPanel + 16) : splat(0.0f);
   }
-  chain<R, 1, 2, false>(a.x + row * a.x_stride + k0, a.x_stride, wide, kPanel, 0, k1 - k0, 0, acc);
+  chain<R, 1, 2, Fetch::none>(a.x + row * a.x_stride + k0, a.x_stride, wide, kPanel, 0, k1 - k0, 0, acc);
   if (k1 == a.k) {
     store_block<R, 2>(acc, a, row, panel * kPanel);
     return;

@@ -15,8 +15,9 @@ namespace {
 
 // The chains of R rows and P panels of C vectors, on from acc. With registers to spare a weight is loaded
 // once; without, it is a memory operand of each fma. What lies `ahead` elements behind each weight is
-// prefetched.
-template <int R, int P, int C, bool Prefetch>
+// prefetched, into the first-level cache or, from further away, into the second.
+enum class Fetch { none, near, far };
+template <int R, int P, int C, Fetch Prefetch>
 EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t panel_stride,
                      int64_t count, [[maybe_unused]] int64_t ahead, F16 (&acc)[R][P * C]) {
   constexpr bool kKeep = R > 1 && (R + 1) * P * C < kRegisters;
@@ -27,7 +28,8 @@ EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w
 #pragma GCC unroll 2
       for (int c = 0; c < C; ++c) {
         const float* at = w + p * panel_stride + c * 16;
-        if constexpr (Prefetch) __builtin_prefetch(at + ahead);
+        if constexpr (Prefetch == Fetch::near) __builtin_prefetch(at + ahead);
+        if constexpr (Prefetch == Fetch::far) __builtin_prefetch(at + ahead, 0, 2);
         column[p * C + c] = load(at);
         if constexpr (kKeep) keep(column[p * C + c]);
       }
@@ -43,7 +45,7 @@ EW_INLINE void chain(const float* x, int64_t x_stride, const float* w, int64_t w
 }
 
 // out[r][0 : columns] = the chains begun at out (or at 0 if `fresh`), for R rows; any number of columns.
-template <int R, bool Prefetch>
+template <int R, Fetch Prefetch>
 void accumulate_block(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t count,
                       int64_t ahead, float* out, int64_t out_stride, int64_t columns, bool fresh) {
   int64_t c = 0;
@@ -106,13 +108,14 @@ inline void accumulate(int64_t rows, const float* x, int64_t x_stride, const flo
                        bool fresh) {
   if (rows <= kMaxRows) {
     with_rows(rows, [&]<int R>() {
-      accumulate_block<R, true>(x, x_stride, w, w_stride, count, ahead, out, out_stride, columns, fresh);
+      accumulate_block<R, Fetch::near>(x, x_stride, w, w_stride, count, ahead, out, out_stride, columns,
+                                       fresh);
     });
     return;
   }
   for_row_blocks(rows, [&]<int R>(int64_t r) {
-    accumulate_block<R, false>(x + r * x_stride, x_stride, w, w_stride, count, 0, out + r * out_stride,
-                               out_stride, columns, fresh);
+    accumulate_block<R, Fetch::none>(x + r * x_stride, x_stride, w, w_stride, count, 0, out + r * out_stride,
+                                     out_stride, columns, fresh);
   });
 }
 
