@@ -114,7 +114,8 @@ def describe(result: Mapping[str, Any]) -> str:
     return (
         f"{machine['processor']}, {work['threads']} threads, {', '.join(machine['instruction_sets'])}; {caches}; "
         f"{machine['memory_gib']} GiB; {machine['system']}. Measured on {measured['date']} at {measured['commit']}, "
-        f"{measured['rounds']} round{'s' * (measured['rounds'] != 1)} in {measured['seconds'] / 60:.0f} minutes."
+        f"{measured['rounds']} round{'s' * (measured['rounds'] != 1)} in {measured['seconds'] / 60:.0f} minutes"
+        + ("." if measured["whole"] else ", stopped in the last: figures are of the rounds that each has.")
     )
 
 

@@ -65,7 +65,7 @@ def test_an_export_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_a_document_can_only_point_to_a_result_in_the_repository(tmp_path: Path) -> None:
     result = {
         "machine": {"processor": "p", "instruction_sets": [], "caches": {}, "memory_gib": 1, "system": "s"},
-        "measured": {"date": "d", "commit": "c", "rounds": 1, "seconds": 1},
+        "measured": {"date": "d", "commit": "c", "rounds": 1, "seconds": 1, "whole": True},
         "workload": {"threads": 1},
         "models": {},
         "missing": [],

@@ -33,7 +33,7 @@ def result() -> dict[str, Any]:
     machine = {"processor": "A CPU", "instruction_sets": ["avx2"], "caches": {"L3": "32768K"}, "memory_gib": 8}
     return {
         "machine": machine | {"system": "Linux"},
-        "measured": {"date": "2026-01-01", "commit": "abc", "rounds": 3, "seconds": 600},
+        "measured": {"date": "2026-01-01", "commit": "abc", "rounds": 3, "seconds": 600, "whole": True},
         "workload": {"threads": 2},
         "missing": [{"engine": "openvino", "model": "smollm2", "format": "int8", "reason": "no wheel"}],
         **found,
@@ -50,7 +50,9 @@ def test_tables_have_figures_ratios_and_what_is_missing(result: dict[str, Any]) 
     text = "\n".join(whole(result))
     assert "- OpenVINO GenAI, smollm2, int8: no wheel" in text
     assert "67% of the 45.0 GB/s" in text and "60% of 1,000 G" in text
-    assert "3 rounds in 10 minutes" in text
+    assert "3 rounds in 10 minutes." in text
+    result["measured"]["whole"] = False
+    assert "3 rounds in 10 minutes, stopped in the last: " in "\n".join(whole(result))
 
 
 def test_goals_say_whether_they_are_met_and_why_not(result: dict[str, Any]) -> None:
