@@ -43,8 +43,9 @@ def weights(bundle: Path, prefix: str) -> list[str]:
 def test_a_bundle_as_exported_agrees(family: str, recipe: str, bundles: Bundles) -> None:
     report = bisect(Given(tiny(family)[0]), Given(bundles(family, recipe)))
     assert report.parting is None
-    # Float32 sums in two orders; of rounded activations some may fall on the other side.
-    assert report.largest_error is not None and report.largest_error < (2e-6 if recipe == "f32" else 4e-3)
+    # Float32 sums in two orders; of rounded activations, and of keys and values in bf16 (2^-8 apart), some may fall on
+    # the other side.
+    assert report.largest_error is not None and report.largest_error < (2e-6 if recipe == "f32" else 8e-3)
     assert report.points > 40
 
 

@@ -88,4 +88,4 @@ def test_a_pass_that_rounds_has_a_bug(bug: object, recipe: str, monkeypatch: pyt
 def test_passes_as_they_are_agree_with_the_source(family: str, recipe: str) -> None:
     report = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe))
     assert report.parting is None
-    assert report.largest_error is not None and report.largest_error < 4e-3
+    assert report.largest_error is not None and report.largest_error < 8e-3  # keys and values in bf16 are 2^-8 apart
