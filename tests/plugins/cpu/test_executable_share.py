@@ -98,7 +98,7 @@ def test_other_caches_and_own_options_are_refused(decoder: Decoder) -> None:
     with pytest.raises(BundleError, match="cache group full isn't as in the program"):
         CpuProgram(lowered.model_copy(update={"cache_groups": (layers,)}), weights, share=any_size)
     for options in ({"blocks": {"full": 4}}, {"threads": 1}, {"isa": "portable"}):
-        with pytest.raises(EnginewrightError, match="blocks, threads and isa are those"):
+        with pytest.raises(EnginewrightError, match="blocks, threads, isa and tuning are those"):
             CpuProgram(lowered, weights, share=any_size, **options)  # type: ignore[arg-type]
     with pytest.raises(EnginewrightError, match="blocks must name the cache groups"):
         CpuProgram(lowered, weights)
