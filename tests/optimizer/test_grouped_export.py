@@ -69,7 +69,7 @@ def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedM
 def test_integers_go_on_top(model: PreTrainedModel, tmp_path: Path) -> None:
     section = AttentionSection(kv_heads=2, method="mean", grouping="neighbours")
     report = export(model, tmp_path / "int8.bundle", recipe=recipe(section, "int8"))
-    assert report.kv_heads[0].bytes_per_token == BEFORE // 2
+    assert report.kv_heads[0].bytes_per_token == (BEFORE // 2) // 2
     assert report.quantization is not None and report.quantization.values > 0
 
 
