@@ -7,19 +7,18 @@ would.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import BundleError, CapacityError
 
 from ..bundle.linear_io import LinearIo
 from ..bundle.manifest import target_folder
 from ..bundle.reader import Bundle
-from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Device
 from .slot_steps import SlotSteps
+from .tensorrt_base import EngineExecutor, engine_section
 from .tensorrt_library import Library, open_library
 from .tensorrt_slots import EngineSlots, check_profiles, choices_of
 
@@ -27,10 +26,8 @@ FREE_SHARE = 0.8
 """Of the GPU's memory that engines leave, for the caches, where nobody says how much: contexts need some as well."""
 
 
-class TensorRtExecutor:
-    """See ``executors.base.Executor``: blocks are slots, and prefill and decode take turns.
-
-    Everything that touches the GPU runs on a thread of its own.
+class TensorRtExecutor(EngineExecutor[EngineSlots]):
+    """Blocks are slots, and prefill and decode take turns.
 
     Args:
         bundle: with a ready target whose engines are of the whole model.
@@ -52,69 +49,26 @@ class TensorRtExecutor:
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group(capacity) for group in io.cache_groups)
         slots = min(self.blocks[group.name] for group in self.cache_groups)
         self.caps = ExecutorCaps(ragged=False, max_requests=slots)
-        self._target = target
-        self._threads = threads or available_threads()
-        self._library = open_library(section, f"target {target!r}")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
-        self._open = True
-        try:
-            self._device, self._slots = self._thread.submit(self._load, bundle, section, io, slots, capacity).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
-        self._steps = SlotSteps(self._slots, self.cache_groups, slots, self._threads)
+        super().__init__(section, target, threads)
 
-    def submit(self, step: StepInput) -> Future[StepOutput]:
-        return self._thread.submit(self._steps.run, step)
-
-    def describe(self) -> dict[str, str | int]:
-        gpu = self._library.gpu
-        return {
-            "target": self._target,
-            "library": f"{self._library.flavour.name} {self._library.version}",
-            "gpu": f"{gpu.name} ({gpu.capability})",
-            "graph_launches": self._slots.graph_launches,
-        }
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._thread.submit(self._unload).result()
-            self._thread.shutdown()
-
-    def _load(
-        self, bundle: Bundle, section: TensorRtSection, io: LinearIo, slots: int, capacity: int
-    ) -> tuple[Device, EngineSlots]:
-        device = self._library.open_device()
-        try:
-            folder = bundle.path / target_folder(self._target)
-            engines = [self._library.load_engine(folder / engine.file) for engine in section.engines]
-            made = EngineSlots(
+        def load(device: Device) -> EngineSlots:
+            folder = bundle.path / target_folder(target)
+            return EngineSlots(
                 self._library,
                 device,
-                engines,
+                [self._library.load_engine(folder / engine.file) for engine in section.engines],
                 choices_of(section.engines),
                 io,
                 slots=slots,
                 capacity=capacity,
                 vocab=bundle.model.vocab_size,
             )
-        except BaseException:
-            device.close()
-            raise
-        return device, made
 
-    def _unload(self) -> None:
-        self._slots.close()
-        self._device.close()
+        self._start(load)
+        self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads)
 
-
-def engine_section(bundle: Bundle, target: str) -> TensorRtSection:
-    """What a ready target's manifest says of its engines. Raises BundleError if that is nothing, or there are none."""
-    section = bundle.target(target).tensorrt
-    if section is None or not section.engines:
-        raise BundleError(f"{bundle.path}: target {target!r} has no engines", hint="Export the bundle again.")
-    return section
+    def _run(self, step: StepInput) -> StepOutput:
+        return self._steps.run(step)
 
 
 def slot_capacity_of(bundle: Bundle, target: str) -> int:

@@ -1,15 +1,10 @@
-"""Targets of TensorRT engines that take packed tokens and caches in blocks: engines with plugins, or segments.
-
-Everything that touches the GPU runs on a thread of its own.
-"""
+"""Targets of TensorRT engines that take packed tokens and caches in blocks: engines with plugins, or segments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
-from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import BundleError, CapacityError
 
 from ..bundle.manifest import target_folder
@@ -17,9 +12,8 @@ from ..bundle.reader import Bundle
 from ..bundle.segments import SegmentSchedule
 from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Device
-from .tensorrt import engine_section
+from .tensorrt_base import EngineExecutor, engine_section
 from .tensorrt_blocks import PackedProgram, PackedSteps, StepLimits, StepMemory
-from .tensorrt_library import open_library
 from .tensorrt_paged import PagedEngines, caps_of, limits_of, profile_of_each
 from .tensorrt_segments import SegmentProgram, segment_limits
 
@@ -27,8 +21,8 @@ MOST_REQUESTS = 256
 """Of a step in the segments form, whose profiles don't say."""
 
 
-class PackedExecutor:
-    """See ``executors.base.Executor``: caches are blocks, and a step may have prompts and decodes.
+class PackedExecutor(EngineExecutor[PackedSteps]):
+    """Caches are blocks, and a step may have prompts and decodes.
 
     Args:
         bundle: with a ready target of the paged form, or of segments.
@@ -55,41 +49,17 @@ class PackedExecutor:
         self.caps = ExecutorCaps(max_tokens=self._limits.tokens, max_requests=self._limits.requests)
         if section.paged is not None:
             self.caps = caps_of(profile_of_each(section))
-        self._target = target
-        self._threads = threads or available_threads()
-        self._library = open_library(section, f"target {target!r}")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginewright-tensorrt")
-        self._open = True
-        try:
-            self._device, self._steps = self._thread.submit(self._load, bundle, section).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
+        super().__init__(section, target, threads)
+        self._start(lambda device: self._steps(bundle, section, device))
 
-    def submit(self, step: StepInput) -> Future[StepOutput]:
-        return self._thread.submit(self._steps.run, step)
+    def _run(self, step: StepInput) -> StepOutput:
+        return self._engines.run(step)
 
-    def describe(self) -> dict[str, str | int]:
-        gpu = self._library.gpu
-        return {
-            "target": self._target,
-            "library": f"{self._library.flavour.name} {self._library.version}",
-            "gpu": f"{gpu.name} ({gpu.capability})",
-            "graph_launches": self._steps.graph_launches,
-        }
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._thread.submit(self._unload).result()
-            self._thread.shutdown()
-
-    def _load(self, bundle: Bundle, section: TensorRtSection) -> tuple[Device, PackedSteps]:
-        device = self._library.open_device()
+    def _steps(self, bundle: Bundle, section: TensorRtSection, device: Device) -> PackedSteps:
         try:
             vocab = bundle.model.vocab_size
             memory = StepMemory(device, self.cache_groups, self.blocks, self._limits, vocab)
-            steps = PackedSteps(
+            return PackedSteps(
                 device,
                 memory,
                 self._program(bundle, section, memory, device),
@@ -99,17 +69,12 @@ class PackedExecutor:
                 graphs=not self._library.captures_itself,
             )
         except CapacityError as e:
-            device.close()
             caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
             raise CapacityError(
                 f"memory: caches of {caches:,} bytes, and what engines need beside them, don't fit into the memory "
                 f"of {device.gpu.name}",
                 hint="Pass less memory for the caches, or take a larger GPU.",
             ) from e
-        except BaseException:
-            device.close()
-            raise
-        return device, steps
 
     def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory, device: Device) -> PackedProgram:
         folder = bundle.path / target_folder(self._target)
@@ -137,10 +102,6 @@ class PackedExecutor:
             memory,
             device,
         )
-
-    def _unload(self) -> None:
-        self._steps.close()
-        self._device.close()
 
 
 def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:

@@ -183,7 +183,7 @@ def test_numbers_that_are_not_finite_stay_with_their_request(
     install()
     with LLM(bundle, max_requests=2) as llm:
         llm.generate(prompts[:2], GREEDY)
-        slots = llm._executor._slots  # type: ignore[attr-defined]
+        slots = llm._executor._engines  # type: ignore[attr-defined]
         cache = next(iter(slots._memory.values()))
         slots._device.view(cache.address, np.dtype(np.float32), (cache.row_bytes // 4,))[:] = np.nan
         slots.forget(np.array([0], np.int32))
