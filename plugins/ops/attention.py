@@ -61,7 +61,7 @@ def paged_attention(
     block_table [B, M] holds the requests' blocks in order, padded with -1; kv_len [B] counts the tokens in a request's
     cache, those of this step included. What lies in slots past kv_len is never looked at, be it NaN.
     """
-    _check_heads(q, k_cache[0])
+    _check_heads(q, k_cache)
     requests, blocks = block_table.shape
     length = blocks * k_cache.shape[1]  # most keys of a request
     table = block_table.long().clamp(min=0)
@@ -122,55 +122,29 @@ def _attend(
 
 
 def _check_heads(q: torch.Tensor, k: torch.Tensor) -> None:
+    heads, size = k.shape[-2:]
     torch._check(
-        q.shape[1] % k.shape[1] == 0,
-        lambda: f"attention: {q.shape[1]} query heads are no multiple of {k.shape[1]} key/value heads",
+        q.shape[1] % heads == 0,
+        lambda: f"attention: {q.shape[1]} query heads are no multiple of {heads} key/value heads",
     )
-    torch._check(q.shape[2] == k.shape[2], lambda: f"attention: head sizes of q {q.shape} and k {k.shape} differ")
+    torch._check(q.shape[2] == size, lambda: f"attention: head sizes of q {q.shape} and k {k.shape} differ")
 
 
-def _fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    q_start: torch.Tensor,
-    layer: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None = None,
-) -> torch.Tensor:
+def attention_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object) -> torch.Tensor:
+    """q [T, Nq, D], k [.., Nkv, D], v [.., Nkv, Dv], tokens or a cache of any dtype -> [T, Nq, Dv]."""
     _check_heads(q, k)
-    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
-
-
-def _paged_fake(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None = None,
-) -> torch.Tensor:
-    _check_heads(q, k_cache[0])
-    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[-1]))
 
 
 register(
     "attention(Tensor q, Tensor k, Tensor v, Tensor q_start, int layer, float scale, int window, float softcap, "
     "Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=attention,
-    fake=_fake,
+    fake=attention_fake,
 )
 register(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor q_start, Tensor kv_len, "
     "float scale, int window, float softcap, Tensor? sinks, Tensor? slopes=None) -> Tensor",
     reference=paged_attention,
-    fake=_paged_fake,
+    fake=attention_fake,
 )

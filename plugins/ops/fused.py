@@ -5,17 +5,16 @@ Each means what its parts mean, bit for bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .activation import ACTIVATIONS, gated_activation
 from .cache import kv_write
 from .library import register
 from .norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from .quantization import groups_of, quantize_activation
+from .quantization import Quantized, quantize_activation, quantized_shapes
 from .rope import rope
-
-Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Values, scales and sums, as ``quantize_activation`` gives them."""
 
 
 def rms_norm_quantize(x: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int) -> Quantized:
@@ -74,48 +73,19 @@ def rope_kv_write(
     )
 
 
-def _quantized(x: torch.Tensor, size: int, group_size: int) -> Quantized:
-    torch._check(group_size >= 0, lambda: f"groups of {group_size}")
-    lead, groups = x.shape[:-1], groups_of(size, group_size)
-    return (
-        x.new_empty((*lead, size), dtype=torch.int8),
-        x.new_empty((*lead, groups)),
-        x.new_empty((*lead, groups), dtype=torch.int32),
-    )
+def _norm_fake(x: torch.Tensor, *arguments: Any) -> Quantized:
+    return quantized_shapes(x, x.shape[-1], arguments[-1])
 
 
-def _rms_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int) -> Quantized:
-    return _quantized(x, x.shape[-1], group_size)
-
-
-def _layer_fake(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, group_size: int
-) -> Quantized:
-    return _quantized(x, x.shape[-1], group_size)
-
-
-def _add_rms_fake(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (*_quantized(x, x.shape[-1], group_size), x.new_empty(x.shape))
-
-
-def _add_layer_fake(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    group_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (*_quantized(x, x.shape[-1], group_size), x.new_empty(x.shape))
+def _add_norm_fake(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    return (*_norm_fake(x, *arguments), x.new_empty(x.shape))
 
 
 def _gated_fake(gate_up: torch.Tensor, kind: str, group_size: int) -> Quantized:
     if kind not in ACTIVATIONS:
         raise ValueError(f"ew.gated_activation_quantize: unknown kind {kind!r}; there are {sorted(ACTIVATIONS)}")
     torch._check(gate_up.shape[-1] % 2 == 0, lambda: f"ew.gated_activation_quantize: odd width in {gate_up.shape}")
-    return _quantized(gate_up, gate_up.shape[-1] // 2, group_size)
+    return quantized_shapes(gate_up, gate_up.shape[-1] // 2, group_size)
 
 
 def _rope_kv_write_fake(
@@ -140,25 +110,25 @@ register(
     "rms_norm_quantize(Tensor x, Tensor? weight, float eps, int group_size) "
     "-> (Tensor values, Tensor scales, Tensor sums)",
     reference=rms_norm_quantize,
-    fake=_rms_fake,
+    fake=_norm_fake,
 )
 register(
     "layer_norm_quantize(Tensor x, Tensor? weight, Tensor? bias, float eps, int group_size) "
     "-> (Tensor values, Tensor scales, Tensor sums)",
     reference=layer_norm_quantize,
-    fake=_layer_fake,
+    fake=_norm_fake,
 )
 register(
     "add_rms_norm_quantize(Tensor x, Tensor residual, Tensor? weight, float eps, int group_size) "
     "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
     reference=add_rms_norm_quantize,
-    fake=_add_rms_fake,
+    fake=_add_norm_fake,
 )
 register(
     "add_layer_norm_quantize(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, int group_size) "
     "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
     reference=add_layer_norm_quantize,
-    fake=_add_layer_fake,
+    fake=_add_norm_fake,
 )
 register(
     "gated_activation_quantize(Tensor gate_up, str kind, int group_size) "

@@ -38,37 +38,23 @@ def add_layer_norm(
     return layer_norm(total, weight, bias, eps), total
 
 
-def _rms_fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _layer_fake(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def _add_rms_fake(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _add_fake(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-def _add_layer_fake(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-register("rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor", reference=rms_norm, fake=_rms_fake)
-register(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", reference=layer_norm, fake=_layer_fake
-)
+register("rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor", reference=rms_norm, fake=_fake)
+register("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", reference=layer_norm, fake=_fake)
 register(
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor normed, Tensor sum)",
     reference=add_rms_norm,
-    fake=_add_rms_fake,
+    fake=_add_fake,
 )
 register(
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor normed, Tensor sum)",
     reference=add_layer_norm,
-    fake=_add_layer_fake,
+    fake=_add_fake,
 )

@@ -25,6 +25,9 @@ from .library import register
 LARGEST = 127
 """Of a value that is quantized to 8 bits here; -128 is not made, so that a sign never changes a magnitude."""
 
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Values, scales and sums, as ``quantize_activation`` gives them."""
+
 _EXACT_IN_FLOAT = 1 << 24
 """Integers up to here have a float32 of their own."""
 
@@ -34,23 +37,32 @@ def groups_of(size: int, group_size: int) -> int:
     return -(-size // group_size) if group_size else 1
 
 
-def quantize_activation(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scale_to(x: torch.Tensor, largest_code: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x float32 [.., n] -> codes [.., n], not rounded yet, and scales [..], one for each n values.
+
+    scale = max |x| / largest_code and code = x * (largest_code / max |x|), all in float32. Where all is zero, or so
+    small that the factor is infinite, scale and codes are 0; with a NaN or an infinity scale is NaN and codes are 0.
+    """
+    largest = x.abs().amax(-1)  # [..]; NaN if one is
+    inverse = largest_code / largest
+    usable = torch.isfinite(largest) & torch.isfinite(inverse)
+    codes = torch.where(usable[..., None], x * inverse[..., None], 0.0)
+    scales = torch.where(usable, largest / largest_code, 0.0)
+    return codes, torch.where(torch.isfinite(largest), scales, torch.nan)
+
+
+def quantize_activation(x: torch.Tensor, group_size: int) -> Quantized:
     """x [.., K] float32 -> values int8 [.., K], scales float32 [.., groups], sums int32 [.., groups].
 
-    scale = max |x| / 127 and value = x * (127 / max |x|) to the nearest integer, ties to even, all in float32. A group
-    of zeros has scale 0, and so has one so small that 127 / max |x| is infinite; a group with a NaN or an infinity has
-    scale NaN and values 0. ``sums`` are the groups' sums of values, which kernels for unsigned weights need.
+    Each group is scaled to 127 (``scale_to``) and its values go to the nearest integer, ties to even. ``sums`` are the
+    groups' sums of values, which kernels for unsigned weights need.
     """
     size = x.shape[-1]
     groups = groups_of(size, group_size)
     width = group_size or size
     padded = torch.nn.functional.pad(x.float(), (0, groups * width - size)).unflatten(-1, (groups, width))
-    largest = padded.abs().amax(-1)  # [.., groups]; NaN if one is
-    inverse = LARGEST / largest
-    usable = torch.isfinite(largest) & torch.isfinite(inverse)
-    values = torch.where(usable[..., None], (padded * inverse[..., None]).round(), 0.0).to(torch.int8)
-    scales = torch.where(usable, largest / LARGEST, 0.0)
-    scales = torch.where(torch.isfinite(largest), scales, torch.nan)
+    codes, scales = scale_to(padded, LARGEST)  # [.., groups, width], [.., groups]
+    values = codes.round().to(torch.int8)
     sums = values.sum(-1, dtype=torch.int32)
     return values.flatten(-2)[..., :size].contiguous(), scales.contiguous(), sums.contiguous()
 
@@ -234,15 +246,20 @@ def _check_groups(
     )
 
 
-def _fake_quantize(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    torch._check(x.dtype == torch.float32, lambda: f"ew.quantize_activation: x is {x.dtype}")
-    torch._check(group_size >= 0, lambda: f"ew.quantize_activation: groups of {group_size}")
-    shape = (*x.shape[:-1], groups_of(int(x.shape[-1]), group_size))
+def quantized_shapes(x: torch.Tensor, size: int, group_size: int) -> Quantized:
+    """What ``quantize_activation`` gives for something of x's shape with ``size`` values in its last dimension."""
+    torch._check(group_size >= 0, lambda: f"groups of {group_size}")
+    shape = (*x.shape[:-1], groups_of(size, group_size))
     return (
-        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty((*x.shape[:-1], size), dtype=torch.int8),
         x.new_empty(shape),
         x.new_empty(shape, dtype=torch.int32),
     )
+
+
+def _fake_quantize(x: torch.Tensor, group_size: int) -> Quantized:
+    torch._check(x.dtype == torch.float32, lambda: f"ew.quantize_activation: x is {x.dtype}")
+    return quantized_shapes(x, x.shape[-1], group_size)
 
 
 def _fake_linear(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from .attention import paged_attention
+from .attention import attention_fake, paged_attention
 from .library import register
+from .quantization import scale_to
 
 LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """What the largest magnitude of a token's head becomes."""
@@ -24,18 +25,12 @@ LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, Nkv, D] -> codes ``dtype`` [T, Nkv, D], scales float32 [T, Nkv].
 
-    scale = max |x| / largest code and code = x * (largest code / max |x|), rounded to the nearest, ties to even, all in
-    float32. Heads of zeros, or so small that the factor is infinite, have scale 0 and codes 0; heads with a NaN or an
-    infinity have scale NaN and codes 0. Raises KeyError for a dtype that is no cache's.
+    Each head is scaled to the largest code (``scale_to``) and rounded to the nearest, ties to even. Raises KeyError for
+    a dtype that is no cache's.
     """
     top = LARGEST_CODE[dtype]
-    wide = x.float()
-    largest = wide.abs().amax(-1)  # [T, Nkv]; NaN if one is
-    inverse = top / largest
-    usable = torch.isfinite(largest) & torch.isfinite(inverse)
-    codes = torch.where(usable[..., None], wide * inverse[..., None], 0.0).clamp(-top, top)
-    scales = torch.where(usable, largest / top, 0.0)
-    scales = torch.where(torch.isfinite(largest), scales, torch.nan)
+    codes, scales = scale_to(x.float(), top)
+    codes = codes.clamp(-top, top)
     return (codes.round() if dtype == torch.int8 else codes).to(dtype), scales
 
 
@@ -93,35 +88,8 @@ def quantized_paged_attention(
     return paged_attention(q, k, v, block_table, q_start, kv_len, scale, window, softcap, sinks, slopes)
 
 
-def _write_fake(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scales: torch.Tensor,
-    v_scales: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    slots: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    new_k, new_v, new_k_scales, new_v_scales = (x.new_empty(x.shape) for x in (k_cache, v_cache, k_scales, v_scales))
-    return new_k, new_v, new_k_scales, new_v_scales
-
-
-def _attention_fake(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scales: torch.Tensor,
-    v_scales: torch.Tensor,
-    block_table: torch.Tensor,
-    q_start: torch.Tensor,
-    kv_len: torch.Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    slopes: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+def _write_fake(*caches_and_new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in caches_and_new[:4])
 
 
 register(
@@ -135,5 +103,5 @@ register(
     "Tensor block_table, Tensor q_start, Tensor kv_len, float scale, int window, float softcap, Tensor? sinks, "
     "Tensor? slopes=None) -> Tensor",
     reference=quantized_paged_attention,
-    fake=_attention_fake,
+    fake=attention_fake,
 )
