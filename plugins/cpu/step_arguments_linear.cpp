@@ -17,57 +17,40 @@ Epilogue StepResolver::epilogue() const {
   return result;
 }
 
+// What embeddings in every format have.
+template <class Embedding>
+Embedding StepResolver::embedding_of() const {
+  Embedding args;
+  args.tokens = out_[0].shape[0];
+  args.hidden = out_[0].shape[1];
+  args.ids = pointer<int32_t>(in_[0]);
+  set(args.weight, in_[1]);
+  args.out = pointer<float>(out_[0]);
+  args.out_stride = out_[0].strides[0];
+  if constexpr (requires { args.layout; }) args.layout = layout(1);
+  if constexpr (requires { args.scales; }) {
+    args.group_size = step_.attributes.group_size;
+    args.scales = pointer<uint16_t>(in_[2]);
+  }
+  return args;
+}
+
 Arguments StepResolver::embedding() const {
-  const int64_t tokens = out_[0].shape[0], hidden = out_[0].shape[1];
-  if (step_.inputs[1].dtype == Dtype::bf16) {
-    return EmbeddingBf16Args{.tokens = tokens,
-                             .hidden = hidden,
-                             .ids = pointer<int32_t>(in_[0]),
-                             .weight = pointer<uint16_t>(in_[1]),
-                             .layout = layout(1),
-                             .out = pointer<float>(out_[0]),
-                             .out_stride = out_[0].strides[0]};
+  switch (step_.inputs[1].dtype) {
+    case Dtype::bf16:
+      return embedding_of<EmbeddingBf16Args>();
+    case Dtype::fp8:
+      return embedding_of<EmbeddingFp8Args>();
+    default:
+      return embedding_of<EmbeddingArgs>();
   }
-  if (step_.inputs[1].dtype == Dtype::fp8) {
-    return EmbeddingFp8Args{.tokens = tokens,
-                            .hidden = hidden,
-                            .group_size = step_.attributes.group_size,
-                            .ids = pointer<int32_t>(in_[0]),
-                            .weight = pointer<uint8_t>(in_[1]),
-                            .scales = pointer<uint16_t>(in_[2]),
-                            .out = pointer<float>(out_[0]),
-                            .out_stride = out_[0].strides[0]};
-  }
-  return EmbeddingArgs{.tokens = tokens,
-                       .hidden = hidden,
-                       .ids = pointer<int32_t>(in_[0]),
-                       .weight = pointer<float>(in_[1]),
-                       .layout = layout(1),
-                       .out = pointer<float>(out_[0]),
-                       .out_stride = out_[0].strides[0]};
 }
 
 Arguments StepResolver::quantized_embedding() const {
-  const int64_t tokens = out_[0].shape[0], hidden = out_[0].shape[1];
-  if (four_bits(step_.inputs[1].dtype)) {
-    return EmbeddingInt4Args{.tokens = tokens,
-                             .hidden = hidden,
-                             .group_size = step_.attributes.group_size,
-                             .ids = pointer<int32_t>(in_[0]),
-                             .weight = pointer<uint8_t>(in_[1]),
-                             .scales = pointer<uint16_t>(in_[2]),
-                             .offsets = step_.attributes.has_offsets ? pointer<uint16_t>(in_[3]) : nullptr,
-                             .out = pointer<float>(out_[0]),
-                             .out_stride = out_[0].strides[0]};
-  }
-  return EmbeddingInt8Args{.tokens = tokens,
-                           .hidden = hidden,
-                           .group_size = step_.attributes.group_size,
-                           .ids = pointer<int32_t>(in_[0]),
-                           .weight = pointer<uint8_t>(in_[1]),
-                           .scales = pointer<uint16_t>(in_[2]),
-                           .out = pointer<float>(out_[0]),
-                           .out_stride = out_[0].strides[0]};
+  if (!four_bits(step_.inputs[1].dtype)) return embedding_of<EmbeddingInt8Args>();
+  auto args = embedding_of<EmbeddingInt4Args>();
+  if (step_.attributes.has_offsets) args.offsets = pointer<uint16_t>(in_[3]);
+  return args;
 }
 
 CastBf16Args StepResolver::cast_bf16() const {
@@ -93,92 +76,59 @@ QuantizeActivationArgs StepResolver::quantize_activation() const {
           .sums_stride = out_[2].strides[0]};
 }
 
-LinearArgs StepResolver::linear(size_t weight) const {
-  return {.m = out_[0].shape[0],
-          .n = out_[0].shape[1],
-          .k = in_[0].shape[1],
-          .x = pointer<float>(in_[0]),
-          .x_stride = in_[0].strides[0],
-          .weight = pointer<float>(in_[weight]),
-          .bias = bias(weight + 1),
-          .y = pointer<float>(out_[0]),
-          .y_stride = out_[0].strides[0],
-          .epilogue = epilogue(),
-          .sparse = step_.attributes.sparse};
+// What linears in every format have; `bias_input` is where a bias is, if there is one.
+template <class Linear>
+Linear StepResolver::linear_of(size_t weight, size_t bias_input) const {
+  Linear args;
+  args.m = out_[0].shape[0];
+  args.n = out_[0].shape[1];
+  args.k = in_[0].shape[1];
+  set(args.weight, in_[weight]);
+  args.bias = bias(bias_input);
+  args.y = pointer<float>(out_[0]);
+  args.y_stride = out_[0].strides[0];
+  args.epilogue = epilogue();
+  if constexpr (requires { args.x; }) {
+    set(args.x, in_[0]);
+    args.x_stride = in_[0].strides[0];
+  }
+  if constexpr (requires { args.values; }) {
+    args.values = pointer<int8_t>(in_[0]);
+    args.values_stride = in_[0].strides[0];
+    args.scales = pointer<float>(in_[1]);
+    args.scales_stride = in_[1].strides[0];
+    args.sums = pointer<int32_t>(in_[2]);
+    args.sums_stride = in_[2].strides[0];
+    args.workspace = memory_.workspace;
+  }
+  if constexpr (requires { args.weight_scales; }) args.weight_scales = pointer<uint16_t>(in_[weight + 1]);
+  if constexpr (requires { args.group; }) args.group = step_.attributes.weight_group;
+  if constexpr (requires { args.sparse; }) args.sparse = step_.attributes.sparse;
+  return args;
 }
 
+LinearArgs StepResolver::linear(size_t weight) const { return linear_of<LinearArgs>(weight, weight + 1); }
+
 LinearBf16Args StepResolver::linear_bf16(size_t weight) const {
-  return {.m = out_[0].shape[0],
-          .n = out_[0].shape[1],
-          .k = in_[0].shape[1],
-          .x = pointer<uint16_t>(in_[0]),
-          .x_stride = in_[0].strides[0],
-          .weight = pointer<uint16_t>(in_[weight]),
-          .bias = bias(weight + 1),
-          .y = pointer<float>(out_[0]),
-          .y_stride = out_[0].strides[0],
-          .epilogue = epilogue(),
-          .sparse = step_.attributes.sparse};
+  return linear_of<LinearBf16Args>(weight, weight + 1);
 }
 
 LinearFp8Args StepResolver::linear_fp8(size_t weight) const {
-  return {.m = out_[0].shape[0],
-          .n = out_[0].shape[1],
-          .k = in_[0].shape[1],
-          .group = step_.attributes.weight_group,
-          .x = pointer<float>(in_[0]),
-          .x_stride = in_[0].strides[0],
-          .weight = pointer<uint8_t>(in_[weight]),
-          .weight_scales = pointer<uint16_t>(in_[weight + 1]),
-          .bias = bias(weight + 2),
-          .y = pointer<float>(out_[0]),
-          .y_stride = out_[0].strides[0],
-          .epilogue = epilogue()};
+  return linear_of<LinearFp8Args>(weight, weight + 2);
 }
 
 LinearInt8Args StepResolver::linear_int8(size_t weight) const {
-  return {.m = out_[0].shape[0],
-          .n = out_[0].shape[1],
-          .k = in_[0].shape[1],
-          .weight_group = step_.attributes.weight_group,
-          .activation_group = step_.attributes.activation_group,
-          .values = pointer<int8_t>(in_[0]),
-          .values_stride = in_[0].strides[0],
-          .scales = pointer<float>(in_[1]),
-          .scales_stride = in_[1].strides[0],
-          .sums = pointer<int32_t>(in_[2]),
-          .sums_stride = in_[2].strides[0],
-          .weight = pointer<uint8_t>(in_[weight]),
-          .weight_scales = pointer<uint16_t>(in_[weight + 1]),
-          .bias = bias(weight + 2),
-          .y = pointer<float>(out_[0]),
-          .y_stride = out_[0].strides[0],
-          .epilogue = epilogue(),
-          .sparse = step_.attributes.sparse,
-          .workspace = memory_.workspace};
+  auto args = linear_of<LinearInt8Args>(weight, weight + 2);
+  args.weight_group = step_.attributes.weight_group;
+  args.activation_group = step_.attributes.activation_group;
+  return args;
 }
 
 LinearInt4Args StepResolver::linear_int4(size_t weight) const {
   const bool offsets = step_.attributes.has_offsets;
-  return {.m = out_[0].shape[0],
-          .n = out_[0].shape[1],
-          .k = in_[0].shape[1],
-          .group = step_.attributes.weight_group,
-          .values = pointer<int8_t>(in_[0]),
-          .values_stride = in_[0].strides[0],
-          .scales = pointer<float>(in_[1]),
-          .scales_stride = in_[1].strides[0],
-          .sums = pointer<int32_t>(in_[2]),
-          .sums_stride = in_[2].strides[0],
-          .weight = pointer<uint8_t>(in_[weight]),
-          .weight_scales = pointer<uint16_t>(in_[weight + 1]),
-          .weight_offsets = offsets ? pointer<uint16_t>(in_[weight + 2]) : nullptr,
-          .bias = bias(weight + (offsets ? 3 : 2)),
-          .y = pointer<float>(out_[0]),
-          .y_stride = out_[0].strides[0],
-          .epilogue = epilogue(),
-          .sparse = step_.attributes.sparse,
-          .workspace = memory_.workspace};
+  auto args = linear_of<LinearInt4Args>(weight, weight + (offsets ? 3 : 2));
+  if (offsets) args.weight_offsets = pointer<uint16_t>(in_[weight + 2]);
+  return args;
 }
 
 // The weight, its scales and offsets if it is quantized, and the bias follow `starts`.

@@ -28,6 +28,10 @@ class StepResolver {
   static T* pointer(const Place& place) {
     return reinterpret_cast<T*>(place.data);
   }
+  template <class T>
+  static void set(T*& to, const Place& place) {
+    to = pointer<T>(place);
+  }
   // A tensor of rank 1 to 3 as [outer, inner, C].
   template <class T>
   static Rows<T> rows(const Place& place) {
@@ -62,10 +66,14 @@ class StepResolver {
   ReduceArgs reduce() const;
 
   // step_arguments_linear.cpp
+  template <class Embedding>
+  Embedding embedding_of() const;
   Arguments embedding() const;
   Arguments quantized_embedding() const;
   CastBf16Args cast_bf16() const;
   QuantizeActivationArgs quantize_activation() const;
+  template <class Linear>
+  Linear linear_of(size_t weight, size_t bias_input) const;
   LinearArgs linear(size_t weight) const;
   LinearBf16Args linear_bf16(size_t weight) const;
   LinearFp8Args linear_fp8(size_t weight) const;
