@@ -29,35 +29,32 @@ struct Linear {
   }
 };
 
+void check(Linear linear) {
+  const auto fused = linear.run([](const LinearArgs& a) { reference::linear(a, true); });
+  const auto twice = linear.run([](const LinearArgs& a) { reference::linear(a, false); });
+  for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
+    const auto y = linear.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
+    // Bit for bit: an output is one chain over k, whatever the blocking. portable rounds products too.
+    CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
+        << what << " m=" << linear.m << " n=" << linear.n << " k=" << linear.k;
+  });
+}
+
 void equals_reference() {
   for (const int64_t m : {1, 2, 3, 4, 7, 8, 11, 12, 13, 24, 25, 97}) {
     for (const int64_t n : {1, 31, 32, 33, 160}) {
-      for (const int64_t k : {1, 7, 64, 576}) {
-        Linear linear(m, n, k, (m + n) % 3, (n + k) % 2 == 0);
-        const auto fused = linear.run([](const LinearArgs& a) { reference::linear(a, true); });
-        const auto twice = linear.run([](const LinearArgs& a) { reference::linear(a, false); });
-        for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-          const auto y = linear.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-          // Bit for bit: an output is one chain over k, whatever the blocking. portable rounds products too.
-          CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused))
-              << what << " m=" << m << " n=" << n << " k=" << k;
-        });
-      }
+      for (const int64_t k : {1, 7, 64, 576}) check(Linear(m, n, k, (m + n) % 3, (n + k) % 2 == 0));
     }
   }
 }
 
+void every_number_of_rows() {
+  for (int64_t m = 1; m <= 70; ++m) check(Linear(m, 70, 33, 1, m % 2 == 0));
+}
+
 // K past kDepthBlock, so that chains rest in y between pieces; enough work for several tasks.
 void deep_and_wide() {
-  for (const bool bias : {false, true}) {
-    Linear linear(30, 70, 2500, 5, bias);
-    const auto fused = linear.run([](const LinearArgs& a) { reference::linear(a, true); });
-    const auto twice = linear.run([](const LinearArgs& a) { reference::linear(a, false); });
-    for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-      const auto y = linear.run([&](const LinearArgs& a) { kernels.linear(a, pool); });
-      CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused)) << what;
-    });
-  }
+  for (const bool bias : {false, true}) check(Linear(30, 70, 2500, 5, bias));
 }
 
 void row_alone_equals_row_in_batch() {
@@ -106,6 +103,7 @@ void special_values() {
 
 int main() {
   RUN(equals_reference);
+  RUN(every_number_of_rows);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);

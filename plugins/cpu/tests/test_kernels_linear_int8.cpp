@@ -106,7 +106,7 @@ void groups() {
 
 // Several sweeps of panels, the last one short, for every number of rows that makes other blocks.
 void sweeps() {
-  for (int64_t m = 1; m <= 70; m += m < 18 ? 1 : 13) {
+  for (int64_t m = 1; m <= 70; ++m) {
     check({m, 290, 64, 32, 32, m % 2 == 0});
     check({m, 417, 36, 12, m % 3 == 0 ? 0 : 12, m % 2 == 0});
   }

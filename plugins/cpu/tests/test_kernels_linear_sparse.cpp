@@ -273,6 +273,16 @@ void int4_equals_dense() {
   check_int4({30, 330, 2560, 32});
 }
 
+// However rows fall into blocks.
+void every_number_of_rows() {
+  for (int64_t m = 1; m <= 70; ++m) {
+    check_f32({m, 33, 36});
+    check_bf16({m, 33, 36});
+    check_int8({m, 33, 36, m % 2 == 0 ? 0 : 32});
+    check_int4({m, 33, 64, 32});
+  }
+}
+
 // A damaged file's places are any 4 bits: all of them stay within the row, whose end is the end of its
 // memory.
 void any_places_stay_inside() {
@@ -314,6 +324,7 @@ int main() {
   RUN(bf16_equals_dense);
   RUN(int8_equals_dense);
   RUN(int4_equals_dense);
+  RUN(every_number_of_rows);
   RUN(any_places_stay_inside);
   return check::result();
 }
