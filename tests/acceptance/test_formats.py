@@ -31,6 +31,7 @@ ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channel
 RECIPES: dict[str, str | Recipe] = {
     "int8": "int8",
     "bf16": "bf16",
+    "fp8": load_recipe("fp8").model_copy(update={"targets": ("cpu",), "budget": ANY_KL}),
     "int4": load_recipe("int4").model_copy(update={"budget": ANY_KL}),
     # Of the tables and of the head too.
     "offsets": Recipe(name="offsets", weights=WeightsSection(default=OFFSETS), budget=ANY_KL),
@@ -53,13 +54,14 @@ RECIPES |= {
 RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in ("bf16", "int8", "fp8")}
 CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
+CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
 MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
 # times for 4 bits.
-LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4, "int4": 0.3, "offsets": 0.4, "sparse8": 3.0, "sparse32": 3.0}
+LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4, "fp8": 0.05, "int4": 0.3, "offsets": 0.4, "sparse8": 3.0, "sparse32": 3.0}
 LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3}
 
 
