@@ -9,10 +9,10 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson, BundlePath, Context, Memory, Provider, Target, Threads
+from .progress import stage_bars
 
 if TYPE_CHECKING:
     from enginewright.optimizer.evaluate import ChoiceReport, EvaluationReport
-    from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "eval"
 EPILOG = (
@@ -57,26 +57,9 @@ def command(
 
     Comparing with a source model needs the extra: pip install 'enginewright\\[export]'.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
     from enginewright.optimizer.evaluate import evaluate
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.fields[detail]}", markup=False),
-        TimeElapsedColumn(),
-    )
-    progress = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)
-    tasks: dict[str, TaskID] = {}
-
-    def show(event: ProgressEvent) -> None:
-        if event.stage not in tasks:
-            tasks[event.stage] = progress.add_task(event.stage, detail="")
-        progress.update(tasks[event.stage], completed=event.done, total=event.total, detail=event.detail)
-
-    with progress:
+    with stage_bars(hidden=quiet, counts=True) as show:
         report = evaluate(
             bundle,
             text=text,

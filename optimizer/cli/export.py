@@ -9,11 +9,11 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson
+from .progress import stage_bars
 from .report import print_summary
 
 if TYPE_CHECKING:
     from enginewright.optimizer.export_report import ExportReport
-    from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "export"
 EPILOG = (
@@ -89,23 +89,9 @@ def command(
 
     Needs the extra: pip install 'enginewright\\[export]'.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
     import enginewright
 
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-    console = Console(stderr=True)
-    hidden = quiet or not console.is_terminal  # a bar that can't move would leave an empty line in a log
-    progress = Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden, transient=True)
-    tasks: dict[str, TaskID] = {}
-
-    def show(event: ProgressEvent) -> None:
-        if event.stage not in tasks:
-            tasks[event.stage] = progress.add_task(event.stage, detail="")
-        progress.update(tasks[event.stage], completed=event.done, total=event.total or None, detail=event.detail)
-
-    with progress:
+    with stage_bars(hidden=quiet) as show:
         report = enginewright.export(
             model,
             output or default_output(model),

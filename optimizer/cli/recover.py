@@ -9,9 +9,9 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson
+from .progress import stage_bars
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
     from enginewright.optimizer.recover import RecoveryReport
 
 NAME = "recover"
@@ -65,25 +65,9 @@ def command(
 
     Ctrl-C keeps what was trained so far. Needs the extra: pip install 'enginewright\\[export]'.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     import enginewright
 
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-    console = Console(stderr=True)
-    hide = quiet or as_json or not console.is_terminal
-    progress = Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=hide, transient=True
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def show(event: ProgressEvent) -> None:
-        if event.stage not in tasks:
-            tasks[event.stage] = progress.add_task(event.stage, detail="")
-        progress.update(tasks[event.stage], completed=event.done, total=event.total or None, detail=event.detail)
-
-    with progress:
+    with stage_bars(hidden=quiet or as_json, remaining=True) as show:
         report = enginewright.recover(
             model,
             output,

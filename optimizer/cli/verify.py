@@ -10,11 +10,11 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson, BundlePath, Provider
+from .progress import stage_bars
 from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.optimizer.check_bundle import BundleCheck
-    from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "verify"
 EPILOG = (
@@ -43,23 +43,9 @@ def command(
 
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
     from enginewright.optimizer.check_bundle import check_bundle
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<8}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
-    hidden = quiet or not console.is_terminal
-    progress = Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden, transient=True)
-    tasks: dict[str, TaskID] = {}
-
-    def show(event: ProgressEvent) -> None:
-        if event.stage not in tasks:
-            tasks[event.stage] = progress.add_task(event.stage, detail="")
-        progress.update(tasks[event.stage], completed=event.done, total=event.total or None, detail=event.detail)
-
-    with progress:
+    with stage_bars(hidden=quiet) as show:
         found = check_bundle(bundle, source=source, targets=target or None, provider=provider, progress=show)
     if as_json:
         print_json(found.to_json())
