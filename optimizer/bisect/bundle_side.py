@@ -19,6 +19,7 @@ from enginewright.plugins.lowered_program import Affine, LoweredProgram, Operand
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 
+from .cached_keys import put_keys
 from .points import Point, Recording, Values, leaves_of
 from .rows import token_axis
 from .scaling import Scaling
@@ -214,7 +215,6 @@ class _Places:
         self._own: _Sum | None = None
         self._recording = recording
         self._tokens = tokens
-        self._dtypes = {g.name: g.dtype for g in executable.lowered.cache_groups}
         self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
         for tap in taps:
             self._taps[tap.key, tap.before].append(tap)
@@ -265,18 +265,15 @@ class _Places:
             own.place[...] = own.value
 
     def _after_write(self, tap: Tap, step: Step) -> None:
-        """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written.
-
-        A cache of fewer bits than 32 is not written: the step goes on with its own keys.
-        """
+        """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written, and put back there."""
         (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
         group, _, layer = cache.name.rpartition("/")
         keys, _ = self._executable.cache_arrays(group, int(layer))
         blocks, places = np.divmod(self._slots[group], keys.shape[3])
         rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
         given = self._recording.see(tap.point, rows.reshape(len(rows), -1), self._tokens)
-        if given is not None and self._dtypes[group] == "f32":
-            keys[blocks, :, :, places] = given.reshape(rows.shape)
+        if given is not None:
+            put_keys(self._executable, group, int(layer), self._slots[group], given.reshape(rows.shape))
 
 
 def _axis(operand: Operand) -> int | None:

@@ -1,0 +1,41 @@
+"""Keys that are put into a cache are what attention reads there: those given, rounded to the cache's format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from enginewright.optimizer.bisect.cached_keys import put_keys
+from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheDtype
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.ops.cache import rounded_heads
+from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, view
+
+HEADS, VALUE = 2, 4
+
+
+def program(dtype: CacheDtype, size: int) -> CpuProgram:
+    b = LoweredBuilder()
+    b.group("full", [0], HEADS, size, VALUE)
+    b.groups[0] = b.groups[0].model_copy(update={"dtype": dtype})
+    keys = view(b.values(np.ones((3, HEADS * size), np.float32)), (T, HEADS, size))
+    values = view(b.values(np.ones((3, HEADS * VALUE), np.float32)), (T, HEADS, VALUE))
+    cache = b.cache("full/0").model_copy(update={"dtype": dtype})
+    b.step("kv_write", [keys, values, b.input("slots:full"), cache], [])
+    return b.build(blocks={"full": 3})
+
+
+@pytest.mark.parametrize("size", [5, 8, 64])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8", "fp8"])
+def test_what_is_put_is_what_is_read(dtype: CacheDtype, size: int) -> None:
+    rng, executable = np.random.default_rng(size), program(dtype, size)
+    keys = rng.standard_normal((4, HEADS, size)).astype(np.float32)
+    slots = np.array([31, 32, 70, 71], np.int32)
+    put_keys(executable, "full", 0, slots, keys)
+    found, values = executable.cache_arrays("full", 0)
+    blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
+    expected = rounded_heads(torch.from_numpy(keys), dtype).numpy()
+    np.testing.assert_array_equal(found[blocks, :, :, places], expected)
+    assert np.count_nonzero(found) == np.count_nonzero(expected)  # nothing else was written
+    assert not values.any()
