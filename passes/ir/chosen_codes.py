@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
-from enginewright.plugins.errors import CapacityError
-
+from .kept import keep
 from .prequantized import CodeFormat, Codes, Prequantized
 from .provenance import Part
 from .weights import Shape, WeightExpr
@@ -32,17 +28,9 @@ class ChosenCodes(Prequantized):
 
         Raises CapacityError naming the file if it can't be written.
         """
-        tensors = [t.contiguous() for t in (codes.values, codes.scales, codes.offsets) if t is not None]
-        digest = hashlib.sha256()
-        for tensor in tensors:
-            digest.update(tensor.numpy().data)
-        if file is None:
-            return ChosenCodes(base, code_format, digest.hexdigest(), lambda: Codes(*tensors))
-        try:
-            torch.save(tensors, file)
-        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
-            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
-        return ChosenCodes(base, code_format, digest.hexdigest(), lambda: Codes(*torch.load(file, weights_only=True)))
+        tensors = [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
+        digest, read = keep(tensors, file)
+        return ChosenCodes(base, code_format, digest, lambda: Codes(*read()))
 
     @property
     def shape(self) -> Shape:

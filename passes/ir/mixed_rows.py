@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.plugins.errors import PassError
 
+from .kept import keep
 from .provenance import Part
 from .weights import Shape, Slice, WeightExpr
 
@@ -46,26 +46,14 @@ class Mix:
             PassError: the two don't fit together, or a number isn't finite.
             CapacityError: the file can't be written.
         """
-        kept = matrices.float().contiguous()
+        kept = matrices.float()
         chosen = tuple(tuple(int(i) for i in block) for block in indices)
         if len(chosen) != kept.shape[0] or {len(block) for block in chosen} != {kept.shape[2]}:
             raise PassError(f"matrices {tuple(kept.shape)} for {len(chosen)} blocks of {len(chosen[0])} indices")
         if not torch.isfinite(kept).all():
             raise PassError("a mix of rows has numbers that are not finite")
-        digest = hashlib.sha256(kept.numpy().data).hexdigest()
-        if file is None:
-            return Mix(chosen, kept.shape[1], digest, lambda: kept)
-        try:
-            torch.save(kept, file)
-        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
-            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
-        size = kept.shape[1]
-
-        def read() -> torch.Tensor:
-            value: torch.Tensor = torch.load(file, weights_only=True)
-            return value
-
-        return Mix(chosen, size, digest, read)
+        digest, read = keep([kept], file)
+        return Mix(chosen, kept.shape[1], digest, lambda: read()[0])
 
 
 @dataclass(frozen=True)

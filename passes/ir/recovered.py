@@ -10,12 +10,11 @@ import torch
 
 from enginewright.plugins.errors import PassError
 
-from .provenance import Part
-from .weights import COMPUTED, Shape, WeightExpr, WeightStore
+from .weights import COMPUTED, InPlaceOf, WeightExpr, WeightStore
 
 
 @dataclass(frozen=True)
-class Recovered(WeightExpr):
+class Recovered(InPlaceOf):
     """A float32 tensor that stands for ``base``, which says where its rows are from.
 
     Attributes:
@@ -24,27 +23,15 @@ class Recovered(WeightExpr):
         read: gives the tensor, each time that it is called.
     """
 
-    base: WeightExpr
     name: str
     digest: str
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
-
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
     def evaluate(self) -> torch.Tensor:
         value = self.read()
         if tuple(value.shape) != self.shape or value.dtype != torch.float32:
             raise PassError(f"recovered {self.name}: {value.dtype} {tuple(value.shape)} for a weight {self.shape}")
         return value
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"recovered({self.base.describe()}{f', {self.digest[:8]}' if self.digest else ''})"

@@ -9,8 +9,7 @@ import torch
 
 from enginewright.plugins.errors import PassError
 
-from .provenance import Part
-from .weights import Shape, WeightExpr
+from .weights import InPlaceOf, WeightExpr
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,9 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Scaled(WeightExpr):
+class Scaled(InPlaceOf):
     """``base * factors``, or ``base / factors``; the base may have any type of floats, the result is float32."""
 
-    base: WeightExpr
     factors: Factors
     divide: bool = False
 
@@ -47,20 +45,9 @@ class Scaled(WeightExpr):
         if not fits or not self.base.dtype.is_floating_point:
             raise PassError(f"factors {shape} for a weight {self.base.dtype} {self.base.shape}")
 
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
     def evaluate(self) -> torch.Tensor:
         value, factors = self.base.evaluate().float(), self.factors.values
         return value / factors if self.divide else value * factors
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"{self.base.describe()} {'/' if self.divide else '*'} {self.factors.label}"

@@ -7,21 +7,20 @@ it compressed ask for; rounding, scaling and clipping a weight keeps its zeros.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.plugins.errors import PassError
 
 from .chosen_codes import ChosenCodes
 from .clipped import Clipped
-from .provenance import Part
+from .kept import keep
 from .quantized import QuantizedValues
 from .scaled import Factors, Scaled
-from .weights import Cast, Concat, Shape, Slice, WeightExpr
+from .weights import Cast, Concat, InPlaceOf, Slice, WeightExpr
 
 QUAD = 4
 """Neighbours along K of which KEPT are kept."""
@@ -50,23 +49,18 @@ def scores_of(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Te
 
 
 @dataclass(frozen=True)
-class TwoOfFour(WeightExpr):
+class TwoOfFour(InPlaceOf):
     """``base`` [N, K] with the two best of every four as they are, bit for bit, and zeros for the others.
 
     ``importance``: [1, K], which |W| is multiplied with; None judges by |W| alone. So a weight that has the form
     already stays as it is.
     """
 
-    base: WeightExpr
     importance: Factors | None = None
 
     def __post_init__(self) -> None:
         if len(self.base.shape) != 2 or self.base.shape[1] % QUAD or not self.base.dtype.is_floating_point:
             raise PassError(f"two of every four of a weight {self.base.dtype} {self.base.shape}")
-
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,19 +71,15 @@ class TwoOfFour(WeightExpr):
         importance = None if self.importance is None else self.importance.values[0]
         return torch.where(best_two(scores_of(value, importance)), value, torch.zeros((), dtype=value.dtype))
 
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
-
     def describe(self) -> str:
         by = "" if self.importance is None else f", {self.importance.label} {self.importance.digest[:8]}"
         return f"two_of_four({self.base.describe()}{by})"
 
 
 @dataclass(frozen=True)
-class Sparsified(WeightExpr):
+class Sparsified(InPlaceOf):
     """Float32 values that stand for ``base`` [N, K], two of every four not zero. Equal if their bits are."""
 
-    base: WeightExpr
     digest: str
     read: Callable[[], torch.Tensor] = field(compare=False, repr=False)
 
@@ -99,29 +89,11 @@ class Sparsified(WeightExpr):
 
         Raises CapacityError naming the file if it can't be written.
         """
-        values = values.float().contiguous()
-        digest = hashlib.sha256(values.numpy().data).hexdigest()
-        if file is None:
-            return Sparsified(base, digest, lambda: values)
-        try:
-            torch.save(values, file)
-        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter
-            raise CapacityError(f"{file} can't be written: {e}", hint="Free space on that disk.") from e
-        return Sparsified(base, digest, lambda: torch.load(file, weights_only=True))
-
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+        digest, read = keep([values.float()], file)
+        return Sparsified(base, digest, lambda: read()[0])
 
     def evaluate(self) -> torch.Tensor:
         return self.read()
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"sparsified({self.base.describe()}, {self.digest[:8]})"

@@ -48,6 +48,24 @@ class WeightExpr(ABC):
 
 
 @dataclass(frozen=True)
+class InPlaceOf(WeightExpr):
+    """Values that stand for those of ``base``, float32 unless a subclass says otherwise: rows are of what its are."""
+
+    base: WeightExpr
+
+    @property
+    def shape(self) -> Shape:
+        return self.base.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def parts(self, axis: int = 0) -> tuple[Part, ...]:
+        return self.base.parts(axis)
+
+
+@dataclass(frozen=True)
 class Source(WeightExpr):
     """A tensor as the checkpoint has it. ``read`` gives it in ``dtype`` and is called each time it is needed.
 
@@ -102,15 +120,10 @@ class Source(WeightExpr):
 
 
 @dataclass(frozen=True)
-class Cast(WeightExpr):
+class Cast(InPlaceOf):
     """The base in another dtype."""
 
-    base: WeightExpr
     to: torch.dtype
-
-    @property
-    def shape(self) -> Shape:
-        return self.base.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,9 +131,6 @@ class Cast(WeightExpr):
 
     def evaluate(self) -> torch.Tensor:
         return self.base.evaluate().to(self.to)
-
-    def parts(self, axis: int = 0) -> tuple[Part, ...]:
-        return self.base.parts(axis)
 
     def describe(self) -> str:
         return f"cast({self.base.describe()}, {str(self.to).removeprefix('torch.')})"
