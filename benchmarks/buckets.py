@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from peers.marked_table import MarkedTable, line
 
 from enginewright.optimizer.buckets.histogram import DEFAULTS, Histogram
 from enginewright.optimizer.buckets.report import Waste
 from enginewright.optimizer.buckets.solve import geometric, powers_of_two, solve
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands" / "buckets.md"
-BEGIN, END = "<!-- table: benchmarks/buckets.py -->", "<!-- end of table -->"
+TABLE = MarkedTable("buckets.py")
 COUNTS = (4, 8, 16)
 CHOSEN_BY, COUNTED_ON = 1, 2  # seeds
 MULTIPLE = 8
@@ -82,11 +83,11 @@ def compare(name: str, requests: int, context: int) -> list[Row]:
 def table(rows: list[Row], requests: int, context: int) -> str:
     """The rows as Markdown, and a line that says what was counted."""
     headings = ("lengths", "sizes", "these", "one size", "powers of two, as many", "geometric", "all powers of two")
-    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
     for row in rows:
         every = f"{_percent(row.all_powers_of_two)} ({row.powers})"
         shares = (row.ours, row.one_size, row.powers_of_two, row.geometric)
-        lines.append(_line([row.name, str(row.count), *map(_percent, shares), every]))
+        lines.append(line([row.name, str(row.count), *map(_percent, shares), every]))
     gap = max(abs(row.ours - row.sample) for row in rows)
     lines += ["", f"{requests:,} requests, up to {context:,} tokens. On the requests that they were chosen by,"]
     lines += [f"our sizes' shares differ from these by {_percent(gap)} at most."]
@@ -95,19 +96,6 @@ def table(rows: list[Row], requests: int, context: int) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
-
-
-def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def update_page(page: Path, text: str) -> None:
-    """Puts the table between its two marks on the page."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page}: the marks {BEGIN} and {END} are not there")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -121,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = table(rows, options.requests, options.context_length)
     print(text)
     if options.update_docs:
-        update_page(options.page, text)
+        TABLE.put(options.page, text)
     return 0 if all(row.ours <= min(row.powers_of_two, row.one_size) for row in rows) else 1
 
 

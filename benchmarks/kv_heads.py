@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from peers.loading import load_module
 from peers.machine import commit, processor
+from peers.marked_table import MarkedTable
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text
@@ -38,7 +39,7 @@ from enginewright.runtime.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "attention-heads.md"
-BEGIN, END = "<!-- table: benchmarks/kv_heads.py -->", "<!-- end of table -->"
+TABLE = MarkedTable("kv_heads.py")
 WAYS: tuple[tuple[KvMethod, KvGrouping], ...] = (
     ("mean", "neighbours"),
     ("mean", "similar"),
@@ -111,9 +112,7 @@ def main() -> None:
     path = given.json or HERE / "results" / f"kv-heads-{date.today().isoformat()}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     if given.update_docs:
-        text = PAGE.read_text()
-        head, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n\n{_table(result)}\n{END}{rest.partition(END)[2]}")
+        TABLE.put(PAGE, _table(result))
 
 
 def _logits(program: Program, windows: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -157,7 +156,6 @@ def _table(result: dict[str, Any]) -> str:
         f"{result['model']}, {result['kv_heads']} key/value head in every layer; {result['text_tokens']:,} tokens of "
         f"the package's text in windows of {result['window']}, calibrated with {result['calibration_tokens']:,} "
         f"others; {result['date']}, commit {result['commit']}.",
-        "",
     ]
     return "\n".join(lines)
 

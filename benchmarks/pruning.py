@@ -25,6 +25,7 @@ from typing import Any
 
 from peers.loading import BUILD, load_module
 from peers.machine import commit, processor
+from peers.marked_table import MarkedTable, line
 from peers.processes import Command, run
 from peers.workload import Report, Workload
 
@@ -39,7 +40,7 @@ from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "pruning.md"
-BEGIN, END = "<!-- table: benchmarks/pruning.py -->", "<!-- end of table -->"
+TABLE = MarkedTable("pruning.py")
 WHOLE, PRUNED, PLAIN = "whole", "pruned", "pruned, nothing made up for"
 ANY_KL = BudgetSection(max_kl=1e6)
 """What is lost is what is measured here."""
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
     arguments = parser.parse_args()
     if arguments.update_docs:
-        split_page(arguments.page)  # fails now rather than after an hour
+        TABLE.split(arguments.page)  # fails now rather than after an hour
     model = arguments.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(["f32", *arguments.recipes]))
@@ -126,8 +127,7 @@ def main() -> int:
     print(table(result))
     print(f"\n{path}")
     if arguments.update_docs:
-        before, after = split_page(arguments.page)
-        arguments.page.write_text(f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{after}", encoding="utf-8")
+        TABLE.put(arguments.page, table(result))
     return 0
 
 
@@ -188,14 +188,14 @@ def table(result: dict[str, Any]) -> str:
     """The result as a table of Markdown, and a line that says what was measured."""
     headings = ("recipe", "", "parameters", "bytes of a step", "tokens a second", "bytes saved", "time saved")
     headings += ("time for bytes", "perplexity", "KL, mean")
-    lines = [_line(headings), _line(["---", "---", *["---:"] * (len(headings) - 2)])]
+    lines = [line(headings), line(["---", "---", *["---:"] * (len(headings) - 2)])]
     for row in result["results"]:
         speed, kl = row.get("tokens_per_second"), row["kl_mean"]
         cells = [f"`{row['recipe']}`", row["kind"], f"{row['parameters'] / 1e6:,.1f} M"]
         cells += [f"{row['step_bytes'] / 1e6:,.1f} MB", "" if speed is None else f"{speed:,.0f}"]
         cells += [_percent(row.get(key)) for key in ("bytes_saved", "time_saved", "time_for_bytes")]
         cells += [f"{row['perplexity']:.2f}", "" if kl is None else f"{kl:.3g}"]
-        lines.append(_line(cells))
+        lines.append(line(cells))
     measured, machine, work = result["measured"], result["machine"], result["workload"]
     timed = f"; {result['engine']} on {machine['processor']}" if result["engine"] else ""
     if machine["bandwidth_gb_per_second"]:
@@ -207,19 +207,6 @@ def table(result: dict[str, Any]) -> str:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
-
-
-def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def split_page(page: Path) -> tuple[str, str]:
-    """What is before and behind the table of a page."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page}: the marks {BEGIN} and {END} are not there")
-    return before, after
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 
 from peers.loading import BUILD, load_module
 from peers.machine import commit, processor
+from peers.marked_table import MarkedTable, line
 from peers.processes import Command, WorkerError, run
 from peers.workload import Report, Workload
 
@@ -40,7 +41,7 @@ from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "commands" / "recipes.md"
-BEGIN, END = "<!-- table: benchmarks/recipes.py -->", "<!-- end of table -->"
+TABLE = MarkedTable("recipes.py")
 REFERENCE = "f32"
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 """Takes the line of progress away."""
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
     arguments = parser.parse_args()
     if arguments.update_docs:
-        _split_page(arguments.page)  # fails now rather than after an hour
+        TABLE.split(arguments.page)  # fails now rather than after an hour
 
     model = arguments.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +127,7 @@ def main() -> int:
     print(table(result))
     print(f"\n{path}")
     if arguments.update_docs:
-        update_page(arguments.page, result)
+        TABLE.put(arguments.page, table(result))
         print(arguments.page)
     failed = [row.recipe for row in rows if row.failure]
     if failed:
@@ -221,15 +222,15 @@ def table(result: dict[str, Any]) -> str:
     work, machine = result["workload"], result["machine"]
     headings = ("recipe", "bundle", "bytes a weight", "perplexity", "KL, mean", "same likeliest token")
     headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batches'][0]} at once", "export")
-    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
     for row in result["results"]:
         if row["failure"]:
-            lines.append(_line([f"`{row['recipe']}`", f"failed: {row['failure']}", *[""] * (len(headings) - 2)]))
+            lines.append(line([f"`{row['recipe']}`", f"failed: {row['failure']}", *[""] * (len(headings) - 2)]))
             continue
         kl, same = row["kl_mean"], row["top1_agreement"]
         speeds = row.get("tokens_per_second")
         lines.append(
-            _line(
+            line(
                 [
                     f"`{row['recipe']}`",
                     f"{row['bundle_bytes'] / 1e6:,.0f} MB"
@@ -250,24 +251,6 @@ def table(result: dict[str, Any]) -> str:
         timed += f", which reads {machine['bandwidth_gb_per_second']:.0f} GB/s; speeds in tokens a second"
     lines += ["", f"{measured['model']}{timed}; {measured['date']}, commit {measured['commit']}."]
     return "\n".join(lines)
-
-
-def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def update_page(page: Path, result: dict[str, Any]) -> None:
-    """Puts the table between its two marks on the page."""
-    before, after = _split_page(page)
-    page.write_text(f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{after}", encoding="utf-8")
-
-
-def _split_page(page: Path) -> tuple[str, str]:
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{page}: the marks {BEGIN} and {END} are not there")
-    return before, after
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.machine import commit, processor
+from peers.marked_table import MarkedTable
 
 import enginewright as ew
 from enginewright.optimizer.evaluate import evaluate
@@ -32,7 +33,7 @@ from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "commands" / "recover.md"
-BEGIN, END = "<!-- table: benchmarks/recovery.py -->", "<!-- end of table -->"
+TABLE = MarkedTable("recovery.py")
 HELD_OUT_BYTES = 100_000
 WIDE = {"max_kl": 20.0}
 """A budget for what is measured before it is recovered."""
@@ -114,7 +115,8 @@ def main() -> None:
     folder, seconds = train(load_recipe("int4"), "int4", given.qat_steps, given.qat_rate)
     add("`int4`, trained", load_recipe("int4"), folder, given.qat_steps, seconds)
     if given.update_docs:
-        _update(_table(rows), f"{processor()}; {date.today().isoformat()}, commit {commit()[:12]}")
+        note = f"{processor()}; {date.today().isoformat()}, commit {commit()[:12]}"
+        TABLE.put(PAGE, f"{_table(rows)}\n\n{note}")
 
 
 def _trained(folder: Path) -> Path:
@@ -162,12 +164,6 @@ def _table(rows: list[Row]) -> str:
             f"{r.perplexity:.3f} ({change:+.1f} %) | {r.kl:.4f} | {100 * r.top1:.1f} % |"
         )
     return "\n".join(lines)
-
-
-def _update(table: str, note: str) -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{note}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,6 @@ def test_the_page_has_the_newest_figures(monkeypatch: pytest.MonkeyPatch) -> Non
     newest = sorted((REPOSITORY / "benchmarks" / "results").glob("kv-heads-*.json"))[-1]
     result = json.loads(newest.read_text())
     page = (REPOSITORY / "docs" / "attention-heads.md").read_text()
-    assert f"{module.BEGIN}\n\n{module._table(result)}\n{module.END}" in page
+    assert f"{module.TABLE.begin}\n\n{module._table(result)}\n\n<!-- end of table -->" in page
     kl = {(row["method"], row["grouping"]): row["kl"] for row in result["rows"]}
     assert kl["calibrated", "neighbours"] < kl["mean", "neighbours"]
