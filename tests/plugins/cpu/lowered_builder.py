@@ -131,6 +131,15 @@ class LoweredBuilder:
         self.steps.append(Step(op=op, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, where=where))
         return len(self.steps) - 1
 
+    def quantized(self, x: Operand, group: int) -> list[Operand]:
+        """x [M, K] as values, scales and sums, by a step."""
+        rows, width = x.shape[0], x.shape[1].constant
+        count = -(-width // group) if group else 1
+        out = [self.buffer(rows, width, dtype="i8", padding=4)]
+        out += [self.buffer(rows, count), self.buffer(rows, count, dtype="i32")]
+        self.step("quantize_activation", [x], out, group_size=group)
+        return out
+
     def values(self, array: npt.NDArray[np.float32]) -> Operand:
         """A buffer [T, C..] that holds row ids[t] of ``array`` for token t; steps with ids 0, 1, .. hold ``array``."""
         table = self.weight(array.reshape(len(array), -1))

@@ -114,14 +114,13 @@ class Experts:
         bias = [b.weight(self.bias)] if self.bias is not None else []
         if self.kind == "int8":
             weight, scales = quantized(self.weight.astype(np.float32), 32)
-            groups = scales.shape[-1]
             operands = [
-                b.buffer(places, self.hidden, dtype="i8", padding=4),
-                b.buffer(places, groups),
-                b.buffer(places, groups, dtype="i32"),
+                *b.quantized(taken, 32),
+                starts,
+                b.weight(weight, "panel32x4"),
+                b.weight(scales, "panel32"),
+                *bias,
             ]
-            b.step("quantize_activation", [taken], operands, group_size=32)
-            operands += [starts, b.weight(weight, "panel32x4"), b.weight(scales, "panel32"), *bias]
             product = b.step("quantized_grouped_linear", operands, [out], weight_group=32, activation_group=32)
         elif self.kind == "bf16":
             narrow = b.buffer(places, self.hidden, dtype="bf16", padding=2)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.lowered_program import Operand
 from enginewright.plugins.ops import quantization
 from tests.plugins.cpu.lowered_builder import BFLOAT16, LoweredBuilder, T, step_input
 
@@ -29,18 +28,6 @@ def quantized(weight: Float, group: int) -> tuple[npt.NDArray[np.int8], npt.NDAr
     """int8 [.., K] with float16 scales [.., groups], each group's largest value being 127."""
     integers, scales, _ = quantization.quantize_activation(torch.from_numpy(weight), group)
     return integers.numpy(), scales.numpy().astype(np.float16)
-
-
-def quantize(b: LoweredBuilder, x: Operand, width: int, group: int) -> list[Operand]:
-    """values, scales, sums; x is [T, width]."""
-    count = quantization.groups_of(width, group)
-    out = [
-        b.buffer(T, width, dtype="i8", padding=4),
-        b.buffer(T, count),
-        b.buffer(T, count, dtype="i32"),
-    ]
-    b.step("quantize_activation", [x], out, group_size=group)
-    return out
 
 
 @pytest.fixture
@@ -94,7 +81,7 @@ def test_quantize_activation(isa: str, tokens: int, width: int, group: int, rng:
     if tokens > 2:
         x[1], x[2, 0], x[3, -1] = 0, np.nan, -np.inf
     b = LoweredBuilder()
-    quantize(b, b.values(x), width, group)
+    b.quantized(b.values(x), group)
     expected = quantization.quantize_activation(torch.from_numpy(x), group)
     for out, reference in zip(b.run(len(b.steps) - 1, tokens, isa=isa), expected, strict=True):
         np.testing.assert_array_equal(out, reference.numpy())
@@ -116,7 +103,7 @@ def test_quantized_linear(
     x, added = values(rng, tokens, width), values(rng, n)
     weight, scales = quantized(values(rng, n, width), weight_group)
     b = LoweredBuilder()
-    operands = quantize(b, b.values(x), width, activation_group)
+    operands = b.quantized(b.values(x), activation_group)
     operands += [b.weight(weight, "panel32x4"), b.weight(scales, "panel32"), *([b.weight(added)] if bias else [])]
     step = b.step(
         "quantized_linear",
@@ -172,7 +159,7 @@ def test_rows_alone_and_together(isa: str, kind: str, width: int, rng: np.random
         step = b.step("linear", [narrow, b.weight(weight, "panel32x2")], [b.buffer(T, n)])
     else:
         integers, scales = quantized(values(rng, n, width), 32)
-        operands = [*quantize(b, b.values(x), width, 32), b.weight(integers, "panel32x4"), b.weight(scales, "panel32")]
+        operands = [*b.quantized(b.values(x), 32), b.weight(integers, "panel32x4"), b.weight(scales, "panel32")]
         step = b.step("quantized_linear", operands, [b.buffer(T, n)], weight_group=32, activation_group=32)
     program = b.build(isa=isa, threads=2)
     together = program.trace(step_input([list(range(tokens))]), step)[0]
@@ -188,7 +175,7 @@ def test_int8_gives_the_same_integers_everywhere(isa: str, rng: np.random.Genera
     x[:, ::32] = 127  # so that a group's scale is 1
     b = LoweredBuilder()
     operands = [
-        *quantize(b, b.values(x), width, 32),
+        *b.quantized(b.values(x), 32),
         b.weight(weight, "panel32x4"),
         b.weight(np.ones((n, 3), np.float16), "panel32"),
     ]

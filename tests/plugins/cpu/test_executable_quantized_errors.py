@@ -23,10 +23,7 @@ HALF = np.ones((5, 2), np.float16)
 
 def quantize(b: LoweredBuilder, group: int = 4, width: int = 8) -> list[Operand]:
     """values, scales and sums of ones."""
-    count = -(-width // group) if group else 1
-    out = [b.buffer(T, width, dtype="i8", padding=4), b.buffer(T, count), b.buffer(T, count, dtype="i32")]
-    b.step("quantize_activation", [b.values(np.ones((6, width), np.float32))], out, group_size=group)
-    return out
+    return b.quantized(b.values(np.ones((6, width), np.float32)), group)
 
 
 def product(

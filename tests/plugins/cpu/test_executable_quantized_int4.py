@@ -43,15 +43,6 @@ def stored(b: LoweredBuilder, values: Integers, scales: Half, offsets: Half | No
     return [weight, *(b.weight(f, "panel32") for f in (scales, offsets) if f is not None)]
 
 
-def quantize(b: LoweredBuilder, x: Float, group: int) -> list[Operand]:
-    """values, scales, sums."""
-    width = x.shape[1]
-    count = width // group
-    out = [b.buffer(T, width, dtype="i8", padding=4), b.buffer(T, count), b.buffer(T, count, dtype="i32")]
-    b.step("quantize_activation", [b.values(x)], out, group_size=group)
-    return out
-
-
 def tensor(array: npt.NDArray[np.generic] | None) -> torch.Tensor | None:
     return None if array is None else torch.from_numpy(np.asarray(array))
 
@@ -73,7 +64,7 @@ def test_linear(
     added = rng.standard_normal(rows).astype(np.float32)
     weight = codes(rng, rows, width, group=group, offsets=offsets)
     b = LoweredBuilder()
-    operands = [*quantize(b, x, group), *stored(b, *weight), *([b.weight(added)] if bias else [])]
+    operands = [*b.quantized(b.values(x), group), *stored(b, *weight), *([b.weight(added)] if bias else [])]
     attributes = {"weight_group": group, "activation_group": group, "has_bias": bias, "has_offsets": offsets}
     step = b.step("quantized_linear", operands, [b.buffer(T, rows)], **attributes)
     (out,) = b.run(step, tokens, isa=isa, threads=2)
@@ -91,7 +82,7 @@ def test_a_weight_is_value_times_scale_plus_offset(isa: str, offsets: bool, rng:
     x = rng.standard_normal((tokens, width)).astype(np.float32)
     weight = codes(rng, rows, width, group=group, offsets=offsets)
     b = LoweredBuilder()
-    operands = [*quantize(b, x, group), *stored(b, *weight)]
+    operands = [*b.quantized(b.values(x), group), *stored(b, *weight)]
     step = b.step(
         "quantized_linear", operands, [b.buffer(T, rows)],
         weight_group=group, activation_group=group, has_offsets=offsets,
@@ -116,7 +107,7 @@ def test_experts(isa: str, offsets: bool, rng: np.random.Generator) -> None:
     weight = codes(rng, experts, rows, width, group=group, offsets=offsets)
     starts = np.array([0, 4, 4, tokens], np.int32)
     b = LoweredBuilder()
-    operands = [*quantize(b, x, group), b.weight(starts), *stored(b, *weight), b.weight(bias)]
+    operands = [*b.quantized(b.values(x), group), b.weight(starts), *stored(b, *weight), b.weight(bias)]
     step = b.step(
         "quantized_grouped_linear", operands, [b.buffer(T, rows)],
         weight_group=group, activation_group=group, has_bias=True, has_offsets=offsets,
@@ -150,7 +141,7 @@ def test_rows_alone_and_together(isa: str, offsets: bool, rng: np.random.Generat
     tokens, rows, width = 29, 45, 128
     b = LoweredBuilder()
     x = rng.standard_normal((tokens, width)).astype(np.float32)
-    operands = [*quantize(b, x, 32), *stored(b, *codes(rng, rows, width, group=32, offsets=offsets))]
+    operands = [*b.quantized(b.values(x), 32), *stored(b, *codes(rng, rows, width, group=32, offsets=offsets))]
     step = b.step(
         "quantized_linear", operands, [b.buffer(T, rows)], weight_group=32, activation_group=32, has_offsets=offsets
     )
@@ -166,7 +157,7 @@ def test_activation_and_residual(isa: str, rng: np.random.Generator) -> None:
     x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (width, rows))
     weight = codes(rng, rows, width, group=32, offsets=True)
     b = LoweredBuilder()
-    operands = [*quantize(b, x, 32), *stored(b, *weight)]
+    operands = [*b.quantized(b.values(x), 32), *stored(b, *weight)]
     attributes = {"weight_group": 32, "activation_group": 32, "has_offsets": True}
     plain = b.step("quantized_linear", operands, [b.buffer(T, rows)], **attributes)
     ended = b.step(
@@ -183,10 +174,8 @@ def test_rows_of_samples(isa: str) -> None:
     b = sound_program()
     assert b.logits is not None
     sampled = b.logits
-    values, scales, sums = b.buffer(R, 8, dtype="i8", padding=4), b.buffer(R, 1), b.buffer(R, 1, dtype="i32")
-    b.step("quantize_activation", [sampled], [values, scales, sums], group_size=8)
     weight = np.eye(8, dtype=np.int8)
-    operands = [values, scales, sums, *stored(b, weight, np.ones((8, 1), np.float16), None)]
+    operands = [*b.quantized(sampled, 8), *stored(b, weight, np.ones((8, 1), np.float16), None)]
     b.logits = b.buffer(R, 8)
     b.step("quantized_linear", operands, [b.logits], weight_group=8, activation_group=8)
     step = step_input([[0, 1, 2]], groups=["full"], return_logits=True)

@@ -35,9 +35,7 @@ def product(weight: Array, dtype: str, layout: str, x: Array, isa: str, group: i
         operands = [b.buffer(T, width, dtype="bf16", padding=2)]
         b.step("cast_bf16", [b.values(x)], operands)
     elif dtype != "f32":
-        count = width // group
-        operands = [b.buffer(T, width, dtype="i8", padding=4), b.buffer(T, count), b.buffer(T, count, dtype="i32")]
-        b.step("quantize_activation", [b.values(x)], operands, group_size=group)
+        operands = b.quantized(b.values(x), group)
         op, attributes = "quantized_linear", attributes | {"weight_group": group, "activation_group": group}
     operands.append(b.weight(weight, layout, dtype))
     if op == "quantized_linear":
