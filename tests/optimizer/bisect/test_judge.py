@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.optimizer.bisect.judge import COARSENESS, ROUNDING, Judge, coarsest, directions, lacks
+from enginewright.optimizer.bisect.judge import COARSENESS, ROUNDING, Judge, coarsest, comparable, directions, lacks
+from enginewright.optimizer.bisect.points import Point
 from enginewright.optimizer.recipes.recipe import load_recipe
 
 
@@ -58,3 +59,10 @@ def test_the_coarsest_format_of_a_recipe() -> None:
     assert [coarsest(load_recipe(name)) for name in ("f32", "bf16", "int8", "int4", "gguf")] == [
         COARSENESS[storage] for storage in ("f32", "bf16", "int8", "int4", "int8")
     ]
+
+
+def test_points_of_both_sides_with_values_of_one_shape_can_be_compared(value: np.ndarray) -> None:
+    both, narrow, alone, other = (Point(where, "output") for where in ("both", "narrow", "alone", "other"))
+    a = {both: value, narrow: value, alone: value}
+    b = {other: value, narrow: value[:, 1:], both: value}
+    assert comparable(a, b) == [both]
