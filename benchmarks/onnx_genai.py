@@ -2,10 +2,11 @@
 
     python benchmarks/onnx_genai.py [--model FOLDER] [--formats f32 int4] [--batch 16] [--rounds 5] [--json FILE]
 
-Needs onnxruntime-genai and onnx_ir (pip install onnxruntime-genai onnx_ir), whose model builder makes the other side of
-the same folder. Both run on the same onnxruntime, greedily; each run is a process of its own, and which engine begins
-changes from round to round. What counts is the ratio of a round, ours over theirs: the median of these is printed, with
-the least and the most. Ours is the contrib variant, or with ``--variant standard`` the file of standard operators.
+onnxruntime-genai is installed into the peers' environment (``peers.install``), if it isn't there; its model builder
+makes the other side of the same folder. Both run on the same onnxruntime, which that environment borrows from ours,
+greedily; each run is a process of its own, and which engine begins changes from round to round. What counts is the
+ratio of a round, ours over theirs: the median of these is printed, with the least and the most. Ours is the contrib
+variant, or with ``--variant standard`` the file of standard operators.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -22,9 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from peers.engines import ENGINES
+from peers.install import install, peers_python
 from peers.loading import BUILD
 from peers.machine import commit, processor
 from peers.make_models import hf_folder, smollm2_gguf
+from peers.prepare import quietly
 from peers.processes import Command, run
 from peers.workload import Report, Workload
 
@@ -73,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=Workload.steps, help="tokens decoded")
     parser.add_argument("--batch", type=int, default=16, help="requests of the batch")
     parser.add_argument("--vocabulary", type=int, default=Workload.vocabulary, help="prompts have tokens below this")
+    parser.add_argument("--keep", action="store_true", help="leave our bundles as they are, if they are there")
     parser.add_argument("--json", type=Path, default=BUILD / "onnx.json", help="where the figures go")
     options = parser.parse_args(arguments)
 
@@ -85,10 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
         vocabulary=options.vocabulary,
         target="onnx",
     )
-    folder = options.model or hf_folder(smollm2_gguf(), BUILD / "smollm2-hf")
+    folder = options.model.resolve() if options.model else hf_folder(smollm2_gguf(), BUILD / "smollm2-hf")
+    python = peers_python(BUILD / "peers")
+    if why := install(ENGINES["onnxruntime-genai"], python):
+        parser.error(why)
     results = []
     for name in options.formats:
-        pair = prepare(folder, name, options.variant)
+        pair = prepare(folder, name, options.variant, python, keep=options.keep)
         rounds = []
         for index in range(options.rounds):
             order = pair if index % 2 == 0 else pair[::-1]
@@ -108,8 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def prepare(folder: Path, name: str, variant: str) -> tuple[Side, Side]:
-    """Our bundle, made anew, and the builder's folder, made if it isn't there yet."""
+def prepare(folder: Path, name: str, variant: str, python: Path, *, keep: bool) -> tuple[Side, Side]:
+    """Our bundle, made anew unless it is to be kept, and the builder's folder, made with the peers' Python if it isn't
+    there yet."""
     weights, told = FORMATS[name]
     bundle, peer = BUILD / f"{folder.name}-{name}-onnx.bundle", BUILD / f"{folder.name}-{name}-genai"
     if not weights.exact:
@@ -121,23 +129,13 @@ def prepare(folder: Path, name: str, variant: str) -> tuple[Side, Side]:
         budget=BudgetSection(max_kl=None if weights.exact else MAX_KL),
         onnx=OnnxSection(contrib=variant == "contrib"),
     )
-    enginewright.export(folder, bundle, recipe=recipe, overwrite=True)
+    if not (keep and bundle.exists()):
+        enginewright.export(folder, bundle, recipe=recipe, overwrite=True)
     if not (peer / "genai_config.json").exists():
-        builder = [
-            sys.executable,
-            "-m",
-            "onnxruntime_genai.models.builder",
-            "-i",
-            str(folder),
-            "-o",
-            str(peer),
-            "-e",
-            "cpu",
-        ]
-        subprocess.run([*builder, "-c", str(BUILD / "cache"), *told], check=True, stdout=subprocess.DEVNULL)
-    python = Path(sys.executable)
+        builder = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(peer)]
+        quietly([*builder, "-e", "cpu", "-c", str(BUILD / "cache"), *told])
     return (
-        Side(f"enginewright {name}", Command(python, "ours"), bundle),
+        Side(f"enginewright {name}", Command(Path(sys.executable), "ours"), bundle),
         Side(f"onnxruntime-genai {name}", Command(python, "onnxruntime_genai_cpu"), peer),
     )
 
