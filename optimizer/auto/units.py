@@ -122,9 +122,9 @@ def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
         layout: Layout = "sparse32" if sparse else "panel32x2" if narrow else "panel32"
         return stored_bytes(shape, layout, "bf16" if narrow else "f32")
     factors = (*shape[:-1], groups_of(shape[-1], code_format.group_size))
-    if code_format.floats:  # no target has panels of them
-        return stored_bytes(shape, "rows", "fp8") + stored_bytes(factors, "rows", "f32")
     scales = stored_bytes(factors, "panel32", "f16")
+    if code_format.floats:
+        return stored_bytes(shape, "panel32", "fp8") + scales
     if code_format.bits == 8:
         return stored_bytes(shape, "sparse32" if sparse else "panel32x4", "i8") + scales
     layout = "sparse32" if sparse else "panel32x8"
