@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
+from enginewright.plugins.contracts import WeightFormat
 
 
 @pytest.mark.parametrize(("rows", "size", "group"), [(2, 6, 3), (5, 64, 32), (3, 40, 32), (4, 10, 0)])
@@ -20,3 +21,14 @@ def test_a_weight_is_value_times_scale_plus_offset(rows: int, size: int, group: 
             product = values[n, k].float() * scales[n, g].float()
             assert symmetric[n, k] == product
             assert shifted[n, k] == product + offsets[n, g].float()
+
+
+def test_the_codes_of_a_weight_format() -> None:
+    four = CodeFormat.of(WeightFormat("int4", 32, zero_point=True))
+    assert four == CodeFormat(4, 32, offsets=True)
+    eight, floats = CodeFormat.of(WeightFormat("int8", 64)), CodeFormat.of(WeightFormat("fp8", 32))
+    assert eight is not None and floats is not None
+    assert eight == CodeFormat(8, 64) and floats == CodeFormat(8, 32, floats=True)
+    assert (eight.dtype, floats.dtype) == (torch.int8, torch.float8_e4m3fn)
+    assert not eight.floats and not eight.offsets
+    assert CodeFormat.of(WeightFormat()) is None is CodeFormat.of(WeightFormat("bf16", activation="bf16"))
