@@ -35,6 +35,7 @@ from enginewright.passes.base import Pass, PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.passes.spread import beginnings
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import VerificationError
 
@@ -97,7 +98,7 @@ def choose_automatically(
     def tell(done: int, total: int, where: str) -> None:
         progress(ProgressEvent("auto", done, total, where))
 
-    seen = _first_tokens(sequences, plan.tokens)
+    seen = beginnings(sequences, plan.tokens, LENGTH)
     costs = measure_sensitivities(program, units, plan.groups, seen, tell, context.room)
     options = [Options(u.sizes, c) for u, c in zip(units, costs, strict=True)]
     fixed = bytes_of_others(program, units)
@@ -233,12 +234,6 @@ def _resolved(recipe: Recipe, units: Sequence[Unit], found: Assignment) -> Recip
 
 def _section(weight_format: WeightFormat) -> WeightFormatSection:
     return WeightFormatSection(**asdict(weight_format))
-
-
-def _first_tokens(sequences: Sequence[torch.Tensor], tokens: int) -> list[torch.Tensor]:
-    """The beginnings of evenly spread sequences, so many tokens together, of LENGTH each or more."""
-    count = min(len(sequences), max(1, tokens // LENGTH))
-    return [sequences[i * len(sequences) // count][: max(1, tokens // count)] for i in range(count)]
 
 
 def _unit_choice(unit: Unit, costs: Sequence[float], chosen: int) -> UnitChoice:

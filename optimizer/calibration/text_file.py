@@ -11,6 +11,7 @@ import torch
 
 from enginewright.optimizer.evaluate.texts import read_text
 from enginewright.optimizer.evaluate.windows import split_prefix
+from enginewright.passes.spread import spread
 from enginewright.plugins.errors import RequestError
 from enginewright.runtime.tokenizer import Tokenizer
 
@@ -107,4 +108,4 @@ def _spread(pieces: Sequence[list[int]], tokens: int) -> list[list[int]]:
     if available <= tokens:
         return list(pieces)
     count = max(1, round(len(pieces) * tokens / available))
-    return [pieces[i * len(pieces) // count] for i in range(count)]
+    return spread(pieces, count)

@@ -36,6 +36,7 @@ from enginewright.passes.manager import PassManager
 from enginewright.passes.sparsity.drop_layers import LENGTH, TOKENS, DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads
+from enginewright.passes.spread import beginnings
 
 from .report import LayerChoice, PruneReport
 from .sensitivity import LayerOptions, Option, layer_options
@@ -112,8 +113,7 @@ def choose_pruning(
     def tell(done: int, total: int, where: str) -> None:
         progress(ProgressEvent("prune", done, total, where))
 
-    count = min(len(context.calibration), max(1, TOKENS // LENGTH))
-    seen = [context.calibration[i * len(context.calibration) // count][: TOKENS // count] for i in range(count)]
+    seen = beginnings(context.calibration, TOKENS, LENGTH)
     layers, rejected = layer_options(program, pruning, seen, tell, cache_bytes(context.room))
     if not layers:
         raise NothingToChooseError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from enginewright.optimizer.evaluate.windows import split_prefix
+from enginewright.passes.spread import spread
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.runtime.tokenizer import Tokenizer
 
@@ -57,7 +58,7 @@ def measuring_tokens(
     if calibration:
         enough = [s for s in calibration if len(s) >= min(length, EXACT_LENGTH)] or calibration
         count = min(SEQUENCES, len(enough))
-        chosen = [enough[i * len(enough) // count][:length] for i in range(count)]
+        chosen = [sequence[:length] for sequence in spread(enough, count)]
         return MeasuringTokens(tuple(s.long() for s in chosen), "calibration tokens")
     if tokenizer is not None and why_no_text(tokenizer, info) is None:
         prefix, ids = split_prefix(tokenizer, evaluation_text())

@@ -23,6 +23,7 @@ from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import Slice, WeightExpr
 from ..match import bound_arguments
+from ..spread import spread
 from ..step_inputs import packed_inputs
 from .kv_options import KvOptions
 from .kv_sites import Branch, Site, attention_paths, find_site
@@ -169,7 +170,7 @@ def some_tokens(sequences: Sequence[torch.Tensor], most: int = MOST_TOKENS) -> l
     """Evenly spread sequences of no more than ``most`` tokens together, or the beginning of one."""
     total = sum(len(s) for s in sequences)
     count = min(len(sequences), max(1, len(sequences) * most // max(total, 1)))
-    return [sequences[i * len(sequences) // count][:most] for i in range(count)]
+    return [sequence[:most] for sequence in spread(sequences, count)]
 
 
 # ---- rewriting

@@ -33,6 +33,7 @@ from ..ir.round_to_4_bits import round_symmetric, round_with_offsets
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
+from ..spread import spread
 from ..step_inputs import packed_inputs
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .gptq import Factor, Hessian, factorize, gptq
@@ -132,7 +133,7 @@ def _fitting(
     if count < len(sequences):
         reason = f"only {count} of {len(sequences)} sequences fit into the memory that there may be"
         result.rejected.append(Rejection(targets[0].name, "calibration", reason))
-    taken = [sequences[i * len(sequences) // count] for i in range(count)]
+    taken = spread(sequences, count)
     result.figures.append(Figure("calibration", TOKENS_USED, sum(map(len, taken))))
     return taken
 

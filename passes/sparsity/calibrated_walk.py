@@ -14,6 +14,7 @@ from ..base import PassContext
 from ..evaluation_memory import evaluation_bytes
 from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.program import Program
+from ..spread import beginnings, spread
 from ..step_inputs import packed_inputs
 
 Look = Callable[[Node, Sequence[Any]], Any]
@@ -48,11 +49,9 @@ def some_tokens(context: PassContext, who: str, most: int, length: int) -> list[
 
     Raises PassError if there are none, in the name of the pass ``who``.
     """
-    sequences = context.calibration
-    if not sequences:
+    if not context.calibration:
         raise _no_tokens(who)
-    count = min(len(sequences), max(1, most // length))
-    return [sequences[i * len(sequences) // count][: most // count] for i in range(count)]
+    return beginnings(context.calibration, most, length)
 
 
 def _no_tokens(who: str) -> PassError:
@@ -93,4 +92,4 @@ def calibration_tokens(
                 "process has already",
                 hint=f"Allow {least - context.room:,} bytes more.",
             )
-    return [sequences[i * len(sequences) // count] for i in range(count)]
+    return spread(sequences, count)
