@@ -55,6 +55,12 @@ def join_where(where: Iterable[str]) -> str:
     return " + ".join(where)
 
 
+def op_and_where(node: torch.fx.Node) -> str:
+    """A call as people are told of it: "aten.foo at model.layers.0.mlp"."""
+    where = join_where(node.meta[WHERE]) or "the model's top level"
+    return f"{str(node.target).removesuffix('.default')} at {where}"
+
+
 def layer_path(path: str) -> str:
     """The path up to its first number, "model.layers.3" of "model.layers.3.mlp.down_proj"; "" if it has none."""
     found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)

@@ -13,7 +13,7 @@ from enginewright.plugins.errors import UnsupportedModelError
 from enginewright.plugins.lowered_program import Affine, Buffer, Dtype, Layout, Operand, Step, WeightUse
 
 from ..ir.program import Program
-from ..ir.provenance import WHERE, join_where
+from ..ir.provenance import WHERE, join_where, op_and_where
 from ..ir.weights import WeightExpr
 from .views import ONE, View, collapse, contiguous_strides, elements, expand, reshape
 
@@ -115,10 +115,8 @@ class Builder:
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for the node being lowered: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
-        where = join_where(self.node.meta[WHERE]) or "the model's top level"
-        op = str(self.node.target).removesuffix(".default")
         return UnsupportedModelError(
-            f"{op} at {where}: {reason}",
+            f"{op_and_where(self.node)}: {reason}",
             hint="This model can't run on this target. Please report the op and the model.",
         )
 

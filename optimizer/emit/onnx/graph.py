@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.fx.node import Node
 
 from enginewright.passes.ir.program import Program, affine_of
-from enginewright.passes.ir.provenance import WHERE, join_where
+from enginewright.passes.ir.provenance import WHERE, join_where, op_and_where
 from enginewright.plugins.errors import UnsupportedModelError
 from enginewright.runtime.bundle.linear_io import ROWS
 
@@ -113,10 +113,8 @@ class GraphBuilder:
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
-        where = join_where(self.node.meta[WHERE]) or "the model's top level"
-        op = str(self.node.target).removesuffix(".default")
         return UnsupportedModelError(
-            f"{op} at {where}: {reason}",
+            f"{op_and_where(self.node)}: {reason}",
             hint="This model can't run on the onnx target; the cpu target may take it.",
         )
 

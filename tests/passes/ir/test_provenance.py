@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch.fx
 
-from enginewright.passes.ir.provenance import WHERE, Part, join_where, layer_path, where_of
+from enginewright.passes.ir.provenance import WHERE, Part, join_where, layer_path, op_and_where, where_of
 
 
 def _node(graph: torch.fx.Graph, *where: str) -> torch.fx.Node:
@@ -18,6 +18,14 @@ def test_where_of_names_each_path_once_in_order() -> None:
     assert where_of(nodes) == ("b", "a", "c")
     assert where_of([]) == ()
     assert join_where(where_of(nodes)) == "b + a + c"
+
+
+def test_a_call_is_told_by_its_op_and_its_modules() -> None:
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten.sum.default, (_node(graph),))
+    for where, text in (("a.b", "c"), "a.b + c"), ((), "the model's top level"):
+        node.meta[WHERE] = where
+        assert op_and_where(node) == f"aten.sum at {text}"
 
 
 def test_a_node_without_provenance_adds_nothing() -> None:
