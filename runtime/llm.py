@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import operator
 import os
@@ -10,7 +9,7 @@ import queue
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from enginewright.plugins.contracts import ExecutorCaps, FloatArray, ModelInfo
 from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
 
 from .bundle.reader import Bundle
-from .chat_template import Message
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .executors.base import Executor
@@ -32,6 +30,9 @@ from .request import Request
 from .sampling import SamplingParams
 from .scheduler.continuous import SchedulerConfig
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .chat_template import Message
 
 Prompt = str | Sequence[int]
 Event = StreamPiece | EnginewrightError
@@ -343,6 +344,8 @@ class LLM:
             self._loop.abort(request)
 
     async def _astream(self, request: Request) -> AsyncGenerator[StreamPiece, None]:
+        import asyncio  # who awaits this has it; nobody else waits for it
+
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 

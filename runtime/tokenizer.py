@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
 
-from .bundle.tokenizer_files import CHAT_TEMPLATES_FOLDER, TOKENIZER_PATH, TokenizerFiles, check_token_ids
-from .chat_template import ChatTemplate, Message
+from .bundle.tokenizer_files import (
+    CHAT_TEMPLATE_PATH,
+    CHAT_TEMPLATES_FOLDER,
+    TOKENIZER_PATH,
+    TokenizerFiles,
+    check_token_ids,
+)
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate, Message
 
 _JINJA = re.compile(r"\{[{%#]|\n")
 _REPLACEMENT = "\ufffd"
@@ -23,7 +31,12 @@ _LONGEST_WINDOW = 64
 
 
 class Tokenizer:
-    """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default"."""
+    """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default".
+
+    Attributes:
+        special_ids: tokens that have no text.
+        chat_templates: name -> its Jinja text. A template is compiled when the first conversation needs it.
+    """
 
     def __init__(self, files: TokenizerFiles) -> None:
         """Raises BundleError naming the file that is missing or damaged."""
@@ -39,12 +52,10 @@ class Tokenizer:
         self._before = self._added(files.special_tokens, "bos")
         self._after = self._added(files.special_tokens, "eos")
         self._special_tokens = files.special_tokens
-        self.chat_templates: dict[str, ChatTemplate] = {}
+        self.chat_templates: dict[str, str] = dict(files.other_templates)
         if files.chat_template is not None:
-            self.chat_templates["default"] = ChatTemplate(files.chat_template, files.special_tokens)
-        for name, text in files.other_templates.items():
-            path = f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"
-            self.chat_templates[name] = ChatTemplate(text, files.special_tokens, name=path)
+            self.chat_templates["default"] = files.chat_template
+        self._compiled: dict[str, ChatTemplate] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
@@ -86,10 +97,20 @@ class Tokenizer:
             options: see ``ChatTemplate.render``.
 
         Raises:
+            BundleError: the model's template is damaged; names its file and line.
             RequestError: there is no such template, or it refuses the messages.
         """
         template = self._template(chat_template, options.get("tools") is not None)
         return self.encode(template.render(messages, **options), add_special_tokens=False)
+
+    def chat_template(self, name: str = "default") -> ChatTemplate:
+        """One of ``chat_templates``. Raises BundleError naming its file and line if it is damaged."""
+        from .chat_template import ChatTemplate  # with jinja2: a prompt's first token needn't wait for it
+
+        if name not in self._compiled:
+            path = CHAT_TEMPLATE_PATH if name == "default" else f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"
+            self._compiled[name] = ChatTemplate(self.chat_templates[name], self._special_tokens, name=path)
+        return self._compiled[name]
 
     def _template(self, wanted: str | None, has_tools: bool) -> ChatTemplate:
         names = ", ".join(sorted(self.chat_templates)) or "none"
@@ -101,16 +122,21 @@ class Tokenizer:
                     hint = f"Pass chat_template: the name of one it has ({names})."
                 raise RequestError("chat: this model has no chat template", hint=hint)
         elif wanted not in self.chat_templates:
-            if not _JINJA.search(wanted):
-                raise RequestError(
-                    f"chat: chat_template: there is no template {wanted!r}; the model has {names}",
-                    hint="Pass the name of one, or the text of a template.",
-                )
-            try:
-                return ChatTemplate(wanted, self._special_tokens, name="chat_template")
-            except BundleError as e:
-                raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
-        return self.chat_templates[wanted]
+            return self._given_template(wanted, names)
+        return self.chat_template(wanted)
+
+    def _given_template(self, text: str, names: str) -> ChatTemplate:
+        from .chat_template import ChatTemplate
+
+        if not _JINJA.search(text):
+            raise RequestError(
+                f"chat: chat_template: there is no template {text!r}; the model has {names}",
+                hint="Pass the name of one, or the text of a template.",
+            )
+        try:
+            return ChatTemplate(text, self._special_tokens, name="chat_template")
+        except BundleError as e:
+            raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """For the text that follows ``prompt``."""

@@ -166,7 +166,7 @@ def test_families(family: str) -> None:
     for (said, messages), (how, options) in itertools.product(CONVERSATIONS.items(), OPTIONS.items()):
         given = {"add_generation_prompt": False, **options}
         wanted = refusal_or(THEIR_ERRORS, theirs.apply_chat_template, messages, tokenize=False, **given)
-        template = ours.chat_templates["default"]
+        template = ours.chat_template()
         got = refusal_or(RequestError, template.render, messages, **given)
         assert got == wanted, (said, how)
         rendered[said, how] = got
@@ -175,7 +175,7 @@ def test_families(family: str) -> None:
             assert ours.encode_chat(messages, **given) == ids
     accepted = [key for key, text in rendered.items() if text != "refused"]
     assert ("single", "prompted") in accepted and len(accepted) > len(rendered) // 4
-    assert ours.chat_templates["default"].render(CONVERSATIONS["single"]) == rendered["single", "prompted"]
+    assert ours.chat_template().render(CONVERSATIONS["single"]) == rendered["single", "prompted"]
 
 
 def test_the_templates_tell_conversations_and_options_apart() -> None:
@@ -237,7 +237,7 @@ class Text(str):
 def test_objects_become_plain_data() -> None:
     source = "{{ messages[0].content.secret is defined }}{{ v }}{{ d }}{{ t }}{{ e }}{{ n }}{{ k }}"
     theirs = fast_tokenizer(source)
-    ours = Tokenizer(tokenizer_files(theirs)).chat_templates["default"]
+    ours = Tokenizer(tokenizer_files(theirs)).chat_template()
     given: dict[str, Any] = {"v": [1.5, True, None], "d": Turn("a", "b"), "t": (1, (2,)), "e": Text("x"), "k": {1: 2}}
     given["n"] = np.float32(0.5)
     messages = [user(Text("hi"))]

@@ -162,3 +162,11 @@ def test_a_token_to_add_that_is_not_there(tokenizer_files: TokenizerFiles) -> No
     special = {"bos_token": "<none>", "add_bos": True}
     with pytest.raises(BundleError, match="no token '<none>'"):
         Tokenizer(replace(tokenizer_files, special_tokens=special))
+
+
+def test_a_damaged_template_is_named_when_a_conversation_needs_it(tokenizer_files: TokenizerFiles) -> None:
+    broken = Tokenizer(replace(tokenizer_files, chat_template="ok", other_templates={"tool_use": "\n{% if %}"}))
+    assert broken.chat_template().render([{"role": "user", "content": "a"}]) == "ok"
+    assert broken.encode("start") and set(broken.chat_templates) == {"default", "tool_use"}
+    with pytest.raises(BundleError, match=r"tokenizer/chat_templates/tool_use\.jinja: line 2: "):
+        broken.encode_chat([{"role": "user", "content": "a"}], tools=[])
