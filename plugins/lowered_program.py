@@ -10,15 +10,17 @@ so that memory is planned once, at export, for every batch. docs/lowered-program
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from msgspec import Meta, field
 
 from .contracts import CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
+from .records import Count, Positive, Record, read
 
 FORMAT_VERSION = 5
 """2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights; 5 KV
@@ -50,6 +52,14 @@ class Affine:
         if not all(isinstance(v, int) and not isinstance(v, bool) for v in value.values()):
             raise ValueError(f"coefficients must be integers: {value!r}")
         return cls(value.get("1", 0), value.get("T", 0), value.get("B", 0), value.get("R", 0))
+
+    @classmethod
+    def of_json(cls, value: Any) -> Affine:
+        """What ``to_json`` gave. Raises ValueError. A program has thousands, of which few differ."""
+        try:
+            return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
+        except TypeError:  # what can't be hashed is no expression either
+            return cls.of(value)
 
     def coefficients(self) -> tuple[int, int, int, int]:
         """(constant, T, B, R), the order that the C++ interpreter takes."""
@@ -103,19 +113,18 @@ class Affine:
         return " + ".join(terms)
 
 
-AffineField = Annotated[
-    Any, BeforeValidator(Affine.of), PlainSerializer(lambda a: a.to_json(), return_type=int | dict[str, int])
-]
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+@functools.lru_cache(4096, typed=True)  # True is no 1
+def _affine(*terms: Any) -> Affine:
+    half = len(terms) // 2
+    return Affine.of(terms[0] if len(terms) == 1 else dict(zip(terms[:half], terms[half:], strict=True)))
+
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
 Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Operand(_Model):
+class Operand(Record, frozen=True, kw_only=True):
     """A strided view. ``strides`` and ``offset`` count elements.
 
     kind ``buffer``: of a buffer in the arena; ``weight``: of a tensor in the bundle's weights; ``input``: of a step
@@ -126,20 +135,20 @@ class Operand(_Model):
     kind: Literal["buffer", "weight", "input", "cache"]
     name: str
     dtype: Dtype
-    shape: tuple[AffineField, ...]
-    strides: tuple[AffineField, ...]
-    offset: AffineField = Field(default_factory=Affine)
+    shape: tuple[Affine, ...]
+    strides: tuple[Affine, ...]
+    offset: Affine = field(default_factory=Affine)
 
 
-class Buffer(_Model):
+class Buffer(Record, frozen=True, kw_only=True):
     """A piece of the arena. ``size`` and ``offset`` are in bytes; offset is None until memory is planned."""
 
     name: str
-    size: AffineField
-    offset: AffineField | None = None
+    size: Affine
+    offset: Affine | None = None
 
 
-class WeightUse(_Model):
+class WeightUse(Record, frozen=True, kw_only=True):
     """A weight the program reads: its name in the bundle's weight index, and the layout that it must have there."""
 
     name: str
@@ -148,33 +157,33 @@ class WeightUse(_Model):
     layout: Layout
 
 
-class Step(_Model):
+class Step(Record, frozen=True, kw_only=True):
     """One call of a kernel. ``where`` is the module path that it came from."""
 
     op: str
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
-    attrs: dict[str, Int64 | float | bool | str] = Field(default_factory=dict)
+    attrs: dict[str, Int64 | float | bool | str] = field(default_factory=dict)
     where: str = ""
 
 
-class CacheGroupModel(_Model):
+class CacheGroupModel(Record, frozen=True, kw_only=True):
     """``contracts.CacheGroup`` as JSON."""
 
     name: str
     layers: tuple[int, ...]
-    kv_heads: int = Field(gt=0)
-    key_head_size: int = Field(gt=0)
-    value_head_size: int = Field(gt=0)
-    window: int = Field(default=0, ge=0)
+    kv_heads: Positive
+    key_head_size: Positive
+    value_head_size: Positive
+    window: Count = 0
     dtype: Literal["f32", "bf16", "i8", "fp8"] = "f32"
-    block_size: int = Field(default=32, gt=0)
+    block_size: Positive = 32
 
     def to_group(self) -> CacheGroup:
         return CacheGroup(**self.model_dump())
 
 
-class LoweredProgram(_Model):
+class LoweredProgram(Record, frozen=True, kw_only=True):
     """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
 
     format_version: int = FORMAT_VERSION
@@ -183,7 +192,7 @@ class LoweredProgram(_Model):
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     outputs: dict[str, Operand]
-    arena_bytes: AffineField = Field(default_factory=Affine)
+    arena_bytes: Affine = field(default_factory=Affine)
 
     def to_json(self) -> str:
         """Stable text: the same program gives the same bytes."""
@@ -208,12 +217,7 @@ class LoweredProgram(_Model):
                 f"{source}: program format {version} is newer than this Enginewright reads ({FORMAT_VERSION})",
                 hint="Install a newer enginewright.",
             )
-        try:
-            return cls.model_validate(data)._checked(source)
-        except ValidationError as e:
-            first = e.errors()[0]
-            where = ".".join(str(p) for p in first["loc"])
-            raise BundleError(f"{source}: {where}: {first['msg']}", hint="Export the bundle again.") from e
+        return read(cls, data, source)._checked(source)
 
     def _checked(self, source: str) -> LoweredProgram:
         """Raises BundleError for what the program's version did not have."""

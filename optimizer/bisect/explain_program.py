@@ -18,7 +18,7 @@ _MOST = 0.1
 def program_reasons(made: Program, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
     """What the steps ``calls`` of a stored program are other than in the one lowered from ``made``; maybe nothing."""
     lowered = lower_program(made).program
-    ours, theirs = [step.model_dump_json() for step in stored.steps], [s.model_dump_json() for s in lowered.steps]
+    ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
     changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
     if sum(max(b - a, d - c) for _, a, b, c, d in changes) > _MOST * len(ours) + 1:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.records import Record, read
 
-from .manifest import check_format_version, parse, target_folder
+from .manifest import check_format_version, target_folder
 
 FORMAT_VERSION = 1
 PLAN_FILE = "buckets/plan.json"
@@ -19,13 +20,10 @@ PLAN_FILE = "buckets/plan.json"
 
 MOST_BUCKETS = 256
 _MOST = 1 << 20
+_Size = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Bucket(_Section):
+class Bucket(Record, frozen=True, kw_only=True):
     """The sizes of one program: every step that runs in it has them, padded if need be.
 
     ``tokens``, ``requests`` and ``rows`` are T, B and R of ``contracts.StepInput``. Of kind ``tokens`` it takes any
@@ -34,9 +32,9 @@ class Bucket(_Section):
     """
 
     kind: Literal["tokens", "batch"]
-    tokens: int = Field(ge=1, le=_MOST)
-    requests: int = Field(ge=1, le=_MOST)
-    rows: int = Field(ge=1, le=_MOST)
+    tokens: _Size
+    requests: _Size
+    rows: _Size
 
     @classmethod
     def of_tokens(cls, tokens: int, most_requests: int) -> Bucket:
@@ -59,23 +57,20 @@ class Bucket(_Section):
         """Its program's path in the target's folder."""
         return f"buckets/{self.name}.json"
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def __post_init__(self) -> None:
         if self.kind == "batch" and not self.tokens == self.requests == self.rows:
             raise ValueError("a batch has as many tokens, requests and rows")
         if self.kind == "tokens" and not self.rows == self.requests - 1 <= self.tokens:
             raise ValueError("there must be one request more than rows, and no more rows than tokens")
-        return self
 
 
-class BucketPlan(_Section):
+class BucketPlan(Record, frozen=True, kw_only=True):
     """All of them: those of kind tokens by rising size, then those of kind batch."""
 
     format_version: int = FORMAT_VERSION
-    buckets: tuple[Bucket, ...] = Field(min_length=1, max_length=MOST_BUCKETS)
+    buckets: Annotated[tuple[Bucket, ...], Meta(min_length=1, max_length=MOST_BUCKETS)]
 
-    @model_validator(mode="after")
-    def _is_complete(self) -> Self:
+    def __post_init__(self) -> None:
         order = [(b.kind != "tokens", b.tokens) for b in self.buckets]
         if order != sorted(set(order)):
             raise ValueError("they are not in order, or one comes twice")
@@ -87,7 +82,6 @@ class BucketPlan(_Section):
             raise ValueError("each of kind tokens must take as many requests as it has tokens, up to one number")
         if any(b.tokens > self.most_requests for b in self.buckets if b.kind == "batch"):
             raise ValueError("a batch has more requests than the buckets of kind tokens take")
-        return self
 
     @classmethod
     def of(cls, tokens: tuple[int, ...], batch: tuple[int, ...], most_requests: int) -> BucketPlan:
@@ -124,7 +118,7 @@ class BucketPlan(_Section):
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)
-        plan = parse(cls, data, source)
+        plan = read(cls, data, source)
         if plan.most_tokens > context_length:
             raise BundleError(
                 f"{source}: buckets: one of {plan.most_tokens} tokens is beyond the context of {context_length}",

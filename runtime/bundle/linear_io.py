@@ -26,9 +26,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from enginewright.plugins.contracts import CacheDtype, CacheGroup
+from enginewright.plugins.records import Count, Positive, Record
 
 MODEL_FILE = "model.onnx"
 """At the bundle's root: external data must lie in the folder of the file that refers to it, or below."""
@@ -42,17 +41,15 @@ AccuracyLevel = Literal[1, 4]
 INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids", "write_index", "rows", "logits"
 
 
-class LinearCacheGroup(BaseModel):
+class LinearCacheGroup(Record, frozen=True, kw_only=True):
     """A cache group in the linear form. ``mask`` names the input that says what its layers attend to."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     layers: tuple[int, ...]
-    kv_heads: int = Field(gt=0)
-    key_head_size: int = Field(gt=0)
-    value_head_size: int = Field(gt=0)
-    window: int = Field(default=0, ge=0)
+    kv_heads: Positive
+    key_head_size: Positive
+    value_head_size: Positive
+    window: Count = 0
     dtype: CacheDtype = "f32"
     mask: str
 
@@ -75,7 +72,7 @@ class LinearCacheGroup(BaseModel):
         return CacheGroup(**fields, block_size=block_size)
 
 
-class ContribVariant(BaseModel):
+class ContribVariant(Record, frozen=True, kw_only=True):
     """A second file with onnxruntime's own operators, for the same weights.
 
     Attributes:
@@ -84,14 +81,12 @@ class ContribVariant(BaseModel):
         accuracy_level: see ``LinearIo``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     file: str = CONTRIB_FILE
     standard: tuple[str, ...] = ()
     accuracy_level: AccuracyLevel = 1
 
 
-class LinearIo(BaseModel):
+class LinearIo(Record, frozen=True, kw_only=True):
     """What runs a step in the linear form.
 
     Attributes:
@@ -106,16 +101,14 @@ class LinearIo(BaseModel):
         summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     file: str = MODEL_FILE
-    opset: int = Field(gt=0)
+    opset: Positive
     onnxruntime: str
     variant: Variant = "standard"
     contrib: ContribVariant | None = None
     accuracy_level: AccuracyLevel = 1
     cache_groups: tuple[LinearCacheGroup, ...]
-    summed_products: int = Field(ge=0)
+    summed_products: Count
 
     @property
     def variants(self) -> tuple[Variant, ...]:

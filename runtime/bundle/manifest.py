@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from msgspec import Meta, field
 
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.records import Count, Positive, Record, Sha256, read
 
 from .linear_io import LinearIo
 from .tensorrt_section import TensorRtSection
@@ -38,25 +40,21 @@ def check_path(path: str) -> str:
     return path
 
 
-BundlePath = Annotated[str, AfterValidator(check_path)]
-TargetName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9\-]*$")]
+BundlePath = Annotated[str, Meta(pattern=rf"^(?:{_PATH.pattern})\Z")]
+TargetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9\-]*$")]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(_Section):
+class ModelSection(Record, frozen=True, kw_only=True):
     """``contracts.ModelInfo`` as JSON. ``parameters`` counts weights; 0 is unknown."""
 
     name: str
     architecture: str
-    vocab_size: int = Field(gt=0)
-    context_length: int = Field(gt=0)
+    vocab_size: Positive
+    context_length: Positive
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    parameters: int = Field(default=0, ge=0)
-    generation_defaults: dict[str, float | int | bool] = Field(default_factory=dict)
+    parameters: Count = 0
+    generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, info: ModelInfo) -> ModelSection:
@@ -75,29 +73,29 @@ class ModelSection(_Section):
         return ModelInfo(**self.model_dump())
 
 
-class SourceSection(_Section):
+class SourceSection(Record, frozen=True, kw_only=True):
     """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path."""
 
     kind: Literal["huggingface", "gguf", "module"]
     name: str
 
 
-class PassSection(_Section):
+class PassSection(Record, frozen=True, kw_only=True):
     """What a pass did: how many places it matched, and how many candidates its checks turned down."""
 
     name: str
-    matched: int = Field(ge=0)
-    rejected: int = Field(default=0, ge=0)
+    matched: Count
+    rejected: Count = 0
 
 
-class FileSection(_Section):
+class FileSection(Record, frozen=True, kw_only=True):
     """Size and SHA-256 (lower-case hex) of a file. This shows damage, not forgery."""
 
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: Count
+    sha256: Sha256
 
 
-class TargetManifest(_Section):
+class TargetManifest(Record, frozen=True, kw_only=True):
     """targets/NAME/manifest.json: a target's state, and the files of its folder, by their paths in that folder.
 
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
@@ -110,7 +108,7 @@ class TargetManifest(_Section):
     needs: str | None = None
     io: LinearIo | None = None
     tensorrt: TensorRtSection | None = None
-    files: dict[BundlePath, FileSection] = Field(default_factory=dict)
+    files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
@@ -122,7 +120,7 @@ class TargetManifest(_Section):
         return _read_manifest(cls, text, source)
 
 
-class Manifest(_Section):
+class Manifest(Record, frozen=True, kw_only=True):
     """The whole manifest.
 
     ``targets`` names the folders of targets/. ``files`` is filled in by the writer: every file but this one, those of
@@ -133,10 +131,10 @@ class Manifest(_Section):
     model: ModelSection
     source: SourceSection
     targets: tuple[TargetName, ...]
-    recipe: dict[str, JsonValue] = Field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
     passes: tuple[PassSection, ...] = ()
-    toolchain: dict[str, str] = Field(default_factory=dict)
-    files: dict[BundlePath, FileSection] = Field(default_factory=dict)
+    toolchain: dict[str, str] = field(default_factory=dict)
+    files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
@@ -170,7 +168,7 @@ def check_format_version(data: object, newest: int, source: str) -> None:
         )
 
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Record)
 
 
 def check_own_hash(text: bytes, source: str) -> None:
@@ -191,17 +189,17 @@ def check_own_hash(text: bytes, source: str) -> None:
             )
 
 
-def _stable_json(manifest: BaseModel, exclude: set[str] | None = None) -> str:
+def _stable_json(manifest: Record, exclude: Collection[str] = ()) -> str:
     return _sealed(manifest.model_dump(mode="json", exclude=exclude))
 
 
-def _sealed(fields: dict[str, JsonValue]) -> str:
+def _sealed(fields: dict[str, Any]) -> str:
     """The text of a manifest, with its hash."""
     digest = hashlib.sha256(_dumped(fields).encode()).hexdigest()
     return _dumped(fields | {_OWN_HASH: digest})
 
 
-def _dumped(fields: dict[str, JsonValue]) -> str:
+def _dumped(fields: dict[str, Any]) -> str:
     return json.dumps(fields, sort_keys=True, indent=1) + "\n"
 
 
@@ -213,14 +211,4 @@ def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     check_format_version(data, FORMAT_VERSION, source)
     if isinstance(data, dict):  # checked where hashes are; see check_own_hash
         data.pop(_OWN_HASH, None)
-    return parse(model, data, source)
-
-
-def parse(model: type[M], data: object, source: str) -> M:
-    """Validates ``data``; raises BundleError naming ``source`` and the first wrong field."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as e:
-        first = e.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{source}: {field}: {first['msg']}", hint="Export the bundle again.") from e
+    return read(model, data, source)

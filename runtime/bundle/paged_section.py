@@ -16,11 +16,12 @@ cache group has P blocks of K tokens. Names and meaning are those of ``contracts
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta
 
 from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
+from enginewright.plugins.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
 """In the target's folder: the network that its engines are built of."""
@@ -31,21 +32,17 @@ KERNELS_FOLDER = "kernels"
 IDS, POSITIONS, Q_START, KV_LEN, ROWS, LOGITS = "ids", "positions", "q_start", "kv_len", "rows", "logits"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PagedCacheGroup(_Section):
+class PagedCacheGroup(Record, frozen=True, kw_only=True):
     """``contracts.CacheGroup`` as JSON, with the type that the engines' caches have."""
 
     name: str
     layers: tuple[int, ...]
-    kv_heads: int = Field(gt=0)
-    key_head_size: int = Field(gt=0)
-    value_head_size: int = Field(gt=0)
-    window: int = Field(default=0, ge=0)
+    kv_heads: Positive
+    key_head_size: Positive
+    value_head_size: Positive
+    window: Count = 0
     dtype: CacheDtype
-    block_size: int = Field(default=KV_BLOCK_SIZE, gt=0)
+    block_size: Positive = KV_BLOCK_SIZE
 
     @classmethod
     def of(cls, group: CacheGroup, dtype: CacheDtype) -> PagedCacheGroup:
@@ -65,7 +62,7 @@ class PagedCacheGroup(_Section):
         return CacheGroup(**self.model_dump())
 
 
-class PagedProfile(_Section):
+class PagedProfile(Record, frozen=True, kw_only=True):
     """Sizes of the steps of one engine, each (least, best, most). Steps of ``decode`` have one token a request.
 
     The same holds for all cache groups. q_start has one more than B.
@@ -78,12 +75,10 @@ class PagedProfile(_Section):
     M: tuple[int, int, int]
     P: tuple[int, int, int]
 
-    @model_validator(mode="after")
-    def _sizes_rise(self) -> Self:
+    def __post_init__(self) -> None:
         for name, sizes in (("T", self.T), ("B", self.B), ("R", self.R), ("M", self.M), ("P", self.P)):
             if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
                 raise ValueError(f"{name}: {list(sizes)} is no least, best and most size")
-        return self
 
     def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
         """Whether a step of these sizes, with tables of ``blocks`` blocks, runs in it."""
@@ -91,7 +86,7 @@ class PagedProfile(_Section):
         return all(least <= n <= most for n, (least, _, most) in given)
 
 
-class PagedSection(_Section):
+class PagedSection(Record, frozen=True, kw_only=True):
     """What engines in the paged form are built from, and for which sizes.
 
     Attributes:
@@ -106,10 +101,10 @@ class PagedSection(_Section):
     network: str = NETWORK_FILE
     library: str
     cache_groups: tuple[PagedCacheGroup, ...]
-    profiles: tuple[PagedProfile, ...] = Field(min_length=1)
-    kernel_capabilities: tuple[str, ...] = Field(min_length=1)
-    split_keys: int = Field(gt=0)
-    summed_products: int = Field(default=0, ge=0)
+    profiles: Annotated[tuple[PagedProfile, ...], Meta(min_length=1)]
+    kernel_capabilities: Annotated[tuple[str, ...], Meta(min_length=1)]
+    split_keys: Positive
+    summed_products: Count = 0
 
 
 def slots_name(group: str) -> str:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.records import Count, Record, read
 
-from .manifest import BundlePath, check_format_version, parse, target_folder
+from .manifest import BundlePath, check_format_version, target_folder
 from .paged_section import PagedCacheGroup
-from .tensorrt_section import Capability, Range, TensorRtSection
+from .tensorrt_section import Capability, Range, TensorRtSection, check_ranges
 from .weights import INDEX_PATH, WeightsIndex
 
 FORMAT_VERSION = 1
@@ -42,11 +43,7 @@ bytes they are u8 [.., K/2]."""
 Size = int | Literal["T", "R"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SegmentTensor(_Section):
+class SegmentTensor(Record, frozen=True, kw_only=True):
     """A tensor's type and shape, row-major without holes."""
 
     dtype: TensorDtype
@@ -56,7 +53,7 @@ class SegmentTensor(_Section):
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
 
 
-class Segment(_Section):
+class Segment(Record, frozen=True, kw_only=True):
     """One engine.
 
     Attributes:
@@ -74,18 +71,17 @@ class Segment(_Section):
     outputs: dict[str, SegmentTensor]
 
 
-class SegmentStep(_Section):
+class SegmentStep(Record, frozen=True, kw_only=True, tag_field="op", tag="segment"):
     """Runs a segment: for each of its inputs a buffer or step input, for each weight a tensor of the bundle's weights,
     for each output a buffer, which is none that it reads."""
 
-    op: Literal["segment"] = "segment"
     segment: str
     inputs: dict[str, str]
     weights: dict[str, str]
     outputs: dict[str, str]
 
 
-class AttentionStep(_Section):
+class AttentionStep(Record, frozen=True, kw_only=True, tag_field="op", tag="attention"):
     """Writes ``k`` and ``v`` into a layer's cache, then attends with ``q`` over it: ``ew.kv_write`` and
     ``ew.paged_attention``.
 
@@ -97,45 +93,47 @@ class AttentionStep(_Section):
         sinks, slopes: f32 [Nq] of the bundle's weights, where the model has some.
     """
 
-    op: Literal["attention"] = "attention"
-    layer: int = Field(ge=0)
+    layer: Count
     group: str
     q: str
     k: str
     v: str
     out: str
     scale: float
-    window: int = Field(default=0, ge=0)
+    window: Count = 0
     softcap: float = 0.0
     sinks: str | None = None
     slopes: str | None = None
 
 
-Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="op")]
+Step = SegmentStep | AttentionStep
 
 
-class SegmentProfile(_Section):
+class SegmentProfile(Record, frozen=True, kw_only=True):
     """An optimization profile that every engine has, in this order: sizes that a step may have."""
 
     T: Range
     R: Range
+
+    def __post_init__(self) -> None:
+        check_ranges(T=self.T, R=self.R)
 
     def holds(self, tokens: int, rows: int) -> bool:
         """Whether a step of these sizes runs in it."""
         return self.T[0] <= tokens <= self.T[2] and self.R[0] <= rows <= self.R[2]
 
 
-class AttentionKernels(_Section):
+class AttentionKernels(Record, frozen=True, kw_only=True):
     """The kernels of ``layers`` on GPUs of one capability: stems of files in the target's ``kernels``.
 
     ``prefill`` and ``decode`` are tiles to choose from, the first the likeliest; ``combine`` comes behind ``decode``.
     """
 
-    layers: tuple[int, ...] = Field(min_length=1)
+    layers: Annotated[tuple[int, ...], Meta(min_length=1)]
     compute_capability: Capability
     write: str
-    prefill: tuple[str, ...] = Field(min_length=1)
-    decode: tuple[str, ...] = Field(min_length=1)
+    prefill: Annotated[tuple[str, ...], Meta(min_length=1)]
+    decode: Annotated[tuple[str, ...], Meta(min_length=1)]
     combine: str
 
     @property
@@ -144,7 +142,7 @@ class AttentionKernels(_Section):
         return (self.write, *self.prefill, *self.decode, self.combine)
 
 
-class SegmentSchedule(_Section):
+class SegmentSchedule(Record, frozen=True, kw_only=True):
     """A whole step.
 
     Attributes:
@@ -161,15 +159,14 @@ class SegmentSchedule(_Section):
     format_version: int = FORMAT_VERSION
     dtype: Literal["f32", "f16", "bf16"]
     cache_groups: tuple[PagedCacheGroup, ...]
-    profiles: tuple[SegmentProfile, ...] = Field(min_length=1)
-    segments: tuple[Segment, ...] = Field(min_length=1)
+    profiles: Annotated[tuple[SegmentProfile, ...], Meta(min_length=1)]
+    segments: Annotated[tuple[Segment, ...], Meta(min_length=1)]
     buffers: dict[str, SegmentTensor]
-    steps: tuple[Step, ...] = Field(min_length=1)
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1)]
     kernels: tuple[AttentionKernels, ...] = ()
-    summed_products: int = Field(default=0, ge=0)
+    summed_products: Count = 0
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def __post_init__(self) -> None:
         segments = {segment.name: segment for segment in self.segments}
         if len(segments) < len(self.segments):
             raise ValueError("segments: one name comes twice")
@@ -197,7 +194,6 @@ class SegmentSchedule(_Section):
         for gpu, some in by_gpu.items():
             if sorted(some) != sorted(layers):
                 raise ValueError(f"kernels: those for {gpu} are of the layers {sorted(some)}, not of {sorted(layers)}")
-        return self
 
     def _check_segment(self, step: SegmentStep, segment: Segment, at: str, written: set[str]) -> None:
         _same_names(f"{at}.inputs", step.inputs, segment.inputs)
@@ -218,7 +214,11 @@ class SegmentSchedule(_Section):
         q = self.buffers.get(step.q)
         heads = q.shape[1] if q is not None and len(q.shape) == 3 else 0
         key, value = group.key_head_size, group.value_head_size
-        wanted = {"q": ("T", heads, key), "k": ("T", group.kv_heads, key), "v": ("T", group.kv_heads, value)}
+        wanted: dict[str, tuple[Size, ...]] = {
+            "q": ("T", heads, key),
+            "k": ("T", group.kv_heads, key),
+            "v": ("T", group.kv_heads, value),
+        }
         for name, shape in wanted.items():
             tensor = SegmentTensor(dtype=self.dtype, shape=shape)
             self._check_tensor(f"{at}.{name}", getattr(step, name), tensor, written)
@@ -295,7 +295,7 @@ class SegmentSchedule(_Section):
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)
-        return parse(cls, data, source)
+        return read(cls, data, source)
 
 
 def segments_path(target: str) -> str:

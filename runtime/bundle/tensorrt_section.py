@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta
+
+from enginewright.plugins.records import Count, Record, Sha256
 
 from .paged_section import PagedSection
 
@@ -20,24 +22,21 @@ def check_capability(name: str) -> str:
     return name
 
 
-Capability = Annotated[str, AfterValidator(check_capability)]
+Capability = Annotated[str, Meta(pattern=r"^[0-9]+\.[0-9]+\Z")]
 
 
-def _check_range(sizes: tuple[int, int, int]) -> tuple[int, int, int]:
-    if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-        raise ValueError(f"{list(sizes)} is no least, best and most size")
-    return sizes
-
-
-Range = Annotated[tuple[int, int, int], AfterValidator(_check_range)]
+Range = tuple[int, int, int]
 """Least, best and most: an optimization profile's."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def check_ranges(**ranges: Range) -> None:
+    """Raises ValueError naming the first that doesn't rise from 1 or more."""
+    for name, sizes in ranges.items():
+        if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
+            raise ValueError(f"{name}: {list(sizes)} is no least, best and most size")
 
 
-class ProfileSection(_Section):
+class ProfileSection(Record, frozen=True, kw_only=True):
     """Sizes that an engine runs, an optimization profile of it; profiles are in the engine's order.
 
     Attributes:
@@ -52,28 +51,31 @@ class ProfileSection(_Section):
     B: Range
     S: Range
     R: Range
-    C: int = Field(gt=1)
+    C: Annotated[int, Meta(gt=1)]
+
+    def __post_init__(self) -> None:
+        check_ranges(B=self.B, S=self.S, R=self.R)
 
     def holds(self, requests: int, tokens: int, rows: int) -> bool:
         """Whether a step of these sizes runs in it."""
         return all(a <= n <= c for n, (a, _, c) in ((requests, self.B), (tokens, self.S), (rows, self.R)))
 
 
-class EngineSection(_Section):
+class EngineSection(Record, frozen=True, kw_only=True):
     """One plan. ``file`` is its path in the target's folder.
 
     Engines that take packed tokens have no ``profiles`` here: those of segments are in segments.json, the same for all,
     those of the paged form in its section, by phase.
     """
 
-    file: str = Field(min_length=1)
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    file: Annotated[str, Meta(min_length=1)]
+    bytes: Count
+    sha256: Sha256
     phase: Phase = "both"
     profiles: tuple[ProfileSection, ...] = ()
 
 
-class TensorRtSection(_Section):
+class TensorRtSection(Record, frozen=True, kw_only=True):
     """Engines of a target, or what they will be built for.
 
     Attributes:
@@ -89,13 +91,12 @@ class TensorRtSection(_Section):
     flavour: Literal["rtx", "tensorrt"]
     form: Literal["whole", "segments"] = "whole"
     version: str = ""
-    compute_capabilities: tuple[Capability, ...] = Field(min_length=1)
+    compute_capabilities: Annotated[tuple[Capability, ...], Meta(min_length=1)]
     dtype: Literal["f32", "f16", "bf16"] = "f16"
     engines: tuple[EngineSection, ...] = ()
     paged: PagedSection | None = None
 
-    @model_validator(mode="after")
-    def _files_differ(self) -> Self:
+    def __post_init__(self) -> None:
         files = [engine.file for engine in self.engines]
         if len(set(files)) < len(files):
             raise ValueError("engines: one file is listed twice")
@@ -104,4 +105,3 @@ class TensorRtSection(_Section):
             if bool(engine.profiles) != linear:
                 has = "none" if linear else "some, and those of packed tokens are in segments.json or in paged"
                 raise ValueError(f"engines.{i}.profiles: there are {has}")
-        return self

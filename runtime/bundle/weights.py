@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, field
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.records import Count, Record, read
 
-from .manifest import BundlePath, check_format_version, parse
+from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse
 
 FORMAT_VERSION = 4
@@ -72,11 +73,7 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
 """The arrays that ``pack`` takes: of i4 and u4 one value in each int8."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SourceRows(_Entry):
+class SourceRows(Record, frozen=True, kw_only=True):
     """Rows a <= r < b of a source tensor; the parts of a tensor are stacked in their order.
 
     ``axis`` is the source's axis that they lie along: 1 where the source holds the weight transposed. ``mixed``: how
@@ -85,8 +82,8 @@ class SourceRows(_Entry):
 
     source: str
     rows: tuple[int, int]
-    axis: int = Field(default=0, ge=0)
-    mixed: int | None = Field(default=None, ge=0)
+    axis: Count = 0
+    mixed: Count | None = None
 
     @property
     def size(self) -> int:
@@ -94,19 +91,19 @@ class SourceRows(_Entry):
         return self.rows[1] - self.rows[0] if self.mixed is None else self.mixed
 
 
-class Blob(_Entry):
+class Blob(Record, frozen=True, kw_only=True):
     """A file of tensors."""
 
     file: BundlePath
-    bytes: int = Field(ge=0)
+    bytes: Count
 
 
-class TensorEntry(_Entry):
+class TensorEntry(Record, frozen=True, kw_only=True):
     """Where a tensor lies. ``shape`` is the logical one; ``bytes`` counts what the layout stores."""
 
-    blob: int = Field(ge=0)
-    offset: int = Field(ge=0, multiple_of=ALIGNMENT)
-    bytes: int = Field(ge=0)
+    blob: Count
+    offset: Annotated[int, Meta(ge=0, multiple_of=ALIGNMENT)]
+    bytes: Count
     dtype: WeightDtype
     shape: tuple[int, ...]
     layout: Layout = "rows"
@@ -121,12 +118,12 @@ class TensorEntry(_Entry):
         return stored_dtype(self.dtype, self.layout)
 
 
-class WeightsIndex(_Entry):
+class WeightsIndex(Record, frozen=True, kw_only=True):
     """The whole index."""
 
     format_version: int = 1
     blobs: tuple[Blob, ...] = ()
-    tensors: dict[str, TensorEntry] = Field(default_factory=dict)
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, blobs: tuple[Blob, ...], tensors: dict[str, TensorEntry]) -> WeightsIndex:
@@ -153,7 +150,7 @@ class WeightsIndex(_Entry):
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)
-        index = parse(cls, data, source)
+        index = read(cls, data, source)
         for name, tensor in index.tensors.items():
             if problem := index._problem(tensor):
                 raise BundleError(f"{source}: tensors.{name}: {problem}", hint="Export the bundle again.")

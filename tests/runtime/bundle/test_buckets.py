@@ -44,8 +44,8 @@ def test_a_plan_beyond_the_context() -> None:
     [
         ({"format_version": 2}, "format_version is 2"),
         ({"format_version": True}, "format_version is missing or wrong"),
-        ({"more": 1}, "more: Extra inputs"),
-        ({"buckets": []}, "buckets: Tuple should have at least 1"),
+        ({"more": 1}, "more: there is no such field"),
+        ({"buckets": []}, "buckets: Expected `array` of length >= 1"),
         ({"buckets": [Bucket.of_batch(2)]}, "none of kind tokens"),
         ({"buckets": [Bucket.of_tokens(8, 4), Bucket.of_tokens(8, 4)]}, "not in order, or one comes twice"),
         ({"buckets": [Bucket.of_tokens(9, 4), Bucket.of_tokens(8, 4)]}, "not in order"),

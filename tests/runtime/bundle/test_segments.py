@@ -14,7 +14,7 @@ import pytest
 from enginewright.plugins.errors import BundleError
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.segments import SegmentSchedule, segments_path
+from enginewright.runtime.bundle.segments import AttentionStep, SegmentSchedule, SegmentStep, segments_path
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.bundle.writer import BundleWriter
 from tests.runtime.tensorrt_bundles import plan
@@ -104,7 +104,7 @@ def test_a_schedule_opens_and_is_written_as_it_was_read(tmp_path: Path, manifest
     bundle = Bundle.open(write(tmp_path / "b", manifest, schedule()))
     read = bundle.segments[TARGET]
     assert SegmentSchedule.from_json(read.to_json(), source="s") == read
-    assert [step.op for step in read.steps] == ["segment", "attention", "segment"]
+    assert [type(step) for step in read.steps] == [SegmentStep, AttentionStep, SegmentStep]
     assert read.cache_groups[0].to_group().bytes_per_block == 2 * (4 + 4) * 32
     assert [p.holds(17, 1) for p in read.profiles] == [False, True]
 

@@ -63,8 +63,8 @@ def test_engines_and_files_agree(tmp_path: Path, manifest: Manifest) -> None:
     ("change", "message"),
     [
         (lambda t: t.update(flavour="other"), "tensorrt.flavour"),
-        (lambda t: t.update(compute_capabilities=["89"]), r"tensorrt.compute_capabilities.0: .*'89' is no compute"),
-        (lambda t: t["engines"][0]["profiles"][0].update(B=[4, 1, 16]), r"engines.0.profiles.0.B: .*\[4, 1, 16\]"),
+        (lambda t: t.update(compute_capabilities=["89"]), r"tensorrt.compute_capabilities.0: Expected `str` matching"),
+        (lambda t: t["engines"][0]["profiles"][0].update(B=[4, 1, 16]), r"engines.0.profiles.0: B: \[4, 1, 16\]"),
         (lambda t: t["engines"].append(t["engines"][0]), "one file is listed twice"),
     ],
 )

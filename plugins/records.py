@@ -1,0 +1,134 @@
+"""What a bundle's JSON is read into: frozen, typed, with no field too many, and with the wrong field named.
+
+They are msgspec's structs: a program of thousands of operands is checked in a few milliseconds, before the first token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from .errors import BundleError
+
+Positive = Annotated[int, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+_PLACE = re.compile(r" - at (`key` in )?`\$(.*)`$", re.DOTALL)
+_PARTS = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
+_NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record's types are checked where it is read, by ``read`` or ``model_validate``, not where it is made.
+
+    What is no JSON has ``of_json`` and ``to_json`` of its own. Methods are named as pydantic's, which recipes have.
+    """
+
+    @classmethod
+    def model_validate(cls, data: object) -> Self:
+        """Of JSON's values. Raises msgspec.ValidationError, which is a ValueError."""
+        return msgspec.convert(data, cls, dec_hook=_of_json)
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+        """The same with other fields."""
+        return msgspec.structs.replace(self, **update)
+
+    def model_dump(
+        self,
+        *,
+        mode: str = "python",
+        include: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        exclude_none: bool = False,
+        exclude_defaults: bool = False,
+    ) -> dict[str, Any]:
+        """Its fields, records in them as dicts; in mode "json" nothing but what JSON has."""
+        kind = self.__struct_config__
+        found: dict[str, Any] = {kind.tag_field: kind.tag} if kind.tag_field else {}
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if field.name in exclude or (include is not None and field.name not in include):
+                continue
+            if (exclude_none and value is None) or (exclude_defaults and value == _default(field)):
+                continue
+            options = {"mode": mode, "exclude_none": exclude_none, "exclude_defaults": exclude_defaults}
+            found[field.name] = _plain(value, options)
+        return found
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _plain(value: Any, options: dict[str, Any]) -> Any:
+    if isinstance(value, Record):
+        return value.model_dump(**options)
+    if isinstance(value, (tuple, list)):
+        items = [_plain(v, options) for v in value]
+        return items if options["mode"] == "json" else tuple(items)
+    if isinstance(value, dict):
+        return {k: _plain(v, options) for k, v in value.items()}
+    return value.to_json() if options["mode"] == "json" and hasattr(value, "to_json") else value
+
+
+def _of_json(kind: Any, value: Any) -> Any:
+    return kind.of_json(value)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read(kind: type[R], data: object, source: str) -> R:
+    """The record of JSON's values; raises BundleError naming ``source`` and the first wrong field."""
+    try:
+        return kind.model_validate(data)
+    except msgspec.ValidationError as e:
+        where, what = _located(kind, data, e)
+        raise BundleError(": ".join(filter(None, (source, where, what))), hint="Export the bundle again.") from e
+
+
+def _located(kind: type[Record], data: object, error: msgspec.ValidationError) -> tuple[str, str]:
+    """The path of the wrong field, and what is wrong with it.
+
+    msgspec doesn't say which key of a mapping it was about: the first that is wrong without the others.
+    """
+    text = str(error)
+    found = _PLACE.search(text)
+    what = text[: found.start()] if found else text
+    parts = _PARTS.findall(found[2]) if found else []
+    path: list[str | int] = []
+    for name, index, _ in parts:
+        path.append(name or (int(index) if index else _wrong_key(kind, data, path, text)))
+    if found and found[1]:
+        path.append(_wrong_key(kind, data, path, text))
+    if named := _NAMED.match(what):
+        path.append(named[1])
+        what = "it is missing" if "missing" in what else "there is no such field"
+    return ".".join(map(str, path)), what
+
+
+def _wrong_key(kind: type[Record], data: object, path: list[str | int], text: str) -> str:
+    there: Any = data
+    for part in path:
+        there = there[part]
+    for key in there:
+        try:
+            msgspec.convert(_with(data, path, {key: there[key]}), kind, dec_hook=_of_json)
+        except msgspec.ValidationError as e:
+            if str(e) == text:
+                return str(key)
+    return "..."
+
+
+def _with(data: Any, path: list[str | int], value: object) -> Any:
+    """A copy of ``data`` with another value at a path."""
+    if not path:
+        return value
+    copy = data.copy()
+    copy[path[0]] = _with(data[path[0]], path[1:], value)
+    return copy
