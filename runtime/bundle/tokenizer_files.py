@@ -1,7 +1,7 @@
 """The ``tokenizer/`` folder of a bundle: what is in it, for those who write it and those who read it.
 
-    tokenizer/tokenizer.json         of the `tokenizers` library, unchanged; missing if the source has no fast tokenizer
-                                     (then requests are token ids)
+    tokenizer/tokenizer.json         of the `tokenizers` library, each merge as one text where that means the same (read
+                                     faster so); missing if the source has no fast tokenizer (then requests are ids)
     tokenizer/chat_template.jinja    a Jinja template as transformers renders it; missing if the model has none. Where a
                                      source has several templates this is the one named "default";
     tokenizer/chat_templates/NAME.jinja    and these are the others, such as "tool_use"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
+from enginewright.optimizer.capture.tokenizer import load_tokenizer, quick_to_read, tokenizer_files
 from enginewright.plugins.errors import SourceError
 
 
@@ -86,3 +86,21 @@ def test_damaged_or_missing(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SourceError, match=r"tokenizer\.json.*model is missing"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(("parts", "as_texts"), [(("a", "b"), True), (("b", " "), False)])
+def test_merges_are_texts_where_that_means_the_same(parts, as_texts):
+    first, second = parts
+    vocabulary = {"a": 0, "b": 1, " ": 2, first + second: 3, "ab" + first: 4}
+    backend = Tokenizer(models.BPE(vocabulary, [(first, second)]))
+    before = backend.to_str()
+    text = quick_to_read(before)
+    assert json.loads(before)["model"]["merges"] == [[first, second]]
+    assert json.loads(text)["model"]["merges"] == ([f"{first} {second}"] if as_texts else [[first, second]])
+    again = Tokenizer.from_str(text)
+    assert again.to_str() == before and again.encode("ab a").ids == backend.encode("ab a").ids
+
+
+def test_a_tokenizer_without_merges_stays_as_it_is():
+    text = make_tokenizer(["a"]).backend_tokenizer.to_str()
+    assert quick_to_read(text) is text
