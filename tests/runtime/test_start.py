@@ -1,0 +1,42 @@
+"""What stands between a process and its first token: the modules that opening a bundle and one answer load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NEEDLESS = {"asyncio", "huggingface_hub", "jinja2", "multiprocessing", "pydantic", "rich", "torch", "typer"}
+"""Each takes from 10 ms to seconds to import, and has nothing to do with a prompt's tokens."""
+
+PROBE = """
+import json, sys
+from enginewright import LLM, SamplingParams
+with LLM(sys.argv[1], memory="1MiB") as llm:
+    ids = llm.generate(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
+print(json.dumps([len(ids), sorted(sys.modules)]))
+"""
+
+
+def loaded(bundle: Path, prompt: object, more: str = "") -> set[str]:
+    """Top-level modules, and those of ours, behind the first tokens."""
+    code = more + PROBE.replace("PROMPT", repr(prompt))
+    done = subprocess.run([sys.executable, "-c", code, str(bundle)], check=True, capture_output=True, text=True)
+    tokens, modules = json.loads(done.stdout)
+    assert tokens == 2
+    return {name for name in modules if "." not in name or name.startswith("enginewright.")}
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], "start"])
+def test_the_first_token_waits_for_nothing_it_does_not_need(tiny_bundle: Path, prompt: object) -> None:
+    modules = loaded(tiny_bundle, prompt)
+    assert {"enginewright.runtime.llm", "enginewright.plugins.cpu.executable", "tokenizers"} <= modules
+    assert NEEDLESS.isdisjoint(modules)
+    assert not {name for name in modules if name.startswith(("enginewright.optimizer", "enginewright.passes"))}
+
+
+def test_the_probe_sees_what_is_loaded(tiny_bundle: Path) -> None:
+    assert {"asyncio", "jinja2"} <= loaded(tiny_bundle, [5], "import asyncio, jinja2\n")
