@@ -7,6 +7,8 @@ from enginewright.runtime.kv_cache.cache_groups import format_bytes
 __all__ = ["count", "duration", "format_bytes", "gain", "percent", "rate", "significant"]
 
 _THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+_ROUNDS_UP = 0.9995
+"""Of a unit: in three digits so much is a whole one, where 1000 of the smaller one would be "1e+03"."""
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -17,7 +19,7 @@ def significant(value: float, digits: int = 3) -> str:
 def count(value: float) -> str:
     """A large number with a letter: 135 M, 1.2 G."""
     for size, letter in _THOUSANDS:
-        if abs(value) >= size:
+        if abs(value) >= _ROUNDS_UP * size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
 
@@ -26,9 +28,9 @@ def duration(seconds: float) -> str:
     """Seconds in the unit that suits them: 37 us, 4.1 ms, 12.3 s, 3 min 20 s."""
     if seconds >= 100:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
-    if seconds >= 1:
+    if seconds >= _ROUNDS_UP:
         return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= _ROUNDS_UP * 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def percent(share: float) -> str:

@@ -13,7 +13,8 @@ def test_significant(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(134_515_008, "135 M"), (1.15e9, "1.15 G"), (999, "999"), (1000, "1 k"), (2e12, "2 T")]
+    ("value", "text"),
+    [(134_515_008, "135 M"), (1.15e9, "1.15 G"), (999, "999"), (1000, "1 k"), (2e12, "2 T"), (999_700, "1 M")],
 )
 def test_count(value: float, text: str) -> None:
     assert numbers.count(value) == text
@@ -24,6 +25,14 @@ def test_count(value: float, text: str) -> None:
     [(3.7e-5, "37 µs"), (0.0041, "4.1 ms"), (0.0, "0 µs"), (12.34, "12.3 s"), (227.0, "3 min 47 s"), (99.9, "99.9 s")],
 )
 def test_duration(seconds: float, text: str) -> None:
+    assert numbers.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.0, "1 s"), (0.9997, "1 s"), (0.9994, "999 ms"), (1e-3, "1 ms"), (0.9997e-3, "1 ms"), (100.0, "1 min 40 s")],
+)
+def test_where_units_change(seconds: float, text: str) -> None:
     assert numbers.duration(seconds) == text
 
 
