@@ -52,6 +52,7 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
                  int64_t step, int64_t begin, int64_t end, StepBlocks<Products>* blocks) {
   using Element = typename Products::Element;
   const KvCache& c = a.cache;
+  const float scale = common_scale(a);
   for (int64_t b = begin; b < end; ++b) {
     const int64_t tile = step * kStepBlocks + b;
     const LaterPiece later = later_piece(a, t, tile);
@@ -81,7 +82,7 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     }
     if (!has_scales(c.format)) continue;
     const float* key_scales = reinterpret_cast<const float*>(k + kBlock * c.key_size);
-    for (int64_t i = 0; i < kBlock; ++i) s.key_scales[b * kBlock + i] = key_scales[i] * a.scale;
+    for (int64_t i = 0; i < kBlock; ++i) s.key_scales[b * kBlock + i] = key_scales[i] * scale;
     __builtin_memcpy(s.value_scales + b * kBlock, v + kBlock * c.value_size, kBlock * sizeof(float));
   }
 }
@@ -93,6 +94,8 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
   using Element = typename Products::Element;
   const int64_t size = Products::query_size(a.cache.key_size), width = a.cache.value_size;
   const int64_t base = step * kStep, rows = t.tokens * t.heads;
+  const bool plain = plain_scores(a);
+  const float factor = plain ? common_scale(a) : 1.0f;
   const auto begin_of = [&](int64_t token) {  // the slots that a token sees: begin .. end-1
     return clamp(first_key(a.window, t.position + token) - base, 0, kStep);
   };
@@ -114,20 +117,18 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       const int64_t token = (row + r) / t.heads, head = t.head + (row + r) % t.heads;
       const RowView view = {head, base + first - t.position - token, begin_of(token) - first,
                             end_of(token) - first};
-      best[r] = scale_scores(a, view, s.key_scales + first, past - first, s.scores + r * kStep + first);
+      float* scores = s.scores + r * kStep + first;
+      best[r] = plain ? largest_score(view, past - first, scores)
+                      : scale_scores(a, view, s.key_scales + first, past - first, scores);
     }
-    raise_maxima(R, best, s.split.m + row, factors, tops);
+    raise_maxima(R, best, factor, s.split.m + row, factors, tops);
     for (int64_t r = 0; r < R; ++r) {
-      float* p = s.scores + r * kStep + first;
-      s.split.l[row + r] = s.split.l[row + r] * factors[r] + weigh_scores(tops[r], past - first, p);
-      Products::weights(a.cache, p, s.value_scales + first, past - first,
-                        Products::weights_of(s.scores, s.p) + r * kStep + first);
+      const int64_t at = r * kStep + first;
+      const float sum = Products::weights(a.cache, tops[r], factor, s.scores + at, s.value_scales + first,
+                                          past - first, Products::weights_of(s.scores, s.p) + at);
+      s.split.l[row + r] = s.split.l[row + r] * factors[r] + sum;
     }
     float* o = s.split.o + row * width;
-    for (int64_t r = 0; r < R; ++r) {
-      if (factors[r] == 1.0f) continue;
-      for (int64_t i = 0; i < width; ++i) o[r * width + i] *= factors[r];
-    }
     // Rows that see different slots share them, unless a value that some may not see is no number: a weight
     // of 0 would not keep it from them.
     const Element* p = Products::weights_of(s.scores, s.p);
@@ -141,13 +142,14 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       }
     }
     if (!apart) {
-      Products::template values<R>(p, blocks.v, blocks.v_ahead, low, high, width, o);
+      Products::template values<R>(p, blocks.v, blocks.v_ahead, low, high, width, factors, o);
       return;
     }
     for (int64_t r = 0; r < R; ++r) {
       const int64_t token = (row + r) / t.heads, begin = begin_of(token), end = end_of(token);
       if (begin >= end) continue;
-      Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, begin, end, width, o + r * width);
+      Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, begin, end, width, factors + r,
+                                   o + r * width);
     }
   };
   const int64_t pieces = (rows + Products::kRows - 1) / Products::kRows;
@@ -179,7 +181,7 @@ void gather_queries(const PagedAttentionArgs& a, const AttentionTask& t,
     }
   }
   for (int64_t i = 0; i < kStep; ++i) {  // what formats with scales overwrite
-    s.key_scales[i] = a.scale;
+    s.key_scales[i] = common_scale(a);
     s.value_scales[i] = 1.0f;
   }
 }

@@ -47,11 +47,18 @@ struct FloatProducts {
       for (int64_t d = 0; d < c.key_size; ++d) to[d] = bf16_to_float(float_to_bf16(x[d]));
     }
   }
-  // A weight of 0 stays one: the scale of a slot that is not seen may be NaN.
-  static void weights(const KvCache& c, const float* p, const float* scales, int64_t count, float* to) {
-    if (c.format == KvFormat::f32) return;  // they are there
+  // Weights of a row's scores (weigh_scores) as p.v takes them, times the values' scales; of one that is 0
+  // the scale may be NaN, if its slot is not seen. Returns the sum of what they were without scales.
+  static float weights(const KvCache& c, float top, float factor, float* scores, const float* scales,
+                       int64_t count, float* to) {
+    const float sum = weigh_scores(top, factor, count, scores, [&](int64_t i, F16 low, F16 high) {
+      store(scores + i, low);
+      store(scores + i + 16, high);
+    });
+    if (c.format == KvFormat::f32) return sum;  // `to` is where they are
     for (int64_t i = 0; i < count; ++i)
-      to[i] = bf16_to_float(float_to_bf16(p[i] != 0 ? p[i] * scales[i] : 0));
+      to[i] = bf16_to_float(float_to_bf16(scores[i] != 0 ? scores[i] * scales[i] : 0));
+    return sum;
   }
   static float* weights_of(float* scores, float*) { return scores; }
 
@@ -98,14 +105,14 @@ struct FloatProducts {
     }
   }
 
-  // o[r] += p.v, on in the chain over slots first .. past-1 of a step whose blocks are at v.
+  // o[r] = factors[r] * o[r] + p.v, the chain over slots first .. past-1 of a step whose blocks are at v.
   template <int R>
   static void values(const float* p, const float* const* v, const int64_t* ahead, int64_t first, int64_t past,
-                     int64_t width, float* o) {
+                     int64_t width, const float* factors, float* o) {
     const auto columns = [&]<int C>(int64_t c) {
       F16 acc[R][C];
       for (int r = 0; r < R; ++r) {
-        for (int i = 0; i < C; ++i) acc[r][i] = load(o + r * width + c + 16 * i);
+        for (int i = 0; i < C; ++i) acc[r][i] = load(o + r * width + c + 16 * i) * splat(factors[r]);
       }
       for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
         const int64_t low = clamp(first - b * kBlock, 0, kBlock), high = clamp(past - b * kBlock, 0, kBlock);
@@ -121,7 +128,7 @@ struct FloatProducts {
     for (; c + 16 <= width; c += 16) columns.template operator()<1>(c);
     if (c == width) return;
     for (int r = 0; r < R; ++r) {
-      F16 acc = load_n(o + r * width + c, width - c);
+      F16 acc = load_n(o + r * width + c, width - c) * splat(factors[r]);
       for (int64_t slot = first; slot < past; ++slot) {
         const float* at = v[slot / kBlock] + slot % kBlock * width + c;
         acc = fma(splat(p[r * kStep + slot]), load_n(at, width - c), acc);
@@ -146,21 +153,28 @@ struct PairProducts {
     for (int64_t d = 0; d < c.key_size; ++d) to[d] = float_to_bf16(x[d]);
     if (c.key_size % 2 != 0) to[c.key_size] = 0;
   }
-  static void weights(const KvCache& c, const float* p, const float* scales, int64_t count, uint16_t* to) {
-    const bool scaled = has_scales(c.format);
-    for (int64_t i = 0; i < count; i += 32) {
-      F16 low = load(p + i), high = load(p + i + 16);
-      if (scaled) {
-        low = select(low != zero(), low * load(scales + i), zero());
-        high = select(high != zero(), high * load(scales + i + 16), zero());
-      }
-      store_pairs(to + i, low, high);
+  static float weights(const KvCache& c, float top, float factor, const float* scores, const float* scales,
+                       int64_t count, uint16_t* to) {
+    if (!has_scales(c.format)) {
+      return weigh_scores(top, factor, count, scores,
+                          [&](int64_t i, F16 low, F16 high) { store_pairs(to + i, low, high); });
     }
+    return weigh_scores(top, factor, count, scores, [&](int64_t i, F16 low, F16 high) {
+      store_pairs(to + i, select(low != zero(), low * load(scales + i), zero()),
+                  select(high != zero(), high * load(scales + i + 16), zero()));
+    });
   }
   static uint16_t* weights_of(float*, uint16_t* p) { return p; }
 
+  // Places of bytes are those of pairs, but for what fills an odd D.
+  static void unpack_bytes(const char* piece, int64_t count, uint16_t* to) {
+    const int8_t* from = reinterpret_cast<const int8_t*>(piece);
+    for (int64_t i = 0; i < count; i += 32)
+      store_pairs(to + i, load_bytes(from + i), load_bytes(from + i + 16));
+  }
   static void unpack_keys(const KvCache& c, const char* piece, uint16_t* to) {
     const int64_t paired = c.key_size / 2 * 2 * kBlock;
+    if (c.format == KvFormat::i8 && c.key_size % 2 == 0) return unpack_bytes(piece, paired, to);
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
       for (int64_t i = 0; i < paired; ++i)
         to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
@@ -172,6 +186,7 @@ struct PairProducts {
     });
   }
   static void unpack_values(const KvCache& c, const char* piece, uint16_t* to) {
+    if (c.format == KvFormat::i8) return unpack_bytes(piece, kBlock * c.value_size, to);
     with_elements(c.format, piece, [&](const auto* from, const auto& convert) {
       for (int64_t i = 0; i < kBlock * c.value_size; ++i)
         to[i] = static_cast<uint16_t>(bits_as<uint32_t>(convert(from[i])) >> 16);
@@ -225,11 +240,12 @@ struct PairProducts {
 
   template <int R>
   static void values(const uint16_t* p, const uint16_t* const* v, const int64_t* ahead, int64_t first,
-                     int64_t past, int64_t width, float* o) {
+                     int64_t past, int64_t width, const float* factors, float* o) {
     const auto columns = [&]<int C, bool Whole>(int64_t c, int64_t lanes) {
       F16 acc[R][C];
       for (int r = 0; r < R; ++r) {
-        for (int i = 0; i < C; ++i) acc[r][i] = load_some(o + r * width + c + 16 * i, Whole ? 16 : lanes);
+        for (int i = 0; i < C; ++i)
+          acc[r][i] = load_some(o + r * width + c + 16 * i, Whole ? 16 : lanes) * splat(factors[r]);
       }
       for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
         int64_t low = clamp(first - b * kBlock, 0, kBlock), high = clamp(past - b * kBlock, 0, kBlock);

@@ -9,21 +9,19 @@ namespace {
 
 constexpr int64_t kStep = 128;  // keys of a softmax step
 
-// e^x for x that is not above 0, within 2 ulp: as exp, without what numbers beyond 2^127 and subnormal
-// results need. Exactly 1 at 0, exactly 0 below -87; a NaN stays.
-EW_INLINE F16 exp_of_negative(F16 x) {
-  const F16 y = max(splat(-87.0f), x);  // in this order a NaN stays
-  const F16 magic = splat(12582912.0f);
-  const F16 n = fma(y, splat(1.44269504f), magic) - magic;
-  F16 r = fnma(n, splat(0.693359375f), y);
-  r = fma(n, splat(2.12194440e-4f), r);
-  F16 p = splat(0.0013950601f);
-  p = fma(p, r, splat(0.00836895313f));
-  p = fma(p, r, splat(0.041666206f));
-  p = fma(p, r, splat(0.166665182f));
-  p = fma(p, r, splat(0.5f));
-  p = fma(p * r, r, r) + splat(1.0f);
-  return select(x < splat(-87.0f), zero(), p * pow2(n));
+// Scores are in units of log2: a weight is 2^score, which spares a product and what reduces by ln 2.
+constexpr float kLog2e = 1.44269504f;
+
+// 2^x for x that is not above 0, within 2.1 ulp. Exactly 1 at 0, exactly 0 below -125; a NaN stays.
+EW_INLINE F16 exp2_of_negative(F16 x) {
+  const F16 n = nearest(x), r = x - n;
+  F16 p = splat(0.0013264727f);
+  p = fma(p, r, splat(0.009671513f));
+  p = fma(p, r, splat(0.055507336f));
+  p = fma(p, r, splat(0.24022242f));
+  p = fma(p, r, splat(0.693147f));
+  p = fma(p, r, splat(1.0f));
+  return select(x < splat(-125.0f), zero(), times_pow2(p, n));
 }
 
 EW_INLINE int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
@@ -36,50 +34,81 @@ struct RowView {
   int64_t head, distance, begin, end;
 };
 
+// A score is `factor` times q.k and no more: no scales of keys, no cap, no slope.
+EW_INLINE bool plain_scores(const PagedAttentionArgs& a) {
+  return a.scale > 0 && !(a.softcap > 0) && a.slopes == nullptr && !has_scales(a.cache.format);
+}
+// What a key's own scale, if it has one, is multiplied by; a cap and a slope are of scores in units of e.
+EW_INLINE float common_scale(const PagedAttentionArgs& a) {
+  return a.softcap > 0 || a.slopes != nullptr ? a.scale : a.scale * kLog2e;
+}
+
+// The largest of `count` scores of a row, which stay, but for -inf where they aren't seen.
+EW_INLINE float largest_score(const RowView& row, int64_t count, float* scores) {
+  const F16 hidden = splat(-__builtin_inff());
+  if (row.begin > 0 || row.end < count) {
+    for (int64_t i = 0; i < count; i += 16) {
+      const M16 seen = lanes_between(clamp(row.begin - i, 0, 16), clamp(row.end - i, 0, 16));
+      store(scores + i, select(seen, load(scores + i), hidden));
+    }
+  }
+  F16 best = hidden, other = hidden;
+  for (int64_t i = 0; i < count; i += 32) {
+    best = max(load(scores + i), best);
+    other = max(load(scores + i + 16), other);
+  }
+  return max_lanes(max(best, other));
+}
+
 // `count` q.k of a row to scores, in place, -inf where they aren't seen. `scales`: of each key, the
 // attention's own included. Returns the largest.
 EW_INLINE float scale_scores(const PagedAttentionArgs& a, const RowView& row, const float* scales,
                              int64_t count, float* scores) {
-  const F16 hidden = splat(-__builtin_inff());
-  const bool partial = row.begin > 0 || row.end < count;
-  F16 best = hidden;
-  for (int64_t i = 0; i < count; i += 16) {
-    F16 s = load(scores + i) * load(scales + i);
-    if (a.softcap > 0) {
-      const F16 cap = splat(a.softcap);
-      s = cap * tanh(s / cap);
+  if (a.softcap > 0 || a.slopes != nullptr) {
+    for (int64_t i = 0; i < count; i += 16) {
+      F16 s = load(scores + i) * load(scales + i);
+      if (a.softcap > 0) {
+        const F16 cap = splat(a.softcap);
+        s = cap * tanh(s / cap);
+      }
+      if (a.slopes != nullptr) {  // ALiBi (Press et al., arXiv:2108.12409)
+        const F16 first = splat(static_cast<float>(row.distance + i));
+        s = fma(splat(a.slopes[row.head]), first + load(kSlots), s);
+      }
+      store(scores + i, s * splat(kLog2e));
     }
-    if (a.slopes != nullptr) {  // ALiBi (Press et al., arXiv:2108.12409)
-      const F16 first = splat(static_cast<float>(row.distance + i));
-      s = fma(splat(a.slopes[row.head]), first + load(kSlots), s);
-    }
-    if (partial) s = select(lanes_between(clamp(row.begin - i, 0, 16), clamp(row.end - i, 0, 16)), s, hidden);
-    store(scores + i, s);
-    best = max(s, best);
+  } else {
+    for (int64_t i = 0; i < count; i += 16) store(scores + i, load(scores + i) * load(scales + i));
   }
-  return max_lanes(best);
+  return largest_score(row, count, scores);
 }
 
-// Scores of a row to weights e^(score - top), in place. Returns their sum.
-EW_INLINE float weigh_scores(float top, int64_t count, float* scores) {
-  const F16 m = splat(top);
+// Scores of a row to weights 2^(factor * score - top), 32 at a time to place(i, first 16, last 16). Returns
+// their sum.
+template <class Place>
+EW_INLINE float weigh_scores(float top, float factor, int64_t count, const float* scores,
+                             const Place& place) {
+  const F16 m = splat(top), f = splat(factor);
   F16 sum = zero();
-  for (int64_t i = 0; i < count; i += 16) {
-    const F16 p = exp_of_negative(load(scores + i) - m);
-    store(scores + i, p);
-    sum = sum + p;
+  for (int64_t i = 0; i < count; i += 32) {
+    const F16 low = exp2_of_negative(load(scores + i) * f - m);
+    const F16 high = exp2_of_negative(load(scores + i + 16) * f - m);
+    place(i, low, high);
+    sum = sum + low;
+    sum = sum + high;
   }
   return sum_lanes(sum);
 }
 
-// The online softmax takes in the largest scores of `rows` rows, at most 16: m becomes the running maximum,
-// `factors` what sums so far are scaled by, `tops` what the scores are taken relative to (m, but 0 for a row
-// that has seen nothing: its weights are 0).
-EW_INLINE void raise_maxima(int64_t rows, const float* best, float* m, float* factors, float* tops) {
-  const F16 before = load_some(m, rows), after = max(load_some(best, rows), before);
+// The online softmax takes in the largest scores of `rows` rows, at most 16, times `factor`: m becomes the
+// running maximum, `factors` what sums so far are scaled by, `tops` what the scores are taken relative to (m,
+// but 0 for a row that has seen nothing: its weights are 0).
+EW_INLINE void raise_maxima(int64_t rows, const float* best, float factor, float* m, float* factors,
+                            float* tops) {
+  const F16 before = load_some(m, rows), after = max(load_some(best, rows) * splat(factor), before);
   const F16 top = select(splat(-__builtin_inff()) < after, after, select(after != after, after, zero()));
   store(tops, top);
-  store(factors, exp_of_negative(before - top));
+  store(factors, exp2_of_negative(before - top));
   store_some(m, after, rows);
 }
 

@@ -7,7 +7,7 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kTileRows = 48;    // most rows of a query tile: four full blocks of AVX-512
+constexpr int64_t kTileRows = 48;  // most rows of a query tile: four full blocks of AVX-512; a multiple of 16
 constexpr int64_t kTileTokens = 32;  // most tokens of one, so that few rows are cut by the diagonal
 constexpr int64_t kTileHeads = 32;   // most heads of one; a larger group is taken in pieces
 constexpr int64_t kStepBlocks = kStep / kBlock;
@@ -67,27 +67,30 @@ inline void begin_sums(int64_t rows, int64_t width, const Sums& s) {
   __builtin_memset(s.o, 0, static_cast<size_t>(rows * width) * sizeof(float));
 }
 
-// total = total and (o, m, l) of a later split, for one row.
-EW_INLINE void merge_row(int64_t width, const float* o, float m, float l, float* total_o, float* total_m,
-                         float* total_l) {
-  const float top = m > *total_m ? m : *total_m;
-  float lanes[16] = {*total_m - top, m - top};
-  store(lanes, exp_of_negative(load(lanes)));
-  const float keep = lanes[0], take = lanes[1];
-  for (int64_t i = 0; i < width; ++i) total_o[i] = total_o[i] * keep + o[i] * take;
-  *total_l = *total_l * keep + l * take;
-  *total_m = top;
-}
-
 // Merges split `split` into the totals, for the rows that see any of its keys.
 inline void merge_split(const PagedAttentionArgs& a, const AttentionTask& t, int64_t split, const Sums& s,
                         const Sums& total) {
-  const int64_t width = a.cache.value_size;
+  const int64_t width = a.cache.value_size, rows = t.tokens * t.heads;
+  float tops[kTileRows], keeps[kTileRows], takes[kTileRows];
+  for (int64_t r = 0; r < rows; r += 16) {
+    const F16 before = load_some(total.m + r, rows - r), m = load_some(s.m + r, rows - r);
+    const F16 top = select(before < m, m, before);
+    store(tops + r, top);
+    store(keeps + r, exp2_of_negative(before - top));
+    store(takes + r, exp2_of_negative(m - top));
+  }
   for (int64_t token = 0; token < t.tokens; ++token) {
     const int64_t position = t.position + token;
     if (position < split * kSplit || first_key(a.window, position) >= (split + 1) * kSplit) continue;
     for (int64_t r = token * t.heads; r < (token + 1) * t.heads; ++r) {
-      merge_row(width, s.o + r * width, s.m[r], s.l[r], total.o + r * width, total.m + r, total.l + r);
+      const F16 keep = splat(keeps[r]), take = splat(takes[r]);
+      for (int64_t i = 0; i < width; i += 16) {
+        float* to = total.o + r * width + i;
+        const F16 sum = load_some(to, width - i) * keep + load_some(s.o + r * width + i, width - i) * take;
+        store_some(to, sum, width - i);
+      }
+      total.l[r] = total.l[r] * keeps[r] + s.l[r] * takes[r];
+      total.m[r] = tops[r];
     }
   }
 }
@@ -100,10 +103,10 @@ inline void finish(const PagedAttentionArgs& a, const AttentionTask& t, const Su
       const int64_t r = token * t.heads + h;
       float scale = 1.0f, l = total.l[r];
       if (a.sinks != nullptr) {
-        const float sink = a.sinks[t.head + h], m = total.m[r];
+        const float sink = a.sinks[t.head + h] * kLog2e, m = total.m[r];
         const float top = m > sink ? m : sink;
         float lanes[16] = {m - top, sink - top};
-        store(lanes, exp_of_negative(load(lanes)));
+        store(lanes, exp2_of_negative(load(lanes)));
         scale = lanes[0];
         l = l * scale + lanes[1];
       }

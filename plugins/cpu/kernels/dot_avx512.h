@@ -216,6 +216,9 @@ EW_INLINE Pairs one_of_pairs(Pairs a, bool second) {
 EW_INLINE void store_pairs(uint16_t* p, F16 low, F16 high) {
   _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
 }
+EW_INLINE F16 load_bytes(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 
 #else
 

@@ -72,6 +72,7 @@ EW_INLINE __m256 pow2(__m256 n) {
       _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 EW_INLINE F16 pow2(F16 n) { return {pow2(n.lo), pow2(n.hi)}; }
+EW_INLINE F16 times_pow2(F16 a, F16 n) { return a * pow2(n); }
 
 EW_INLINE M16 operator<(F16 a, F16 b) {
   return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};

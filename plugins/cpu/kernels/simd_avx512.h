@@ -52,6 +52,7 @@ EW_INLINE F16 pow2(F16 n) {
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
+EW_INLINE F16 times_pow2(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 EW_INLINE M16 operator<(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 EW_INLINE M16 operator!=(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_NEQ_UQ)}; }

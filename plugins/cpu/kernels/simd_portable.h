@@ -125,6 +125,7 @@ EW_INLINE F16 pow2(F16 n) {  // 2^n for whole n in -126 .. 127
   F16 r;
   EW_LANES((F4)((__builtin_convertvector(n.v[i], I4) + 127) << 23));
 }
+EW_INLINE F16 times_pow2(F16 a, F16 n) { return a * pow2(n); }
 
 #undef EW_LANES
 
