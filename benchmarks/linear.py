@@ -88,7 +88,7 @@ def main() -> int:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--storages", nargs="+", choices=list(STORAGES), default=["int8"])
+    parser.add_argument("--storages", nargs="+", choices=list(STORAGES), default=["int8", "int4"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 512])
     parser.add_argument("--layers", type=int, default=0, help="that are timed; 0: as many as the caches can't hold")
     parser.add_argument("--rounds", type=int, default=7)

@@ -136,6 +136,7 @@ EW_INLINE F16 choose(const float* x, I16 places) {
 #if defined(EW_VNNI)
 
 constexpr int kInt4Rows = 2;                       // of 2 .. 4 the least time
+constexpr int kInt4Alone = kInt4Rows;              // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 3;                 // of 2 .. 5
 constexpr int64_t kSparseInt4Most = 3;             // beyond, a dense panel is made sooner
 constexpr int64_t kNibbleDots = int64_t{1} << 40;  // sums have 32 bits at once
@@ -164,8 +165,9 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) {
 
 #else
 
-constexpr int kInt4Rows = 3;        // of 1 .. 3 the least time
-constexpr int kSparseInt4Rows = 4;  // of 2 .. 4
+constexpr int kInt4Rows = 3;           // of 1 .. 3 the least time
+constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
+constexpr int kSparseInt4Rows = 4;     // of 2 .. 4
 constexpr int64_t kSparseInt4Most = 4;
 constexpr int64_t kNibbleDots = 8;
 

@@ -116,6 +116,7 @@ EW_INLINE __m512i chosen_bits(const uint16_t* x, PairPlaces places) {
 #if defined(EW_VNNI)
 
 constexpr int kInt4Rows = 6;                       // of 4 .. 10: the least time with offsets and without
+constexpr int kInt4Alone = 8;                      // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 10;                // of 6 .. 12
 constexpr int64_t kSparseInt4Most = 20;            // of 16 .. 48: beyond, a dense panel is made sooner
 constexpr int64_t kNibbleDots = int64_t{1} << 40;  // sums have 32 bits at once
@@ -147,6 +148,7 @@ EW_INLINE I16 dot(I16 acc, Quads w, Quad x) { return lanes(_mm512_dpbusd_epi32(b
 #else
 
 constexpr int kInt4Rows = 6;            // of 4 .. 8
+constexpr int kInt4Alone = kInt4Rows;   // rows in one block, if they are all
 constexpr int kSparseInt4Rows = 8;      // of 6 .. 10
 constexpr int64_t kSparseInt4Most = 8;  // of 8 .. 16
 constexpr int64_t kNibbleDots = 8;

@@ -18,8 +18,9 @@
 namespace ew {
 namespace {
 
-constexpr int kInt8Rows = 1;  // most rows of an int8 microkernel
-constexpr int kInt4Rows = 1;  // of one for int4
+constexpr int kInt8Rows = 1;           // most rows of an int8 microkernel
+constexpr int kInt4Rows = 1;           // of one for int4
+constexpr int kInt4Alone = kInt4Rows;  // rows in one block, if they are all
 // Of one for int4 in sparse32 that is spread in registers, and most rows that it is spread anew for.
 constexpr int kSparseInt4Rows = 1;
 constexpr int64_t kSparseInt4Most = 1;

@@ -20,7 +20,8 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kFp8Depth = 128;  // k that are made floats at a time: 16 KB
+constexpr int64_t kFp8Ahead = 4096;  // bytes that a prefetch is ahead
+constexpr int64_t kFp8Depth = 128;   // k that are made floats at a time: 16 KB
 
 // The weights of k0 .. k1-1 of a panel, [k1 - k0][32].
 inline void widen_fp8(const LinearFp8Args& a, int64_t panel, int64_t k0, int64_t k1, float* out) {
@@ -33,7 +34,7 @@ inline void widen_fp8(const LinearFp8Args& a, int64_t panel, int64_t k0, int64_t
     const F16 left = load_half(scales) * splat(kFp8OfHalf),
               right = load_half(scales + 16) * splat(kFp8OfHalf);
     for (; k < end; ++k, codes += kPanel, out += kPanel) {
-      __builtin_prefetch(codes + kAheadBytes);
+      __builtin_prefetch(codes + kFp8Ahead);
       uint16_t halves[kPanel];
       for (int i = 0; i < kPanel; ++i) halves[i] = fp8_as_half(codes[i]);
       store(out, load_half(halves) * left);

@@ -133,32 +133,37 @@ inline void linear_int4(const LinearInt4Args& a, ThreadPool& pool) {
   uint8_t* spare = nullptr;
   if (a.sparse && a.m > kSparseInt4Most)
     spare = static_cast<uint8_t*>(a.workspace->reserve(pool_size(pool) * dense_bytes));
-  linear_tasks(
-      pool, a.m, a.n, a.k, panel_bytes,
-      [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
-        for (int64_t p = panel; p < panel_end; ++p) {
-          const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
-          if (a.sparse && row_end - row <= kSparseInt4Most) {
-            for_blocks_of<kSparseInt4Rows>(row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
-              int4_block<R, false>(a, first, p, SparseNibbles{stored});
-            });
-            continue;
-          }
-          if (a.sparse) {
-            uint8_t* own = spare + worker * dense_bytes;
-            spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);
-            dense = own;
-          }
-          for_blocks_of<kInt4Rows>(row, row_end, [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
-            const DenseNibbles source = {dense, ahead_of(stored, panel_bytes, i, blocks)};
-            if (a.weight_offsets == nullptr) {
-              int4_block<R, false>(a, first, p, source);
-            } else {
-              int4_block<R, true>(a, first, p, source);
-            }
-          });
-        }
-      });
+  linear_tasks(pool, a.m, a.n, a.k, panel_bytes,
+               [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
+                 for (int64_t p = panel; p < panel_end; ++p) {
+                   const uint8_t *stored = a.weight + p * panel_bytes, *dense = stored;
+                   if (a.sparse && row_end - row <= kSparseInt4Most) {
+                     for_blocks_of<kSparseInt4Rows>(
+                         row, row_end, [&]<int R>(int64_t first, int64_t, int64_t) {
+                           int4_block<R, false>(a, first, p, SparseNibbles{stored});
+                         });
+                     continue;
+                   }
+                   if (a.sparse) {
+                     uint8_t* own = spare + worker * dense_bytes;
+                     spread_panel(SparsePanel<kSparseInt4>{stored}, a.k / 8, own);
+                     dense = own;
+                   }
+                   const auto block = [&]<int R>(int64_t first, int64_t i, int64_t blocks) {
+                     const DenseNibbles source = {dense, ahead_of(stored, panel_bytes, i, blocks)};
+                     if (a.weight_offsets == nullptr) {
+                       int4_block<R, false>(a, first, p, source);
+                     } else {
+                       int4_block<R, true>(a, first, p, source);
+                     }
+                   };
+                   if (row_end - row <= kInt4Alone) {
+                     for_blocks_of<kInt4Alone>(row, row_end, block);
+                   } else {
+                     for_blocks_of<kInt4Rows>(row, row_end, block);
+                   }
+                 }
+               });
 }
 
 }  // namespace

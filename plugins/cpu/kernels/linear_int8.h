@@ -42,19 +42,18 @@ struct Int8Groups {
 };
 
 // A panel as int8_block reads it: 4 k of 32 columns at a time.
+template <int Lines>
 struct DenseQuads {
   const uint8_t* w;
   Ahead ahead;
-  template <int R>
   EW_INLINE void next(Quads& left, Quads& right) {
-    prefetch_for<R>(ahead, w);
+    prefetch<Lines>(ahead);
     left = load_quads(w), right = load_quads(w + 64);
     w += kPanel * 4;
   }
 };
 struct SparseQuads {
   SparsePanel<kSparseInt8> panel;
-  template <int>
   EW_INLINE void next(Quads& left, Quads& right) {
     panel.next();
     left = quads_of(spread_bytes(panel.values, panel.places[0]));
@@ -63,8 +62,8 @@ struct SparseQuads {
 };
 
 template <int R, class Source>
-void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Source source,
-                float* out) {
+void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Piece piece,
+                Source source, float* out) {
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
   const uint16_t* weight_scales = a.weight_scales + panel * g.weight_groups * kPanel;
@@ -72,16 +71,15 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   const int32_t* sums = g.sums + row * g.sums_stride;
 
   F16 acc[R][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
-  for (int64_t group = 0, quad = 0; group < g.count; ++group) {
+  begin_sums<R>(acc, piece, out);
+  for (int64_t group = piece.begin, quad = group * g.quads; group < piece.end; ++group) {
     I16 sum[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_128_times(sums + r * g.sums_stride + group);
     const int64_t end = quad + g.quads < quads ? quad + g.quads : quads;
     for (; quad < end; ++quad) {
       Quads left, right;
-      source.template next<R>(left, right);
+      source.next(left, right);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const Quad x = splat_quad(values + r * a.values_stride + quad * 4);
@@ -100,6 +98,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
       acc[r][1] = fma(to_float(sum[r][1]), right * x, acc[r][1]);
     }
   }
+  if (piece.end < g.count) return keep_sums<R>(acc, out);
   if (g.values_last) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -163,16 +162,27 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
     g.sums_stride = g.count;
   }
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes;
+  const int64_t group_bytes = g.quads * kPanel * 4;
+  const bool full = g.count * g.quads == quads;  // no group is shorter than the others
+  const Piece all = {0, g.count};
   linear_tasks(
       pool, a.m, a.n, a.k, panel_bytes,
       [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
+        if (!a.sparse && full && in_pieces<kInt8Rows>(g.count, row, row_end)) {
+          return sweep_pieces<kInt8Rows>(
+              a, a.weight, g.count, group_bytes, panel, panel_end, row, row_end,
+              [&]<int R>(int64_t first, int64_t p, Piece piece, Ahead ahead, float* out) {
+                const uint8_t* w = a.weight + p * panel_bytes + piece.begin * group_bytes;
+                int8_block<R>(a, g, first, p, piece, DenseQuads<1>{w, ahead}, out);
+              });
+        }
         const auto dense = [&]<int R>(int64_t first, int64_t p, Ahead ahead, float* out) {
-          int8_block<R>(a, g, first, p, DenseQuads{a.weight + p * panel_bytes, ahead}, out);
+          int8_block<R>(a, g, first, p, all, DenseQuads<2>{a.weight + p * panel_bytes, ahead}, out);
         };
         if (!a.sparse)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, dense);
         const auto sparse = [&]<int R>(int64_t first, int64_t p, Ahead, float* out) {
-          int8_block<R>(a, g, first, p, SparseQuads{{a.weight + p * panel_bytes}}, out);
+          int8_block<R>(a, g, first, p, all, SparseQuads{{a.weight + p * panel_bytes}}, out);
         };
         if (row_end - row <= kInt8Rows)
           return sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, panel, panel_end, row, row_end, sparse);
@@ -181,7 +191,7 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
           spread_panel(SparsePanel<kSparseInt8>{a.weight + p * panel_bytes}, quads, own);
           sweep_panels<kInt8Rows>(a, a.weight, panel_bytes, p, p + 1, row, row_end,
                                   [&]<int R>(int64_t first, int64_t, Ahead ahead, float* out) {
-                                    int8_block<R>(a, g, first, p, DenseQuads{own, ahead}, out);
+                                    int8_block<R>(a, g, first, p, all, DenseQuads<2>{own, ahead}, out);
                                   });
         }
       });

@@ -8,7 +8,7 @@ namespace ew {
 namespace {
 
 // Sums in flight: more than an instruction's latency times how many a cycle, and no more than registers.
-constexpr int kPeakSums = kRegisters > 16 ? 16 : kRegisters - 2;
+constexpr int kPeakSums = kRegisters > 8 ? 16 : kRegisters > 4 ? 5 : 2;
 constexpr int64_t kLanes = 16;
 
 // So that the loop is neither removed nor worked out ahead.
@@ -17,6 +17,25 @@ EW_INLINE void launder(T& value) {
   asm volatile("" : "+m"(value));
 }
 
+// So that a product with the same value is worked out each time, and not once for all: without an
+// instruction.
+#if defined(__x86_64__) || defined(__i386__)
+#define EW_IN_REGISTER "+v"
+#elif defined(__aarch64__)
+#define EW_IN_REGISTER "+w"
+#else
+#define EW_IN_REGISTER "+m"
+#endif
+template <class T>
+EW_INLINE void renew(T& value) {
+  if constexpr (requires { value.even; }) {
+    asm("" : EW_IN_REGISTER(value.even), EW_IN_REGISTER(value.odd));
+  } else {
+    asm("" : EW_IN_REGISTER(value.v));
+  }
+}
+#undef EW_IN_REGISTER
+
 // Each returns how many multiply-adds it did.
 inline int64_t peak_int8(int64_t rounds) {
   uint8_t weights[64];
@@ -24,13 +43,16 @@ inline int64_t peak_int8(int64_t rounds) {
   for (int i = 0; i < 64; ++i) weights[i] = static_cast<uint8_t>(i);
   launder(weights), launder(four);
   const Quads w = load_quads(weights);
-  const Quad x = splat_quad(four);
+  Quad x = splat_quad(four);
   I16 sums[kPeakSums];
 #pragma GCC unroll 16
   for (int i = 0; i < kPeakSums; ++i) sums[i] = splat_int(i);
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kPeakSums; ++i) sums[i] = dot(sums[i], w, x);
+    for (int i = 0; i < kPeakSums; ++i) {
+      sums[i] = dot(sums[i], w, x);
+      renew(x);
+    }
   }
   int32_t sum = 0;
   for (int i = 0; i < kPeakSums; ++i) sum ^= sum_lanes(sums[i]);

@@ -112,6 +112,16 @@ void sweeps() {
   }
 }
 
+// Panels that are gone over in pieces, the last one short or of one long group, which several sweeps store.
+void pieces() {
+  for (const int64_t m : {2, 3, 5, 8, 9, 13, 16, 17, 24, 31, 32, 33}) {
+    check({m, 290, 608, 32, 32, true});
+    check({m, 70, 616, 44, 0, false});
+    check({m, 70, 608, 0, 32, false});
+    check({m, 40, 1200, 400, 400, true});
+  }
+}
+
 // Enough work for several tasks, and an integer sum (all products 127 * -127) that goes far past 16 bits and
 // 24 bits.
 void deep_and_wide() {
@@ -132,12 +142,13 @@ void deep_and_wide() {
 }
 
 void row_alone_equals_row_in_batch() {
-  for (const Shape& shape : {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true},
-                             Shape{40, 96, 300, 0, 32, true}, Shape{40, 96, 300, 0, 0, true}}) {
+  for (const Shape& shape :
+       {Shape{40, 96, 300, 32, 32, true}, Shape{40, 96, 300, 64, 0, true}, Shape{40, 96, 300, 0, 32, true},
+        Shape{40, 96, 300, 0, 0, true}, Shape{16, 96, 1536, 32, 32, true}}) {
     Linear batch(shape, 0);
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       const auto all = batch.run([&](const LinearInt8Args& a) { kernels.linear_int8(a, pool); });
-      for (const int64_t row : {0, 13, 39}) {
+      for (const int64_t row : {int64_t{0}, int64_t{13}, shape.m - 1}) {
         std::vector<float> one = filled(96, 0);
         LinearInt8Args a = batch.args;
         a.m = 1, a.values += row * a.values_stride, a.scales += row * a.scales_stride;
@@ -195,6 +206,7 @@ int main() {
   RUN(equals_reference);
   RUN(groups);
   RUN(sweeps);
+  RUN(pieces);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);
