@@ -145,7 +145,7 @@ def _cost(
             group = groups[operand.name.rpartition("/")[0]]
             if f"block_table:{group.name}" in _inputs(step):
                 kv_read += _read_of_cache(group, sizes)
-                products["f32"] = _attended(step, group, sizes)
+                products["f32" if group.dtype == "f32" else "bf16"] = _attended(step, group, sizes)
             else:
                 kv_written += sum(sizes.lengths) * _slot_bytes(group)
         elif operand.name.startswith("block_table:"):

@@ -124,7 +124,9 @@ def test_attention_against_a_count_of_every_key(sizes: StepSizes, group: CacheGr
 @pytest.mark.parametrize(("dtype", "key", "value"), [("bf16", 32, 48), ("i8", 20, 28), ("fp8", 20, 28)])
 def test_caches_of_fewer_bits_and_their_scales(dtype: str, key: int, value: int) -> None:
     group = GROUP.model_copy(update={"dtype": dtype})
-    assert attention(StepSizes((1, 1), (33, 7)), group).kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
+    found = attention(StepSizes((1, 1), (33, 7)), group)
+    assert found.kv_read == 2 * ((64 + 32) * key + (33 + 7) * value)
+    assert found.products == {"bf16": (33 + 7) * 4 * (16 + 24)}
     assert group.to_group().bytes_per_block == 32 * 2 * (key + value)
 
 
