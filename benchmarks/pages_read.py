@@ -62,15 +62,24 @@ class Arena:
 def keep_small(array: npt.NDArray[np.generic]) -> None:
     """Has the system use no huge pages for an array's whole pages; before it is touched."""
     libc = ctypes.CDLL(None, use_errno=True)
-    start = -(-array.ctypes.data // PAGE) * PAGE
-    length = (array.ctypes.data + array.nbytes - start) // PAGE * PAGE
+    start, length = _whole_pages(array)
     if length > 0 and libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), 15):  # MADV_NOHUGEPAGE
         raise OSError(ctypes.get_errno(), "madvise")
 
 
-def clear() -> None:
-    """Forgets what was accessed."""
+def clear(arrays: Iterable[npt.NDArray[np.generic]] = ()) -> None:
+    """Forgets what was accessed.
+
+    The whole pages of ``arrays``, which must be of private memory, lose their entries in the processor's TLB too: an
+    access by way of an entry makes no mark, and clear_refs leaves entries there.
+    """
     Path("/proc/self/clear_refs").write_text("1")
+    libc = ctypes.CDLL(None, use_errno=True)
+    for array in arrays:
+        start, length = _whole_pages(array)
+        for protection in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE):
+            if length > 0 and libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), protection):
+                raise OSError(ctypes.get_errno(), "mprotect")
 
 
 def accessed(arrays: Iterable[npt.NDArray[np.generic]]) -> int:
@@ -83,6 +92,12 @@ def accessed(arrays: Iterable[npt.NDArray[np.generic]]) -> int:
         elif within and (found := _REFERENCED.match(line)):
             total += int(found[1]) * 1024
     return total
+
+
+def _whole_pages(array: npt.NDArray[np.generic]) -> tuple[int, int]:
+    """The first address, and the bytes."""
+    start = -(-array.ctypes.data // PAGE) * PAGE
+    return start, (array.ctypes.data + array.nbytes - start) // PAGE * PAGE
 
 
 def _touches(spans: Sequence[tuple[int, int]], start: int, end: int) -> bool:

@@ -59,7 +59,7 @@ def count(bundle: Bundle, shapes: dict[str, StepSizes]) -> list[Counted]:
         cost = sum(step_costs(program, sizes), StepCost())
         weights_read = kv_read = 0
         for _ in range(REPEATS):
-            pages_read.clear()
+            pages_read.clear([arena.array, *caches])
             runner.program.run(step)
             weights_read = max(weights_read, pages_read.accessed([arena.array]))
             kv_read = max(kv_read, pages_read.accessed(caches))
