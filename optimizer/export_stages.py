@@ -203,6 +203,7 @@ def write_bundle(
         buckets=buckets.plan if buckets else None,
         record=engines.append,
         contrib=model.recipe.onnx is not None and model.recipe.onnx.contrib,
+        kernels=model.recipe.onnx is not None and model.recipe.onnx.kernels,
     )
     emitted = {
         name: EMITTERS[name].emit(rewritten.programs[name], writer, asked.tell, options) for name in asked.targets

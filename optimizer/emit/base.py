@@ -30,7 +30,7 @@ class EmitOptions:
         context_length: the longest request of the bundle; 0 if it isn't known.
         buckets: fixed sizes of steps.
         record: told of each engine that is built.
-        contrib: whether the onnx target has its contrib variant, too.
+        contrib, kernels: whether the onnx target has that variant, too.
     """
 
     engines: EnginesSection = field(default_factory=EnginesSection)
@@ -38,6 +38,7 @@ class EmitOptions:
     buckets: BucketPlan | None = None
     record: Callable[[EngineReport], None] = unrecorded
     contrib: bool = False
+    kernels: bool = False
 
 
 class Emitter(Protocol):

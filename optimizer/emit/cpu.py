@@ -22,7 +22,7 @@ from enginewright.plugins.errors import UnsupportedModelError
 from enginewright.plugins.lowered_program import Dtype, WeightUse
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, PANEL, Array, SourceRows, pack
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, PANEL, Array, SourceRows, TensorEntry, pack
 from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress, ProgressEvent
@@ -75,11 +75,21 @@ class CpuEmitter:
         progress(ProgressEvent("emit", 0, total))
         for done, use in enumerate(planned.weights, 1):
             expr = lowering.weights[use.name]
-            stored = (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
-            writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
+            add_weight(writer, use, expr)
             progress(ProgressEvent("emit", done, total, use.name))
         writer.write_text(f"{target_folder(self.name)}/{PROGRAM_FILE}", planned.to_json())
         return TargetManifest()
+
+
+def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr) -> TensorEntry:
+    """Evaluates a weight and writes it as kernels read it, a piece at a time.
+
+    Raises:
+        UnsupportedModelError: it has values that the type it is stored in doesn't have.
+        SourceError, BundleError, CapacityError: it can't be read, or not written.
+    """
+    stored = (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
+    return writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
 
 
 def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:

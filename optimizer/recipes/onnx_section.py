@@ -8,6 +8,12 @@ from .sections import Section
 
 
 class OnnxSection(Section):
-    """``contrib``: a second file with onnxruntime's own operators, which is what runs on a CPU then."""
+    """Further files, which run on a CPU in the place of the standard one.
+
+    Attributes:
+        contrib: with onnxruntime's own operators.
+        kernels: with products by the cpu target's kernels as well; preferred to ``contrib``.
+    """
 
     contrib: StrictBool = False
+    kernels: StrictBool = False

@@ -86,7 +86,7 @@ def lower_program(program: Program) -> Lowering:
         UnsupportedModelError: an op without a kernel, named with its module.
         PassError: a shape is not affine in T, B and R, or the program has no single output.
     """
-    builder = Builder(program, _packed(program))
+    builder = Builder(program, weight_packings(program))
     values: dict[Node, Value] = {}
     for node in program.graph.nodes:
         builder.node = node
@@ -109,8 +109,8 @@ def lower_program(program: Program) -> Lowering:
     return Lowering(lowered, builder.sources)
 
 
-def _packed(program: Program) -> dict[str, Packing]:
-    """How weights are stored that are read in panels."""
+def weight_packings(program: Program) -> dict[str, Packing]:
+    """How weights are stored that kernels read in panels, by their names in the program."""
     found: dict[str, Packing] = {}
     for node in program.nodes_of(*_PACKED):
         given = bound_arguments(node)

@@ -18,8 +18,8 @@ fixed size serves a context of one token less.
     present_key_L    as past_key_L, and may be the very memory of it
     present_value_L  as past_value_L
 
-A contrib variant takes and gives the same, but no mask where GroupQueryAttention attends. Requests that run together,
-with more than one token each, must be at their beginning there.
+The contrib and kernels variants take and give the same, but no mask where GroupQueryAttention attends. Requests that
+run together, with more than one token each, must be at their beginning there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ MODEL_FILE = "model.onnx"
 """At the bundle's root: external data must lie in the folder of the file that refers to it, or below."""
 
 CONTRIB_FILE = "model.contrib.onnx"
+KERNELS_FILE = "model.kernels.onnx"
 """Beside it, for the same reason."""
 
-Variant = Literal["standard", "contrib"]
+Variant = Literal["standard", "contrib", "kernels"]
 AccuracyLevel = Literal[1, 4]
 
 INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids", "write_index", "rows", "logits"
@@ -73,7 +74,7 @@ class LinearCacheGroup(Record, frozen=True, kw_only=True):
 
 
 class ContribVariant(Record, frozen=True, kw_only=True):
-    """A second file with onnxruntime's own operators, for the same weights.
+    """A further file with onnxruntime's own operators, or with ours as well.
 
     Attributes:
         file: its path in the bundle; "" where nothing would be in it that the standard file hasn't.
@@ -93,8 +94,9 @@ class LinearIo(Record, frozen=True, kw_only=True):
         file: the standard variant's, by its path in the bundle; "" where it was made into engines and isn't kept.
         opset: of the standard operators in it.
         onnxruntime: the smallest version that runs it.
-        variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too.
-        contrib: the variant beside a standard file, if one was asked for.
+        variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
+            "kernels" those of the library ``plugins/onnxruntime`` as well.
+        contrib, kernels: the variants beside a standard file, if they were asked for.
         accuracy_level: of products with weights of 4 bits, in onnxruntime (MatMulNBits): 1 multiplies floats, 4 rounds
             activations to 8 bits, in the groups of the weight.
         cache_groups: in the program's order.
@@ -106,22 +108,28 @@ class LinearIo(Record, frozen=True, kw_only=True):
     onnxruntime: str
     variant: Variant = "standard"
     contrib: ContribVariant | None = None
+    kernels: ContribVariant | None = None
     accuracy_level: AccuracyLevel = 1
     cache_groups: tuple[LinearCacheGroup, ...]
     summed_products: Count
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The files there are."""
-        return (self.variant, "contrib") if self.contrib is not None and self.contrib.file else (self.variant,)
+        """The files there are, the fastest on a CPU last."""
+        return (self.variant, *(name for name, beside in self._beside.items() if beside is not None and beside.file))
+
+    @property
+    def _beside(self) -> dict[Variant, ContribVariant | None]:
+        return {"contrib": self.contrib, "kernels": self.kernels}
 
     def of_variant(self, variant: Variant) -> LinearIo:
         """The same with the file of one of ``variants``."""
         if variant == self.variant:
             return self
-        assert self.contrib is not None
-        own = {"file": self.contrib.file, "accuracy_level": self.contrib.accuracy_level}
-        return self.model_copy(update={"variant": variant, "contrib": None, **own})
+        found = self._beside[variant]
+        assert found is not None
+        own = {"file": found.file, "accuracy_level": found.accuracy_level}
+        return self.model_copy(update={"variant": variant, "contrib": None, "kernels": None, **own})
 
 
 def mask_name(window: int) -> str:

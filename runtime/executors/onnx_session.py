@@ -93,11 +93,16 @@ def find_provider(name: str, module: ModuleType) -> Provider:
 
 
 def open_session(
-    path: Path, provider: Provider, threads: int, module: ModuleType, accuracy_level: AccuracyLevel = 1
+    path: Path,
+    provider: Provider,
+    threads: int,
+    module: ModuleType,
+    accuracy_level: AccuracyLevel = 1,
+    operators: Path | None = None,
 ) -> Any:
     """An ``onnxruntime.InferenceSession`` of a file, on one provider, with the CPU's for what that one lacks.
 
-    ``accuracy_level``: see ``LinearIo``.
+    ``accuracy_level``: see ``LinearIo``. ``operators``: a library that the file's operators come from.
 
     Raises:
         BundleError: the file can't be read, or is damaged, or not for this onnxruntime.
@@ -106,7 +111,11 @@ def open_session(
     """
     names = list(dict.fromkeys([provider.full_name, PROVIDERS["cpu"].full_name]))
     try:
-        session = module.InferenceSession(str(path), _options(module, threads, accuracy_level), providers=names)
+        options = _options(module, threads, accuracy_level)
+        if operators is not None:
+            options.add_session_config_entry("enginewright.threads", str(threads))
+            options.register_custom_ops_library(str(operators))
+        session = module.InferenceSession(str(path), options, providers=names)
     except _errors(module) as e:
         if _OUT_OF_MEMORY.search(str(e)):
             raise CapacityError(f"{path}: no memory to load it: {_first_line(e)}", hint="Free some memory.") from e

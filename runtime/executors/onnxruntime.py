@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepInput
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import BundleError
+from enginewright.plugins.onnxruntime.library import find_operators, operators_library
 
 from ..bundle.linear_io import LinearIo, Variant
 from ..bundle.reader import Bundle
@@ -64,7 +65,14 @@ class OnnxExecutor:
             )
         path = bundle.path / io.file
         self._caches = SlotCaches(
-            open_session(path, self._provider, self._threads, self._module, io.accuracy_level),
+            open_session(
+                path,
+                self._provider,
+                self._threads,
+                self._module,
+                io.accuracy_level,
+                operators_library() if io.variant == "kernels" else None,
+            ),
             io,
             path,
             slots=slots,
@@ -73,7 +81,7 @@ class OnnxExecutor:
             device=self._provider.device,
             module=self._module,
         )
-        together = io.variant != "contrib"
+        together = io.variant == "standard"
         self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
 
     def submit(self, step: StepInput) -> Deferred:
@@ -103,9 +111,10 @@ def linear_io(bundle: Bundle, target: str) -> LinearIo:
 
 
 def _variant_of(io: LinearIo, provider: str, variant: Variant | None, bundle: Bundle, target: str) -> LinearIo:
-    """With the file that is to run: on a CPU onnxruntime's own operators are the faster. Raises BundleError."""
+    """With the file that is to run: on a CPU our kernels are the fastest. Raises BundleError."""
     if variant is None:
-        variant = "contrib" if provider == "cpu" and "contrib" in io.variants else io.variant
+        there = [v for v in io.variants if v != "kernels" or find_operators() is not None]
+        variant = there[-1] if provider == "cpu" else io.variant
     if variant not in io.variants:
         raise BundleError(
             f"{bundle.path}: target {target!r} has no variant {variant!r}; it has {', '.join(io.variants)}",

@@ -16,6 +16,7 @@ from enginewright.passes.match import bound_arguments
 from enginewright.runtime.bundle.linear_io import (
     CONTRIB_FILE,
     INPUT_IDS,
+    KERNELS_FILE,
     LOGITS,
     MODEL_FILE,
     POSITION_IDS,
@@ -32,6 +33,7 @@ from . import ops_attention, ops_dequantize, ops_elementwise, ops_ew, ops_expert
 from .contrib import ContribBuilder, accuracy_level
 from .float_types import FloatType
 from .graph import FLAT_IDS, GraphBuilder, Handler
+from .kernels import KernelsBuilder
 from .weights import ExternalWeights
 
 OPSET = 24
@@ -59,6 +61,7 @@ def emit_model(
     floats: FloatType = "f32",
     capacity: int | None = None,
     contrib: int | None = None,
+    kernels: int | None = None,
 ) -> LinearIo:
     """Writes model.onnx at the bundle's root, and its weights into the bundle's.
 
@@ -68,7 +71,7 @@ def emit_model(
         progress: told the stage "emit", weight by weight.
         floats: what the graph computes in, and its caches have.
         capacity: places of a slot; None leaves it free.
-        contrib: most tokens of a request, for a contrib variant beside it; None leaves that out.
+        contrib, kernels: most tokens of a request, for a contrib or a kernels variant beside it; None leaves that out.
 
     Raises:
         UnsupportedModelError: an op that standard operators can't express, named with its module.
@@ -83,6 +86,7 @@ def emit_model(
         opset=OPSET,
         onnxruntime=ONNXRUNTIME,
         contrib=variant,
+        kernels=None if kernels is None else _emit_kernels(KernelsBuilder(program, weights, kernels), writer),
         cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype=floats)) for group in program.cache_groups),
         summed_products=summed_products(program),
     )
@@ -94,6 +98,11 @@ def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> ContribVariant:
         return ContribVariant(file="", standard=b.standard)
     writer.write_bytes(CONTRIB_FILE, _model(b).SerializeToString(deterministic=True))
     return ContribVariant(standard=b.standard, accuracy_level=accuracy_level(b.program))
+
+
+def _emit_kernels(b: KernelsBuilder, writer: BundleWriter) -> ContribVariant:
+    writer.write_bytes(KERNELS_FILE, _model(b).SerializeToString(deterministic=True))
+    return ContribVariant(file=KERNELS_FILE, standard=b.standard)
 
 
 def _model(b: GraphBuilder) -> onnx.ModelProto:

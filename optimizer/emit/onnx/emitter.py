@@ -13,7 +13,7 @@ from ..base import EmitOptions
 
 
 class OnnxEmitter:
-    """Writes model.onnx, of standard operators, a contrib variant if asked to, and the weights of both, one by one."""
+    """Writes model.onnx, of standard operators, the variants that are asked for, and the weights of all, one by one."""
 
     name = "onnx"
 
@@ -35,4 +35,5 @@ class OnnxEmitter:
                 hint="Install it with: pip install 'enginewright[onnx]'",
             ) from e
         contrib = options.context_length if options.contrib else None
-        return TargetManifest(io=emit_model(program, writer, progress, contrib=contrib))
+        kernels = options.context_length if options.kernels else None
+        return TargetManifest(io=emit_model(program, writer, progress, contrib=contrib, kernels=kernels))

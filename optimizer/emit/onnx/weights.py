@@ -10,12 +10,14 @@ from onnx import StringStringEntryProto, TensorProto
 
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.lowering.builder import Packing
 from enginewright.plugins.errors import UnsupportedModelError
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, Layout, WeightDtype, pack_nibbles
+from enginewright.plugins.lowered_program import WeightUse
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, Layout, TensorEntry, WeightDtype, pack_nibbles
 from enginewright.runtime.bundle.writer import BundleWriter, blob_path
 
 from ...progress import Progress, ProgressEvent
-from ..cpu import part_rows
+from ..cpu import add_weight, part_rows
 
 Form = Literal["rows", "columns"]
 """As the program has a weight, [.., N, K], or with its last two axes exchanged, as a product takes it: [.., K, N]."""
@@ -46,6 +48,14 @@ _DTYPES: dict[Stored, WeightDtype] = {
     "i4 pairs": "i4",
     "u4 pairs": "u4",
 }
+_PANEL_ELEMENTS = {
+    "float32": TensorProto.FLOAT,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float16": TensorProto.FLOAT16,
+    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "uint8": TensorProto.UINT8,
+}
+"""What panels have, integers in bytes without sign."""
 _FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _MOST_F16 = 65504
 _CHUNK_BYTES = 32 << 20
@@ -68,6 +78,7 @@ class ExternalWeights:
         self._progress = progress
         self._total = total
         self._tensors: dict[tuple[str, Form, Stored], TensorProto] = {}
+        self._panels: dict[str, TensorProto] = {}
         self._names: set[str] = set()
 
     def add(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
@@ -87,6 +98,15 @@ class ExternalWeights:
             self._progress(ProgressEvent("emit", min(len(self._names), self._total), self._total, name))
         return self._tensors[key]
 
+    def add_panels(self, name: str, expr: WeightExpr, packing: Packing) -> TensorProto:
+        """The same of a weight in the layout of the kernels. Those bytes are the cpu target's, if the bundle has it."""
+        label = f"{name}.{self._suffix}.panels"
+        if label not in self._panels:
+            use = WeightUse(name=label, dtype=packing.dtype, shape=expr.shape, layout=packing.layout)
+            entry = add_weight(self._writer, use, expr)
+            self._panels[label] = _external(label, entry, _PANEL_ELEMENTS[entry.stored_dtype.name], entry.stored_shape)
+        return self._panels[label]
+
     def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:
         shape = expr.shape if form == "rows" else (*expr.shape[:-2], expr.shape[-1], expr.shape[-2])
         dtype = _DTYPES[stored]
@@ -97,17 +117,20 @@ class ExternalWeights:
         parts = tuple(part_rows(part) for part in expr.parts(axis))
         chunks = _chunks(name, expr, form, stored)
         entry = self._writer.weights().add(label, chunks, layout, parts, shape=shape, dtype=dtype)
-        tensor = TensorProto(
-            name=label, data_type=_ELEMENTS[stored], dims=(*shape[:-1], shape[-1] // 2) if "pairs" in stored else shape
-        )
-        tensor.data_location = TensorProto.EXTERNAL
-        for field, value in (
-            ("location", blob_path(entry.blob)),
-            ("offset", str(entry.offset)),
-            ("length", str(entry.bytes)),
-        ):
-            tensor.external_data.append(StringStringEntryProto(key=field, value=value))
-        return tensor
+        dims = (*shape[:-1], shape[-1] // 2) if "pairs" in stored else shape
+        return _external(label, entry, _ELEMENTS[stored], dims)
+
+
+def _external(name: str, entry: TensorEntry, element: int, dims: tuple[int, ...]) -> TensorProto:
+    """A tensor that lies in a blob."""
+    tensor = TensorProto(name=name, data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
+    for field, value in (
+        ("location", blob_path(entry.blob)),
+        ("offset", str(entry.offset)),
+        ("length", str(entry.bytes)),
+    ):
+        tensor.external_data.append(StringStringEntryProto(key=field, value=value))
+    return tensor
 
 
 def _chunks(name: str, expr: WeightExpr, form: Form, stored: Stored) -> Iterator[Array]:

@@ -1,0 +1,102 @@
+"""The kernels variant: the contrib variant with products by the cpu target's kernels, as operators for onnxruntime.
+
+The library of ``plugins/onnxruntime`` has one operator, ``Linear`` of domain ``enginewright``, for weights of all
+formats: as the cpu target has them, in panels, with activations rounded as the recipe says. Products of experts, and
+those with a weight that is computed, stay as they are in the contrib variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.lower_program import weight_packings
+from enginewright.passes.match import bound_arguments
+from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
+
+from . import ops_ew
+from .contrib import ContribBuilder
+from .graph import GraphBuilder, Value
+from .weights import ExternalWeights
+
+ew = torch.ops.ew
+
+DOMAIN = "enginewright"
+
+_F32 = torch.float32
+_STORAGES = {"f32": "f32", "bf16": "bf16", "fp8": "fp8", "i8": "int8", "i4": "int4", "u4": "int4"}
+
+
+class KernelsBuilder(ContribBuilder):
+    """Adds to the kernels variant; arguments as of ``ContribBuilder``."""
+
+    def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
+        super().__init__(program, weights, context)
+        self._packings = weight_packings(program)
+        self.overrides = {
+            **self.overrides,
+            ew.linear.default: self._linear,
+            ew.quantized_linear.default: self._quantized_linear,
+        }
+
+    def _linear(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        weight, scales, group = a["weight"], None, 0
+        if is_dequantized(weight):
+            stored = bound_arguments(weight)
+            weight, scales, group = stored["values"], stored["scales"], stored["group_size"]
+        elif weight.op != "get_attr":
+            return ops_ew.HANDLERS[ew.linear.default](b, node, a)
+        return self._product(node, a["x"], (weight, scales, None), a, group, 0)
+
+    def _quantized_linear(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
+        stored = a["weight"], a["weight_scales"], a["weight_offsets"]
+        return self._product(node, a["values"], stored, a, a["weight_group"], a["activation_group"])
+
+    def _product(
+        self,
+        node: Node,
+        x: Node,
+        stored: tuple[Node, Node | None, Node | None],
+        a: Mapping[str, Any],
+        weight_group: int,
+        activation_group: int,
+    ) -> Value:
+        """``stored``: the weight, its scales and its offsets. x is not rounded before: the operator does that."""
+        residual = a["residual"]
+        lies = x in self.by_request and (residual is None or residual in self.by_request)
+        with self.taken_as_it_lies() if lies else nullcontext():
+            given = [self.cast(x, _F32), *(self._panels(part) for part in stored)]
+            given.append("" if a["bias"] is None else self.cast(a["bias"], _F32))
+            added = None if residual is None else self.cast(residual, _F32)
+        while not given[-1]:
+            given.pop()
+        packing = self._packings[str(stored[0].target)]
+        n, k = (int(size) for size in self.expressions(stored[0]))
+        y = self.op(
+            "Linear",
+            *given,
+            domain=DOMAIN,
+            n=n,
+            k=k,
+            storage=_STORAGES[packing.dtype],
+            sparse=int(packing.layout == "sparse32"),
+            weight_group=weight_group,
+            activation_group=activation_group,
+            activation=a["activation"],
+        )
+        y = y if added is None else self.op("Add", y, added)
+        return self.lie_by_request(node, y) if lies else y
+
+    def _panels(self, weight: Node | None) -> str:
+        """The name of a weight as the kernels read it; "" for none."""
+        if weight is None:
+            return ""
+        name = str(weight.target)
+        tensor = self.weights.add_panels(name, self.program.weights[name], self._packings[name])
+        self.initializers[tensor.name] = tensor
+        return str(tensor.name)

@@ -1,0 +1,27 @@
+"""Where the library of operators for onnxruntime is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginewright.plugins import onnxruntime as package  # its path: modules and what is built may lie in two folders
+
+from ..errors import MissingDependencyError
+
+NAME = "libenginewright_onnxruntime.so"
+
+
+def find_operators() -> Path | None:
+    """The library's path, for ``SessionOptions.register_custom_ops_library``; None where it isn't built."""
+    return next((found for folder in package.__path__ if (found := Path(folder) / NAME).is_file()), None)
+
+
+def operators_library() -> Path:
+    """The same. Raises MissingDependencyError where it isn't built."""
+    found = find_operators()
+    if found is None:
+        raise MissingDependencyError(
+            f"{NAME}, the operators for onnxruntime, is missing beside {__name__}",
+            hint="Install enginewright with pip; in a source tree, run: cmake -B build && cmake --build build",
+        )
+    return found
