@@ -3,10 +3,10 @@
     python benchmarks/onnx_genai.py [--model FOLDER] [--formats f32 int4] [--batch 16] [--rounds 5] [--json FILE]
 
 onnxruntime-genai is installed into the peers' environment (``peers.install``), if it isn't there; its model builder
-makes the other side of the same folder. Both run on the same onnxruntime, which that environment borrows from ours,
+makes the other side of the same folder. All run on the same onnxruntime, which that environment borrows from ours,
 greedily; each run is a process of its own, and which engine begins changes from round to round. What counts is the
-ratio of a round, ours over theirs: the median of these is printed, with the least and the most. Ours is the contrib
-variant, or with ``--variant standard`` the file of standard operators.
+ratio of a round, ours over theirs: the median of these is printed, with the least and the most. Ours are the kernels
+variant and the contrib variant, or with ``--variants standard`` the file of standard operators.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import enginewright
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from enginewright.runtime.bundle.linear_io import Variant
 
 INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
 
@@ -45,18 +46,23 @@ FORMATS: dict[str, tuple[WeightsSection, list[str]]] = {
 }
 """Our weights, and what the model builder is told."""
 
-LEVELS = {"contrib": 4, "standard": 1}
+LEVELS: dict[Variant, int] = {"kernels": 4, "contrib": 4, "standard": 1}
 """The accuracy level of products with 4 bits that our variants have, and the builder is told: at 4 activations are
 rounded to 8 bits, at 1 they are floats."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two engines, with what it loads."""
+    """One of the engines, with what it loads."""
 
     name: str
     command: Command
     path: Path
+    variant: Variant | None = None
+
+    def speed(self, work: Workload) -> Report:
+        """A run of it."""
+        return run(self.command.line("speed", self.path, replace(work, variant=self.variant)))
 
 
 MAX_KL = 5.0
@@ -68,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face folder; by default SmolLM2-135M-Instruct")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--variant", choices=("contrib", "standard"), default="contrib", help="which of our files runs")
+    parser.add_argument("--variants", nargs="+", choices=LEVELS, default=["kernels", "contrib"], help="our files")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the long prompt")
@@ -79,6 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="leave our bundles as they are, if they are there")
     parser.add_argument("--json", type=Path, default=BUILD / "onnx.json", help="where the figures go")
     options = parser.parse_args(arguments)
+    if len({LEVELS[variant] for variant in options.variants}) > 1:
+        parser.error("--variants: standard, whose products round nothing, is compared alone")
 
     work = Workload(
         prompt=options.prompt,
@@ -95,15 +103,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(why)
     results = []
     for name in options.formats:
-        pair = prepare(folder, name, options.variant, python, keep=options.keep)
+        ours, theirs = prepare(folder, name, options.variants, python, keep=options.keep)
         rounds = []
         for index in range(options.rounds):
-            order = pair if index % 2 == 0 else pair[::-1]
-            speeds = {c.name: run(c.command.line("speed", c.path, replace(work, seed=index))) for c in order}
-            rounds.append((speeds[pair[0].name], speeds[pair[1].name]))
-            print(f"{name}, round {index + 1}: {ratios(*rounds[-1])}", file=sys.stderr)
-        results.append(summary(name, pair, rounds))
-        print(line(results[-1]))
+            first = index % (len(ours) + 1)
+            order = [*ours, theirs][first:] + [*ours, theirs][:first]
+            rounds.append({side.name: side.speed(replace(work, seed=index)) for side in order})
+            for side in ours:
+                found = ratios(rounds[-1][side.name], rounds[-1][theirs.name])
+                print(f"{name}, round {index + 1}, {side.variant}: {found}", file=sys.stderr)
+        for side in ours:
+            results.append(summary(name, side, theirs, rounds))
+            print(line(results[-1]))
     document: dict[str, Any] = {
         "measured": {"date": date.today().isoformat(), "commit": commit(), "command": " ".join(sys.argv)},
         "machine": {"processor": processor(), "cores": os.cpu_count(), "onnxruntime": version("onnxruntime")},
@@ -115,29 +126,29 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def prepare(folder: Path, name: str, variant: str, python: Path, *, keep: bool) -> tuple[Side, Side]:
-    """Our bundle, made anew unless it is to be kept, and the builder's folder, made with the peers' Python if it isn't
-    there yet."""
+def prepare(folder: Path, name: str, variants: list[Variant], python: Path, *, keep: bool) -> tuple[list[Side], Side]:
+    """Ours of one bundle, made anew unless it is to be kept, and the builder's folder, made with the peers' Python if
+    it isn't there yet."""
     weights, told = FORMATS[name]
     bundle, peer = BUILD / f"{folder.name}-{name}-onnx.bundle", BUILD / f"{folder.name}-{name}-genai"
     if not weights.exact:
-        told, peer = [*told, f"accuracy_level={LEVELS[variant]}"], peer.with_name(f"{peer.name}-{LEVELS[variant]}")
+        level = LEVELS[variants[0]]
+        told, peer = [*told, f"accuracy_level={level}"], peer.with_name(f"{peer.name}-{level}")
     recipe = Recipe(
         name=name,
         targets=("onnx",),
         weights=weights,
         budget=BudgetSection(max_kl=None if weights.exact else MAX_KL),
-        onnx=OnnxSection(contrib=variant == "contrib"),
+        onnx=OnnxSection(contrib="contrib" in variants, kernels="kernels" in variants),
     )
     if not (keep and bundle.exists()):
         enginewright.export(folder, bundle, recipe=recipe, overwrite=True)
     if not (peer / "genai_config.json").exists():
         builder = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(peer)]
         quietly([*builder, "-e", "cpu", "-c", str(BUILD / "cache"), *told])
-    return (
-        Side(f"enginewright {name}", Command(Path(sys.executable), "ours"), bundle),
-        Side(f"onnxruntime-genai {name}", Command(python, "onnxruntime_genai_cpu"), peer),
-    )
+    command = Command(Path(sys.executable), "ours")
+    ours = [Side(f"enginewright {name} {variant}", command, bundle, variant) for variant in variants]
+    return ours, Side(f"onnxruntime-genai {name}", Command(python, "onnxruntime_genai_cpu"), peer)
 
 
 def ratios(ours: Report, theirs: Report) -> dict[str, float]:
@@ -145,15 +156,17 @@ def ratios(ours: Report, theirs: Report) -> dict[str, float]:
     return {figure: round(value / theirs.figures[figure], 3) for figure, value in ours.figures.items()}
 
 
-def summary(name: str, pair: tuple[Side, Side], rounds: list[tuple[Report, Report]]) -> dict[str, Any]:
+def summary(name: str, ours: Side, theirs: Side, rounds: list[dict[str, Report]]) -> dict[str, Any]:
     """Medians of each side's tokens a second, and of the rounds' ratios."""
-    found = [ratios(*speeds) for speeds in rounds]
+    pairs = [(speeds[ours.name], speeds[theirs.name]) for speeds in rounds]
+    found = [ratios(*pair) for pair in pairs]
     return {
         "format": name,
-        "engines": [speeds.engine for speeds in rounds[0]],
+        "variant": ours.variant,
+        "engines": [speeds.engine for speeds in pairs[0]],
         "tokens_per_second": {
-            side.name: {figure: median(speeds[i].figures[figure] for speeds in rounds) for figure in found[0]}
-            for i, side in enumerate(pair)
+            side.name: {figure: median(speeds[side.name].figures[figure] for speeds in rounds) for figure in found[0]}
+            for side in (ours, theirs)
         },
         "ratio": {
             figure: {
@@ -163,14 +176,14 @@ def summary(name: str, pair: tuple[Side, Side], rounds: list[tuple[Report, Repor
             }
             for figure in found[0]
         },
-        "rounds": [[asdict(speeds) for speeds in pair_of_speeds] for pair_of_speeds in rounds],
+        "rounds": [[asdict(speeds) for speeds in pair] for pair in pairs],
     }
 
 
 def line(result: dict[str, Any]) -> str:
     """The ratios of a format, for people."""
     parts = [f"{f} {r['median']:.2f} ({r['least']:.2f} to {r['most']:.2f})" for f, r in result["ratio"].items()]
-    return f"{result['format']}, ours over onnxruntime-genai's: {', '.join(parts)}"
+    return f"{result['format']}, {result['variant']} over onnxruntime-genai's: {', '.join(parts)}"
 
 
 if __name__ == "__main__":

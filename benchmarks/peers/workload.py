@@ -38,7 +38,7 @@ class Workload:
     """Sizes of a run, in tokens.
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
-    ``vocabulary``; ``target`` is what runs a bundle of ours.
+    ``vocabulary``; ``target`` is what runs a bundle of ours, and ``variant`` which of its files, if it has several.
     """
 
     prompt: int = 512
@@ -51,6 +51,7 @@ class Workload:
     seed: int = 0
     vocabulary: int = 20_000
     target: str = "cpu"
+    variant: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Workload:

@@ -73,7 +73,7 @@ class LinearCacheGroup(Record, frozen=True, kw_only=True):
         return CacheGroup(**fields, block_size=block_size)
 
 
-class ContribVariant(Record, frozen=True, kw_only=True):
+class VariantFile(Record, frozen=True, kw_only=True):
     """A further file with onnxruntime's own operators, or with ours as well.
 
     Attributes:
@@ -82,7 +82,7 @@ class ContribVariant(Record, frozen=True, kw_only=True):
         accuracy_level: see ``LinearIo``.
     """
 
-    file: str = CONTRIB_FILE
+    file: str
     standard: tuple[str, ...] = ()
     accuracy_level: AccuracyLevel = 1
 
@@ -107,8 +107,8 @@ class LinearIo(Record, frozen=True, kw_only=True):
     opset: Positive
     onnxruntime: str
     variant: Variant = "standard"
-    contrib: ContribVariant | None = None
-    kernels: ContribVariant | None = None
+    contrib: VariantFile | None = None
+    kernels: VariantFile | None = None
     accuracy_level: AccuracyLevel = 1
     cache_groups: tuple[LinearCacheGroup, ...]
     summed_products: Count
@@ -119,7 +119,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         return (self.variant, *(name for name, beside in self._beside.items() if beside is not None and beside.file))
 
     @property
-    def _beside(self) -> dict[Variant, ContribVariant | None]:
+    def _beside(self) -> dict[Variant, VariantFile | None]:
         return {"contrib": self.contrib, "kernels": self.kernels}
 
     def of_variant(self, variant: Variant) -> LinearIo:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from enginewright import LLM, SamplingParams, __version__
 from enginewright.plugins.contracts import CacheGroup
+from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
@@ -25,7 +27,8 @@ class Served:
         bundle = Bundle.open(path)
         self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
         blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
-        self.executor = make_executor(bundle, work.target, blocks, context, Placement(threads=work.threads))
+        placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant))
+        self.executor = make_executor(bundle, work.target, blocks, context, placement)
         self.engine = Engine(self.executor, SchedulerConfig())
         self.kv_bytes = sum(group.bytes_per_block * blocks[group.name] for group in self.groups)
         self.weight_bytes = sum(bundle.tensor(name).bytes for name in used_weights(bundle, work.target))

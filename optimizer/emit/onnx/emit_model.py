@@ -22,9 +22,9 @@ from enginewright.runtime.bundle.linear_io import (
     POSITION_IDS,
     ROWS,
     WRITE_INDEX,
-    ContribVariant,
     LinearCacheGroup,
     LinearIo,
+    VariantFile,
 )
 from enginewright.runtime.bundle.writer import BundleWriter
 
@@ -92,17 +92,17 @@ def emit_model(
     )
 
 
-def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> ContribVariant:
+def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> VariantFile:
     """Writes the contrib variant, unless no attention of the program is one of it."""
     if len(b.standard) == len(b.attentions):
-        return ContribVariant(file="", standard=b.standard)
+        return VariantFile(file="", standard=b.standard)
     writer.write_bytes(CONTRIB_FILE, _model(b).SerializeToString(deterministic=True))
-    return ContribVariant(standard=b.standard, accuracy_level=accuracy_level(b.program))
+    return VariantFile(file=CONTRIB_FILE, standard=b.standard, accuracy_level=accuracy_level(b.program))
 
 
-def _emit_kernels(b: KernelsBuilder, writer: BundleWriter) -> ContribVariant:
+def _emit_kernels(b: KernelsBuilder, writer: BundleWriter) -> VariantFile:
     writer.write_bytes(KERNELS_FILE, _model(b).SerializeToString(deterministic=True))
-    return ContribVariant(file=KERNELS_FILE, standard=b.standard)
+    return VariantFile(file=KERNELS_FILE, standard=b.standard)
 
 
 def _model(b: GraphBuilder) -> onnx.ModelProto:
