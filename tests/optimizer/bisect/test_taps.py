@@ -43,9 +43,11 @@ def test_a_fused_product_has_its_linears_columns() -> None:
         call(1, "linear", f"{LAYER}.q + {LAYER}.k", ["x"], ["qk"], pieces=pieces),
         call(2, "rope", LAYER, ["qk"], ["logits"]),
     ]
-    found = {str(t.point): t.columns for t in find_taps(calls, LEAVES, "logits")}
-    assert found[f"output of {LAYER}.q"] == (0, 8) and found[f"output of {LAYER}.k"] == (8, 12)
-    assert f"input of {LAYER}.q" in found and f"input of {LAYER}.k" in found
+    columns = {str(t.point): t.columns for t in find_taps(calls, LEAVES, "logits")}
+    assert columns[f"output of {LAYER}.q"] == (0, 8) and columns[f"output of {LAYER}.k"] == (8, 12)
+    found = places(calls)
+    assert found[f"output of {LAYER}.q"] == found[f"output of {LAYER}.k"] == (1, False, 0)
+    assert found[f"input of {LAYER}.q"] == found[f"input of {LAYER}.k"] == (0, False, 0)  # where it is made
 
 
 def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
@@ -54,7 +56,7 @@ def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
     active = call(1, "linear", f"{LAYER}.act + {LAYER}.o", ["x"], ["y"], pieces=pieces, store="activation")
     added = call(2, "linear", f"{LAYER}.o + {LAYER}", ["x", "x"], ["y"], pieces=pieces, store="residual")
     norm = call(3, "rms_norm", f"{LAYER}.norm + {LAYER}", ["y"], ["logits"])
-    assert f"output of {LAYER}.act" in places([embed, active, norm])
+    assert places([embed, active, norm])[f"output of {LAYER}.act"] == (1, False, 0)
     assert f"output of {LAYER}.o" not in places([embed, active, norm])
     found = places([embed, added, norm])
     assert f"output of {LAYER}.o" not in found
@@ -71,11 +73,13 @@ def test_sums_within_norms_and_keys_in_caches() -> None:
     ]  # fmt: skip
     found = {str(t.point): t for t in find_taps(calls, LEAVES, "logits")}
     total = found[f"input of {LAYER}.norm"]
-    assert (total.key, total.slot, total.added) == (1, 3, True)
+    assert (total.key, total.before, total.slot, total.added) == (1, False, 3, True)
     assert f"output of {LAYER}.norm" not in found
-    assert found[f"key, as attention gets it, of {LAYER}"].cached
-    assert found[f"query, as attention gets it, of {LAYER}"].key == 2
-    assert found[f"what attention gives in {LAYER}"].key == 3
+    key = found[f"key, as attention gets it, of {LAYER}"]
+    assert (key.key, key.before, key.cached) == (2, False, True)
+    query, given = found[f"query, as attention gets it, of {LAYER}"], found[f"what attention gives in {LAYER}"]
+    assert (query.key, query.before) == (2, False)  # where it is made
+    assert (given.key, given.before) == (3, False)
 
 
 def test_a_module_that_runs_twice_is_no_point() -> None:
