@@ -14,7 +14,8 @@ constexpr int64_t padded(int64_t size, int64_t multiple) { return pieces(size, m
 constexpr int64_t groups_of(int64_t k, int64_t group) { return group ? pieces(k, group) : 1; }
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kMostSize = int64_t{1} << 31;  // of N and K, so that no number of bytes overflows
+// Of N, K and groups, so that no number of bytes overflows: a file could have any, and few bytes for it.
+constexpr int64_t kMostSize = int64_t{1} << 28;
 
 struct Format {
   const char* name;
@@ -81,8 +82,10 @@ Linear::Linear(const Api& api, const OrtKernelInfo* info, const KernelTable& ker
 }
 
 void Linear::check_sizes() const {
-  if (n_ < 1 || n_ > kMostSize || k_ < 1 || k_ > kMostSize) throw BadArgument{"n and k: 1 to 2^31"};
-  if (weight_group_ < 0 || activation_group_ < 0) throw BadArgument{"groups have no size below 0"};
+  if (n_ < 1 || n_ > kMostSize || k_ < 1 || k_ > kMostSize) throw BadArgument{"n and k: 1 to 2^28"};
+  for (const int64_t group : {weight_group_, activation_group_}) {
+    if (group < 0 || group > kMostSize) throw BadArgument{"groups: 0 to 2^28"};
+  }
   if (sparse_ && (k_ % 4 != 0 || storage_ == Storage::fp8)) {
     throw BadArgument{"sparse: k is a multiple of 4, and fp8 has no such layout"};
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <tuple>
 #include <utility>
 
 #include "../cpu/cores.h"
@@ -97,21 +98,23 @@ const KernelTable* kernels_of(std::string isa) {
   throw BadArgument{"enginewright.isa: " + isa + " is not available on this processor"};
 }
 
-// The domain with its operator, which sessions use as long as they live: nothing is ever removed.
-OrtCustomOpDomain* domain_of(const Api& api, const KernelTable* kernels, int threads) {
+// The domain with its operator, which sessions use as long as they live: nothing is ever removed. A process
+// may have more than one onnxruntime, each with domains of its own.
+OrtCustomOpDomain* domain_of(const OrtApi* table, const KernelTable* kernels, int threads) {
   struct Domain {
-    std::unique_ptr<LinearOp> op;
     OrtCustomOpDomain* domain = nullptr;
+    std::unique_ptr<LinearOp> op;  // null until the domain has it
   };
   static std::mutex mutex;
-  static auto& domains = *new std::map<std::pair<const KernelTable*, int>, Domain>();
+  static auto& domains = *new std::map<std::tuple<const OrtApi*, const KernelTable*, int>, Domain>();
+  const Api api(table);
   const std::lock_guard lock(mutex);
-  Domain& found = domains[{kernels, threads}];
-  if (!found.domain) {
-    found.op = std::make_unique<LinearOp>(kernels, threads);
-    OrtCustomOpDomain* domain = api.new_domain(kDomain);
-    api.add(domain, found.op.get());
-    found.domain = domain;
+  Domain& found = domains[{table, kernels, threads}];
+  if (!found.domain) found.domain = api.new_domain(kDomain);
+  if (!found.op) {
+    auto op = std::make_unique<LinearOp>(kernels, threads);
+    api.add(found.domain, op.get());
+    found.op = std::move(op);
   }
   return found.domain;
 }
@@ -127,6 +130,6 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
   const Api api(table);
   return status_of(api, [&] {
     const int threads = threads_of(api.config(options, "enginewright.threads"));
-    api.add(options, domain_of(api, kernels_of(api.config(options, "enginewright.isa")), threads));
+    api.add(options, domain_of(table, kernels_of(api.config(options, "enginewright.isa")), threads));
   });
 }
