@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from enginewright.plugins.errors import RequestError
+from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
 
+from .bundle.linear_io import LinearIo
 from .bundle.manifest import TargetManifest
 from .bundle.reader import Bundle
 from .doctor_machine import Machine
@@ -143,7 +145,17 @@ def _check_onnx(machine: Machine, target: TargetManifest | None) -> _Checked:
     if is_older(found, needed):
         return _Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
     known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
-    return _Checked(on=(f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}",))
+    on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
+    return _Checked(on=(on, *_variant(target.io if target is not None else None, machine)))
+
+
+def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
+    """Which of several files runs on a CPU, and why it isn't the fastest."""
+    if io is None or len(io.variants) == 1:
+        return ()
+    taken = io.fastest(operators=machine.onnx_operators)
+    runs = f"on a CPU its variant {taken} runs"
+    return (runs if taken == io.variants[-1] else f"{runs}: variant kernels needs {OPERATORS}, which is missing",)
 
 
 def _check_tensorrt(name: str) -> Callable[[Machine, TargetManifest | None], _Checked]:

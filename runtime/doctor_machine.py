@@ -16,6 +16,7 @@ from pathlib import Path
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, TargetError
+from enginewright.plugins.onnxruntime.library import find_operators
 
 from .executors.cuda_driver import Gpu, load_cuda
 from .executors.onnx_session import load_onnxruntime
@@ -41,6 +42,7 @@ class Machine:
         python: its version.
         packages: name -> version of those of ``PACKAGES`` that are installed.
         providers: onnxruntime's.
+        onnx_operators: whether the library of our operators for onnxruntime is there.
         torch_cuda: the CUDA that torch was built for; "" where it wasn't, or isn't there.
         driver: version of NVIDIA's driver; "" where there is none.
         cuda: the newest CUDA that it runs.
@@ -58,6 +60,7 @@ class Machine:
     python: str
     packages: Mapping[str, str] = field(default_factory=dict)
     providers: tuple[str, ...] = ()
+    onnx_operators: bool = False
     torch_cuda: str = ""
     driver: str = ""
     cuda: str = ""
@@ -80,6 +83,7 @@ def look_at_machine() -> Machine:
         python=platform.python_version(),
         packages=_versions(),
         providers=_providers(problems),
+        onnx_operators=find_operators() is not None,
         torch_cuda=torch_cuda(),
         driver=driver_version(),
         cuda=cuda,

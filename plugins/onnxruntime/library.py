@@ -9,6 +9,8 @@ from enginewright.plugins import onnxruntime as package  # its path: modules and
 from ..errors import MissingDependencyError
 
 NAME = "libenginewright_onnxruntime.so"
+MOST_THREADS = 1024
+"""That its operators take of a session."""
 
 
 def find_operators() -> Path | None:

@@ -118,6 +118,10 @@ class LinearIo(Record, frozen=True, kw_only=True):
         """The files there are, the fastest on a CPU last."""
         return (self.variant, *(name for name, beside in self._beside.items() if beside is not None and beside.file))
 
+    def fastest(self, *, operators: bool) -> Variant:
+        """Of ``variants``, the one to run on a CPU. ``operators``: whether the library for "kernels" is there."""
+        return next((v for v in reversed(self.variants) if v != "kernels" or operators), self.variant)
+
     @property
     def _beside(self) -> dict[Variant, VariantFile | None]:
         return {"contrib": self.contrib, "kernels": self.kernels}

@@ -20,6 +20,7 @@ from enginewright.plugins.errors import (
     MissingDependencyError,
     RequestError,
 )
+from enginewright.plugins.onnxruntime.library import MOST_THREADS
 
 from ..bundle.linear_io import AccuracyLevel
 
@@ -107,14 +108,14 @@ def open_session(
     Raises:
         BundleError: the file can't be read, or is damaged, or not for this onnxruntime.
         CapacityError: there isn't memory for it.
-        MissingDependencyError: the provider is installed, and doesn't start (a driver or library is missing).
+        MissingDependencyError: the provider is installed, and doesn't start (a driver or library is missing), or the
+            library of operators doesn't load.
     """
     names = list(dict.fromkeys([provider.full_name, PROVIDERS["cpu"].full_name]))
     try:
         options = _options(module, threads, accuracy_level)
         if operators is not None:
-            options.add_session_config_entry("enginewright.threads", str(threads))
-            options.register_custom_ops_library(str(operators))
+            _register(options, operators, threads, module)
         session = module.InferenceSession(str(path), options, providers=names)
     except _errors(module) as e:
         if _OUT_OF_MEMORY.search(str(e)):
@@ -174,6 +175,18 @@ def _options(module: ModuleType, threads: int, accuracy_level: AccuracyLevel = 1
     }.items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def _register(options: Any, operators: Path, threads: int, module: ModuleType) -> None:
+    """Gives a session the operators of a library, which run on the session's threads. Raises MissingDependencyError."""
+    options.add_session_config_entry("enginewright.threads", str(min(threads, MOST_THREADS)))
+    try:
+        options.register_custom_ops_library(str(operators))
+    except _errors(module) as e:
+        raise MissingDependencyError(
+            f"{operators}: onnxruntime {module.__version__} can't load these operators: {_first_line(e)}",
+            hint="Install enginewright again: pip install --force-reinstall enginewright",
+        ) from e
 
 
 def _errors(module: ModuleType) -> tuple[type[BaseException], ...]:

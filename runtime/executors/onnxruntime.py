@@ -34,7 +34,7 @@ class OnnxExecutor:
 
     Raises:
         BundleError: the bundle has no such target or variant, or its file is damaged.
-        MissingDependencyError: onnxruntime or the provider is missing, or too old.
+        MissingDependencyError: onnxruntime, the provider or the variant's library is missing, or too old.
         CapacityError: there is no memory for the slots.
     """
 
@@ -113,8 +113,7 @@ def linear_io(bundle: Bundle, target: str) -> LinearIo:
 def _variant_of(io: LinearIo, provider: str, variant: Variant | None, bundle: Bundle, target: str) -> LinearIo:
     """With the file that is to run: on a CPU our kernels are the fastest. Raises BundleError."""
     if variant is None:
-        there = [v for v in io.variants if v != "kernels" or find_operators() is not None]
-        variant = there[-1] if provider == "cpu" else io.variant
+        variant = io.fastest(operators=find_operators() is not None) if provider == "cpu" else io.variant
     if variant not in io.variants:
         raise BundleError(
             f"{bundle.path}: target {target!r} has no variant {variant!r}; it has {', '.join(io.variants)}",

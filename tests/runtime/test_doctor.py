@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from enginewright.plugins.errors import RequestError
-from enginewright.runtime.bundle.linear_io import LinearIo
+from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, VariantFile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
@@ -151,6 +151,26 @@ def test_onnxruntime(tmp_path) -> None:
         examination = examine(machine, bundle)
         assert found(examination)["onnx"].reasons == (reason,)
         assert not examination.succeeds()
+
+
+def test_variants_of_the_onnx_target(tmp_path) -> None:
+    with_operators = replace(PLAIN, onnx_operators=True)
+    contrib, kernels = VariantFile(file=CONTRIB_FILE), VariantFile(file=KERNELS_FILE)
+    missing = "variant kernels needs libenginewright_onnxruntime.so, which is missing"
+    for io, machine, said in (
+        (IO, with_operators, ()),
+        (IO.model_copy(update={"contrib": contrib}), PLAIN, ("on a CPU its variant contrib runs",)),
+        (IO.model_copy(update={"kernels": kernels}), with_operators, ("on a CPU its variant kernels runs",)),
+        (IO.model_copy(update={"kernels": kernels}), PLAIN, (f"on a CPU its variant standard runs: {missing}",)),
+        (
+            IO.model_copy(update={"contrib": contrib, "kernels": kernels}),
+            PLAIN,
+            (f"on a CPU its variant contrib runs: {missing}",),
+        ),
+    ):
+        finding = found(examine(machine, bundle_of(tmp_path, {"onnx": TargetManifest(io=io)})))["onnx"]
+        assert finding.verdict == "runs"
+        assert finding.on[1:] == said
 
 
 def test_kernels_that_do_not_load(tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginewright.passes.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.onnxruntime.library import operators_library
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.writer import BundleWriter
 
@@ -24,7 +25,12 @@ class OnnxEmitter:
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where the package onnx is missing, too."""
+        """See ``Emitter.emit``. Raises MissingDependencyError where the package onnx is missing, too.
+
+        So it is where the kernels variant is asked for without its library: what is exported is run before it counts.
+        """
+        if options.kernels:
+            operators_library()
         try:
             from .emit_model import emit_model  # only this target needs the package
         except ModuleNotFoundError as e:

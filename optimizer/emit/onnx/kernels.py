@@ -70,7 +70,7 @@ class KernelsBuilder(ContribBuilder):
         residual = a["residual"]
         lies = x in self.by_request and (residual is None or residual in self.by_request)
         with self.taken_as_it_lies() if lies else nullcontext():
-            given = [self.cast(x, _F32), *(self._panels(part) for part in stored)]
+            given = [self.value(x), *(self._panels(part) for part in stored)]
             given.append("" if a["bias"] is None else self.cast(a["bias"], _F32))
             added = None if residual is None else self.cast(residual, _F32)
         while not given[-1]:

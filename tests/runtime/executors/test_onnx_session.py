@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from enginewright.plugins.errors import BundleError, CapacityError, MissingDependencyError, RequestError
+from enginewright.plugins.onnxruntime.library import operators_library
 from enginewright.runtime.executors import onnx_session
 from enginewright.runtime.executors.onnx_session import (
     PROVIDERS,
@@ -109,6 +110,24 @@ def test_memory_runs_out(module: Any, opening: bool) -> None:
             open_session(Path("model.onnx"), PROVIDERS["cpu"], 1, _fake(module, fail))
         else:
             run_session(SimpleNamespace(run_with_iobinding=fail), None, None, module)
+
+
+def test_operators_that_do_not_load(module: Any, tmp_path: Path) -> None:
+    operators = tmp_path / "operators.so"
+    message = r"operators\.so: onnxruntime .* can't load these operators: .*\n.*--force-reinstall enginewright"
+    for data in (None, b"no library"):
+        if data is not None:
+            operators.write_bytes(data)
+        with pytest.raises(MissingDependencyError, match=message):
+            open_session(tmp_path / "none.onnx", PROVIDERS["cpu"], 1, module, operators=operators)
+
+
+def test_operators_run_on_the_sessions_threads(module: Any) -> None:
+    def keep(path: str, options: Any, providers: list[str]) -> object:
+        assert options.get_session_config_entry("enginewright.threads") == str(options.intra_op_num_threads) == "3"
+        return SimpleNamespace(get_providers=lambda: providers)
+
+    open_session(Path("model.onnx"), PROVIDERS["cpu"], 3, _fake(module, keep), operators=operators_library())
 
 
 def test_a_file_that_is_not_there(module: Any, tmp_path: Path) -> None:

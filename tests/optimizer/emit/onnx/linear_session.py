@@ -23,14 +23,15 @@ from enginewright.optimizer.progress import silent
 from enginewright.passes.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
-from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, MODEL_FILE, LinearIo, cache_names
+from enginewright.plugins.onnxruntime.library import operators_library
+from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
 from enginewright.runtime.bundle.writer import BundleWriter
 from tests.acceptance.tiny_configs import tiny_family
 
 Logits = npt.NDArray[np.float32]
 
-FILES = (MODEL_FILE, CONTRIB_FILE)
+FILES = (MODEL_FILE, CONTRIB_FILE, KERNELS_FILE)
 
 
 def lowered(model: PreTrainedModel, context: PassContext | None = None) -> Program:
@@ -56,10 +57,11 @@ def emit(
     contrib: int | None = None,
     floats: FloatType = "f32",
     capacity: int | None = None,
+    kernels: int | None = None,
 ) -> LinearIo:
-    """Writes model.onnx, the contrib variant if it is wanted, and weights/ into ``folder``, and has files checked."""
+    """Writes model.onnx, the variants that are wanted, and weights/ into ``folder``, and has files checked."""
     with BundleWriter(folder / "unfinished") as writer:
-        io = emit_model(program, writer, silent, floats, capacity, contrib=contrib)
+        io = emit_model(program, writer, silent, floats, capacity, contrib=contrib, kernels=kernels)
         writer.finish_weights()
         for part in (*FILES, "weights"):
             if (writer.folder / part).exists():
@@ -76,12 +78,15 @@ def open_session(path: Path, accuracy_level: int = 1) -> onnxruntime.InferenceSe
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(accuracy_level))
+    if path.name == KERNELS_FILE:
+        options.add_session_config_entry("enginewright.threads", "1")
+        options.register_custom_ops_library(str(operators_library()))
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def run_tokens(folder: Path, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def run_tokens(folder: Path, ids: torch.Tensor, rows: torch.Tensor, file: str = MODEL_FILE) -> torch.Tensor:
     """The result for one request of ids [T], by a program without attention."""
-    session = open_session(folder / "model.onnx")
+    session = open_session(folder / file)
     feeds = {"input_ids": ids[None].numpy(), "rows": rows.numpy(), "write_index": np.zeros(1, np.int64)}
     feeds["position_ids"] = np.arange(len(ids))[None]
     wanted = {entry.name for entry in session.get_inputs()}

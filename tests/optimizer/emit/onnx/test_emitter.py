@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from enginewright.optimizer.emit.base import EmitOptions
 from enginewright.optimizer.emit.onnx.emitter import OnnxEmitter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.progress import silent
 from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.onnxruntime import library
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.writer import BundleWriter
 from tests.conftest import make_tiny_model
@@ -46,3 +48,12 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with BundleWriter(tmp_path / "b") as writer, wanted as error:
         OnnxEmitter().emit(decoder(), writer, silent)
     assert "enginewright[onnx]" in str(error.value)
+
+
+def test_a_missing_library_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_operators", lambda: None)
+    wanted = pytest.raises(MissingDependencyError, match=r"libenginewright_onnxruntime\.so, .* is missing")
+    with BundleWriter(tmp_path / "b") as writer:
+        with wanted:
+            OnnxEmitter().emit(decoder(), writer, silent, EmitOptions(kernels=True))
+        assert not list(writer.folder.rglob("*.onnx"))

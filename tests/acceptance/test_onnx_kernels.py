@@ -1,0 +1,180 @@
+"""The kernels variant through the export, the bundle and the scheduler, with its library and without."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.onnx_section import OnnxSection
+from enginewright.optimizer.recipes.recipe import Recipe, with_cache
+from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from enginewright.plugins.errors import BundleError, MissingDependencyError
+from enginewright.plugins.onnxruntime import library
+from enginewright.runtime.bundle.linear_io import KERNELS_FILE
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors import onnxruntime as executors
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+
+from .test_onnx_contrib import opened
+from .test_onnx_families import LENGTHS, NEW_TOKENS, TOLERANCE
+from .tiny_configs import tiny_family
+
+BOTH = OnnxSection(contrib=True, kernels=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gemma2: layers with windows and without, a softcap, groups of two heads, a tied table."""
+    found = tmp_path_factory.mktemp("kernels") / "b"
+    report = export(tiny_family("gemma2"), found, recipe=Recipe(name="kernels", targets=("cpu", "onnx"), onnx=BOTH))
+    assert [v.target for v in report.verification] == ["cpu", "onnx (standard)", "onnx (contrib)", "onnx (kernels)"]
+    return found
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where enginewright was installed without it."""
+    for module in (library, executors):
+        monkeypatch.setattr(module, "find_operators", lambda: None)
+
+
+def variant_of(llm: LLM) -> object:
+    return llm.info()["executor"]["variant"]
+
+
+def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with opened(path, "standard") as llm:
+        wanted = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
+        expected = llm.logits(prompts[-1])
+    with opened(path, None) as llm:  # what a user gets
+        assert variant_of(llm) == "kernels"
+        alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
+        together = [list(result.token_ids) for result in llm.generate(prompts, params)]
+        logits = llm.logits(prompts[-1])
+    with opened(path, "kernels", chunk=16, requests=3) as llm:
+        in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+    assert alone == wanted
+    assert together == wanted
+    assert in_chunks == wanted
+
+
+def test_as_many_threads_as_there_are(path: Path) -> None:
+    """The products have the same bits; what onnxruntime's own operators have is within rounding."""
+    prompt = np.random.default_rng(4).integers(3, 256, 30).tolist()
+    logits = []
+    for threads in (1, 2):
+        with LLM(path, target="onnx", threads=threads, context=64) as llm:
+            assert llm.info()["executor"]["threads"] == threads and variant_of(llm) == "kernels"
+            logits.append(llm.logits(prompt))
+    np.testing.assert_allclose(*logits, atol=TOLERANCE)
+
+
+def test_without_the_library_the_next_variant_runs(path: Path, no_library: None) -> None:
+    with opened(path, None) as llm:
+        assert variant_of(llm) == "contrib"
+        assert len(llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+    with pytest.raises(
+        MissingDependencyError, match=r"libenginewright_onnxruntime\.so, .* is missing .*\n.*cmake --build build"
+    ):
+        opened(path, "kernels")
+
+
+def test_kernels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(name="kernels", targets=("onnx",), onnx=OnnxSection(kernels=True))
+    report = export(tiny_family("llama"), tmp_path / "b", recipe=recipe)
+    assert [v.target for v in report.verification] == ["onnx (standard)", "onnx (kernels)"]
+    assert (tmp_path / "b" / KERNELS_FILE).is_file() and not (tmp_path / "b/model.contrib.onnx").exists()
+    with opened(tmp_path / "b", None) as llm:
+        assert variant_of(llm) == "kernels"
+    with pytest.raises(BundleError, match="has no variant 'contrib'; it has standard, kernels"):
+        opened(tmp_path / "b", "contrib")
+    monkeypatch.setattr(executors, "find_operators", lambda: None)
+    with opened(tmp_path / "b", None) as llm:
+        assert variant_of(llm) == "standard"
+
+
+def check_panels_are_stored_once(path: Path) -> int:
+    """How many weights have panels in the onnx target's file: all of them the cpu target's very bytes."""
+    tensors = Bundle.open(path).index.tensors
+    panels = {name: entry for name, entry in tensors.items() if name.endswith(".onnx.panels")}
+    for name, entry in panels.items():
+        of_cpu = tensors[name.removesuffix(".onnx.panels")]
+        assert (entry.blob, entry.offset, entry.bytes) == (of_cpu.blob, of_cpu.offset, of_cpu.bytes), name
+        assert (entry.layout, entry.dtype, entry.parts) == (of_cpu.layout, of_cpu.dtype, of_cpu.parts), name
+    return len(panels)
+
+
+def test_the_panels_are_the_cpu_targets(path: Path) -> None:
+    assert check_panels_are_stored_once(path) == 9  # four in each of two layers, and the head
+    used = {
+        name
+        for node in onnx.load(path / KERNELS_FILE, load_external_data=False).graph.node
+        if node.op_type == "Linear"
+        for name in node.input[1:]
+    }
+    assert len(used) == 9 and all(name.endswith(".onnx.panels") for name in used)
+
+
+INT8 = WeightFormatSection(storage="int8", activation="int8")
+INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+BF16 = WeightFormatSection(storage="bf16", activation="bf16")
+
+
+@pytest.mark.parametrize("weights", [INT8, INT4, BF16], ids=lambda weights: weights.storage)
+def test_narrow_formats_have_the_cpu_targets_logits(weights: WeightFormatSection, tmp_path: Path) -> None:
+    recipe = Recipe(
+        name="narrow",
+        targets=("cpu", "onnx"),
+        onnx=BOTH,
+        weights=WeightsSection(default=weights),
+        budget=BudgetSection(max_kl=1.0),  # a random model's
+    )
+    export(tiny_family("llama"), tmp_path / "b", recipe=with_cache(recipe, "f32"))  # as the onnx target's always is
+    assert check_panels_are_stored_once(tmp_path / "b") >= 9
+    prompt = np.random.default_rng(5).integers(3, 256, 40).tolist()
+    logits = {}
+    for target in ("cpu", "onnx"):
+        with LLM(tmp_path / "b", target=target, threads=1, context=64) as llm:
+            logits[target] = llm.logits(prompt)
+    with opened(tmp_path / "b", "standard") as llm:  # which rounds no activations
+        floats = llm.logits(prompt)
+    # Attention and norms in 32-bit floats are not bit for bit the same, after which an activation may be rounded the
+    # other way: from that token on logits are some hundredths off. Without rounding they are from the first token on.
+    close = np.abs(logits["onnx"] - logits["cpu"]).max(-1) < TOLERANCE
+    assert close.mean() > 0.25
+    assert not (np.abs(floats - logits["cpu"]).max(-1) < TOLERANCE).any()
+
+
+def test_a_damaged_file(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "b")
+    file = tmp_path / "b" / KERNELS_FILE
+    data = file.read_bytes()
+    file.write_bytes(b"\xff" * 64 + data[64:])
+    with pytest.raises(BundleError, match=r"model\.kernels\.onnx: onnxruntime .* can't load it: .*\n.*optimize verify"):
+        opened(tmp_path / "b", None)
+    with opened(tmp_path / "b", "contrib") as llm:  # whose file is as it was
+        assert variant_of(llm) == "contrib"
+
+
+def test_a_weight_of_another_size(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "b")
+    file = tmp_path / "b" / KERNELS_FILE
+    model, size = onnx.load(file, load_external_data=False), file.stat().st_size
+    head = [node for node in model.graph.node if node.op_type == "Linear"][-1]
+    (rows,) = (attribute for attribute in head.attribute if attribute.name == "n")
+    rows.i -= 32
+    file.write_bytes(model.SerializeToString(deterministic=True))
+    assert file.stat().st_size in (size, size - 1)
+    file.write_bytes(file.read_bytes().ljust(size, b"\0"))
+    with pytest.raises(BundleError, match=r"model\.kernels\.onnx: .*weight has 65536 bytes, and not 57344\n"):
+        opened(tmp_path / "b", None)

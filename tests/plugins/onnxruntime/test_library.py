@@ -1,0 +1,28 @@
+"""Where the library of operators is looked for, and what is said where it isn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.plugins import onnxruntime as package
+from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.onnxruntime.library import NAME, find_operators, operators_library
+
+
+def test_it_is_built() -> None:
+    assert operators_library() == find_operators()
+    assert operators_library().name == NAME
+
+
+def test_every_folder_of_the_package_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an editable install the library isn't beside the modules."""
+    sources, built = tmp_path / "sources", tmp_path / "built"
+    built.mkdir()
+    monkeypatch.setattr(package, "__path__", [str(sources), str(built)])
+    assert find_operators() is None
+    with pytest.raises(MissingDependencyError, match=rf"{NAME}, .* is missing beside .*\n.*pip"):
+        operators_library()
+    (built / NAME).touch()
+    assert find_operators() == operators_library() == built / NAME
