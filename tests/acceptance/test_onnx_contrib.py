@@ -52,7 +52,8 @@ def opened(path: Path, variant: Variant | None, chunk: int | None = None, reques
     return LLM.from_executor(executor, bundle.model, max_requests=requests, prefill_chunk=chunk)
 
 
-def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
+def check_tokens(path: Path, variant: Variant) -> None:
+    """A bundle's default variant is this one, and its tokens are the standard file's: alone, together and in chunks."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -61,16 +62,20 @@ def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
         wanted = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
         expected = llm.logits(prompts[-1])
     with opened(path, None) as llm:  # what a user gets
-        assert llm.info()["executor"]["variant"] == "contrib"
+        assert llm.info()["executor"]["variant"] == variant
         alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
         together = [list(result.token_ids) for result in llm.generate(prompts, params)]
         logits = llm.logits(prompts[-1])
-    with opened(path, "contrib", chunk=16, requests=3) as llm:
+    with opened(path, variant, chunk=16, requests=3) as llm:
         in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
     assert alone == wanted
     assert together == wanted
     assert in_chunks == wanted
+
+
+def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
+    check_tokens(path, "contrib")
 
 
 def test_both_files_have_the_same_weights(path: Path) -> None:

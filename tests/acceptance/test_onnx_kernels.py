@@ -21,8 +21,8 @@ from enginewright.runtime.executors import onnxruntime as executors
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.sampling import SamplingParams
 
-from .test_onnx_contrib import opened
-from .test_onnx_families import LENGTHS, NEW_TOKENS, TOLERANCE
+from .test_onnx_contrib import check_tokens, opened
+from .test_onnx_families import TOLERANCE
 from .tiny_configs import tiny_family
 
 BOTH = OnnxSection(contrib=True, kernels=True)
@@ -49,23 +49,7 @@ def variant_of(llm: LLM) -> object:
 
 
 def test_tokens_are_those_of_the_standard_file(path: Path) -> None:
-    rng = np.random.default_rng(3)
-    prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
-    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    with opened(path, "standard") as llm:
-        wanted = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
-        expected = llm.logits(prompts[-1])
-    with opened(path, None) as llm:  # what a user gets
-        assert variant_of(llm) == "kernels"
-        alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
-        together = [list(result.token_ids) for result in llm.generate(prompts, params)]
-        logits = llm.logits(prompts[-1])
-    with opened(path, "kernels", chunk=16, requests=3) as llm:
-        in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
-    np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
-    assert alone == wanted
-    assert together == wanted
-    assert in_chunks == wanted
+    check_tokens(path, "kernels")
 
 
 def test_as_many_threads_as_there_are(path: Path) -> None:
