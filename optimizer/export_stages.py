@@ -41,6 +41,7 @@ from .pass_context import pass_context
 from .pipeline import choose_passes, left_on
 from .progress import ProgressEvent
 from .recipes.engine_section import EnginesSection
+from .recipes.onnx_section import OnnxSection
 from .recipes.recipe import Recipe
 from .report.export_report import storage_and_speed
 from .report.fusion_effects import FusionEffects, fusion_effects
@@ -202,8 +203,7 @@ def write_bundle(
         context_length=info.context_length,
         buckets=buckets.plan if buckets else None,
         record=engines.append,
-        contrib=model.recipe.onnx is not None and model.recipe.onnx.contrib,
-        kernels=model.recipe.onnx is not None and model.recipe.onnx.kernels,
+        onnx=model.recipe.onnx or OnnxSection(),
     )
     emitted = {
         name: EMITTERS[name].emit(rewritten.programs[name], writer, asked.tell, options) for name in asked.targets

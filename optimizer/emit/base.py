@@ -14,6 +14,7 @@ from enginewright.runtime.bundle.writer import BundleWriter
 
 from ..progress import Progress
 from ..recipes.engine_section import EnginesSection
+from ..recipes.onnx_section import OnnxSection
 from .engine_report import EngineReport
 
 
@@ -30,15 +31,14 @@ class EmitOptions:
         context_length: the longest request of the bundle; 0 if it isn't known.
         buckets: fixed sizes of steps.
         record: told of each engine that is built.
-        contrib, kernels: whether the onnx target has that variant, too.
+        onnx: the recipe's [onnx].
     """
 
     engines: EnginesSection = field(default_factory=EnginesSection)
     context_length: int = 0
     buckets: BucketPlan | None = None
     record: Callable[[EngineReport], None] = unrecorded
-    contrib: bool = False
-    kernels: bool = False
+    onnx: OnnxSection = field(default_factory=OnnxSection)
 
 
 class Emitter(Protocol):

@@ -34,6 +34,8 @@ class Linear {
   // May be called from several threads at a time. Throws Refused, BadArgument or std::bad_alloc.
   void run(OrtKernelContext* context) const;
 
+  const Api& api() const { return api_; }
+
  private:
   struct Call;
 

@@ -28,11 +28,6 @@ struct LinearOp : OrtCustomOp {
   LinearOp(const KernelTable* table, int count);
 };
 
-struct LinearKernel {
-  Api api;
-  Linear linear;
-};
-
 // What `run` throws, as a status.
 template <class F>
 OrtStatus* status_of(const Api& api, const F& run) {
@@ -71,14 +66,14 @@ LinearOp::LinearOp(const KernelTable* table, int count) : OrtCustomOp{}, kernels
     const Api api(table);
     return status_of(api, [&] {
       const auto& own = *static_cast<const LinearOp*>(op);
-      *kernel = new LinearKernel{api, Linear(api, info, *own.kernels, own.threads)};
+      *kernel = new Linear(api, info, *own.kernels, own.threads);
     });
   };
   KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-    const auto& own = *static_cast<const LinearKernel*>(kernel);
-    return status_of(own.api, [&] { own.linear.run(context); });
+    const auto& own = *static_cast<const Linear*>(kernel);
+    return status_of(own.api(), [&] { own.run(context); });
   };
-  KernelDestroy = [](void* kernel) { delete static_cast<LinearKernel*>(kernel); };
+  KernelDestroy = [](void* kernel) { delete static_cast<Linear*>(kernel); };
 }
 
 int threads_of(const std::string& given) {

@@ -129,9 +129,12 @@ class LayoutBuilder(GraphBuilder):
         return emit
 
     def _can_keep(self, node: Node, a: Mapping[str, Any]) -> bool:
-        if not self.inputs_lie_by_request(node):
+        inputs = [n for n in node.all_input_nodes if has_tensors(n)]
+        if not any(n in self.by_request for n in inputs):
             return False
-        weights = [n for n in node.all_input_nodes if n.op == "get_attr"]
+        weights = [n for n in inputs if n.op == "get_attr"]
+        if any(n not in self.by_request for n in inputs if n.op != "get_attr"):
+            return False
         if node.target is ew.linear.default:  # a table that rows are taken of is multiplied by an operator of matrices
             return all(user.target is ew.linear.default for user in a["weight"].users)
         if node.target is ew.quantized_linear.default:
@@ -139,11 +142,6 @@ class LayoutBuilder(GraphBuilder):
         if node.target is aten.slice.Tensor:
             return a["dim"] in (-1, 1) and all(isinstance(a[name], int) for name in ("start", "end"))
         return node.target in _ALONG_LAST or all(n.meta["val"].dim() <= 1 for n in weights)
-
-    def inputs_lie_by_request(self, node: Node) -> bool:
-        """Whether all that a call gets lies so, weights aside, and there is something that does."""
-        values = [n for n in node.all_input_nodes if has_tensors(n) and n.op != "get_attr"]
-        return bool(values) and all(n in self.by_request for n in values)
 
     def row_of_table(self, b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
         """The handler of a table, whose rows lie by request from the beginning."""

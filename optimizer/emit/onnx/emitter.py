@@ -29,7 +29,7 @@ class OnnxEmitter:
 
         So it is where the kernels variant is asked for without its library: what is exported is run before it counts.
         """
-        if options.kernels:
+        if options.onnx.kernels:
             operators_library()
         try:
             from .emit_model import emit_model  # only this target needs the package
@@ -40,6 +40,6 @@ class OnnxEmitter:
                 "target onnx: writing it needs onnx, which is not installed",
                 hint="Install it with: pip install 'enginewright[onnx]'",
             ) from e
-        contrib = options.context_length if options.contrib else None
-        kernels = options.context_length if options.kernels else None
+        contrib = options.context_length if options.onnx.contrib else None
+        kernels = options.context_length if options.onnx.kernels else None
         return TargetManifest(io=emit_model(program, writer, progress, contrib=contrib, kernels=kernels))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from onnx import StringStringEntryProto, TensorProto
+from onnx import StringStringEntryProto, TensorProto, helper
 
 from enginewright.passes.ir.stacked_weights import pieces
 from enginewright.passes.ir.weights import WeightExpr
@@ -48,14 +48,6 @@ _DTYPES: dict[Stored, WeightDtype] = {
     "i4 pairs": "i4",
     "u4 pairs": "u4",
 }
-_PANEL_ELEMENTS = {
-    "float32": TensorProto.FLOAT,
-    "bfloat16": TensorProto.BFLOAT16,
-    "float16": TensorProto.FLOAT16,
-    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
-    "uint8": TensorProto.UINT8,
-}
-"""What panels have, integers in bytes without sign."""
 _FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _MOST_F16 = 65504
 _CHUNK_BYTES = 32 << 20
@@ -104,7 +96,8 @@ class ExternalWeights:
         if label not in self._panels:
             use = WeightUse(name=label, dtype=packing.dtype, shape=expr.shape, layout=packing.layout)
             entry = add_weight(self._writer, use, expr)
-            self._panels[label] = _external(label, entry, _PANEL_ELEMENTS[entry.stored_dtype.name], entry.stored_shape)
+            element = helper.np_dtype_to_tensor_dtype(entry.stored_dtype)
+            self._panels[label] = _external(label, entry, element, entry.stored_shape)
         return self._panels[label]
 
     def _write(self, name: str, expr: WeightExpr, form: Form, stored: Stored) -> TensorProto:

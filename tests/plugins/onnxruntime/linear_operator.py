@@ -23,14 +23,6 @@ from tests.runtime.bundle.test_sparse_panels import sparse_weight
 Array = npt.NDArray[Any]
 Float = npt.NDArray[np.float32]
 
-ELEMENTS = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
-    "uint8": TensorProto.UINT8,
-}
-
 
 @dataclass(frozen=True)
 class Format:
@@ -147,7 +139,7 @@ def operator_model(
         names.append("" if array is None else name)
         if array is None:
             continue
-        kind = ELEMENTS[array.dtype.name]
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         if name in computed:
             inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
         else:

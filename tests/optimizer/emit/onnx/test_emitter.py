@@ -9,6 +9,7 @@ from enginewright.optimizer.emit.base import EmitOptions
 from enginewright.optimizer.emit.onnx.emitter import OnnxEmitter
 from enginewright.optimizer.export import export
 from enginewright.optimizer.progress import silent
+from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.plugins.errors import MissingDependencyError
 from enginewright.plugins.onnxruntime import library
 from enginewright.runtime.bundle.reader import Bundle
@@ -55,5 +56,5 @@ def test_a_missing_library_is_said_before_anything_is_written(tmp_path: Path, mo
     wanted = pytest.raises(MissingDependencyError, match=r"libenginewright_onnxruntime\.so, .* is missing")
     with BundleWriter(tmp_path / "b") as writer:
         with wanted:
-            OnnxEmitter().emit(decoder(), writer, silent, EmitOptions(kernels=True))
+            OnnxEmitter().emit(decoder(), writer, silent, EmitOptions(onnx=OnnxSection(kernels=True)))
         assert not list(writer.folder.rglob("*.onnx"))
