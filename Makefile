@@ -28,7 +28,7 @@ BUNDLE := build/smollm2.bundle
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-matrix pytest lint types format test-cpp sanitize bench bench-peers gpu-check clean
+.PHONY: help setup demo test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,10 +57,13 @@ demo: setup  ## fetch SmolLM2, export it, and ask it a question
 test: lint types test-cpp pytest  ## check what a change must pass (lint, types, C++ and Python tests)
 
 pytest: setup
-	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "matrix or not matrix")
+	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
 
 test-matrix: setup  ## run the long tables of tests: every family, damaged files, the packages, a large model
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
+
+soak: setup  ## run what takes too long for CI: attacks, sweeps, loads
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak
 
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .
