@@ -1,0 +1,58 @@
+"""What runs the blocks of a page of documentation, and the pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.doc_snippets import python_script, run_python
+
+PAGE = """\
+# A page
+
+```python
+x = 1
+```
+
+```sh
+exit 1
+```
+
+<!-- not run: another library's -->
+```python
+import nothing_like_it
+```
+
+```python
+print(x + 1, open("name").read())
+```
+"""
+
+
+def test_blocks_stay_on_their_lines() -> None:
+    lines = python_script(PAGE).splitlines()
+    assert [(i, line) for i, line in enumerate(lines, 1) if line] == [
+        (4, "x = 1"),
+        (17, 'print(x + 1, open("name").read())'),
+    ]
+    with pytest.raises(ValueError, match="isn't closed"):
+        python_script("```python\nx = 1\n")
+
+
+def test_blocks_run_together(tmp_path: Path) -> None:
+    page, given = tmp_path / "page.md", tmp_path / "given"
+    page.write_text(PAGE)
+    given.write_text("text")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert run_python(page, folder, {"name": given}).stdout == "2 text\n"
+
+
+def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\nraise KeyError(3)\n```\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(AssertionError, match=r"line 4(.|\n)*KeyError: 3"):
+        run_python(page, folder, {})
