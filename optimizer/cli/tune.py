@@ -11,6 +11,7 @@ from .options import AsJson, BundlePath, Threads
 
 if TYPE_CHECKING:
     from enginewright.optimizer.progress import ProgressEvent
+    from enginewright.optimizer.tune.tune import TuneResult
 
 NAME = "tune"
 EPILOG = (
@@ -24,10 +25,11 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    seconds: Annotated[float, typer.Option(help="About how long to measure; short times find less.")] = 40.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure, at most; short times try fewer choices.")] = 40.0,
     threads: Threads = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no table.")] = False,
 ) -> None:
     """Measures how work is best cut into tasks on this machine, and keeps it in BUNDLE.tune.json.
 
@@ -41,7 +43,7 @@ def command(
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         task = progress.add_task("opening")
 
         def show(event: ProgressEvent) -> None:
@@ -51,14 +53,31 @@ def command(
     if as_json:
         print_json(found.to_json())
         return
-    for tried in found.tried:
-        print(f"{tried.name:<18}{tried.value:>10,}{tried.gain:>8.3f}x{'  kept' if tried.kept else ''}")
-    print()
+    if not quiet:
+        _print_tried(found)
     chosen = dict(found.file.choices) | ({"threads": found.file.threads} if found.file.threads else {})
     if chosen:
-        for name, gain in found.gains.items():
-            print(f"{name:<28}{gain:>8.3f}x as fast")
         print("chosen: " + ", ".join(f"{name} {value:,}" for name, value in chosen.items()))
-    else:
+    elif found.tried:
         print("nothing is faster here than the executor's own choices")
+    if (untried := found.candidates - len(found.tried)) > 0:
+        print(
+            f"{seconds:g} seconds were too short for {untried} of {found.candidates} choices: pass a larger --seconds"
+        )
     print(f"{found.path}{'' if found.written else ' was not written'}")
+
+
+def _print_tried(found: TuneResult) -> None:
+    """Two tables: each choice beside the best so far, and what is chosen beside the executor's own by kind of step."""
+    if found.tried:
+        print(f"{'choice':<18}{'value':>10}{'speed':>9}")
+    for tried in found.tried:
+        verdict = "kept" if tried.kept else "faster, and not so in the last comparison" if tried.faster else ""
+        print(f"{tried.name:<18}{tried.value:>10,}{tried.gain:>8.3f}x  {verdict}".rstrip())
+    if found.tried:
+        print()
+    if found.file.choices or found.file.threads:
+        print(f"{'step':<28}{'speed':>9}")
+        for name, gain in found.gains.items():
+            print(f"{name:<28}{gain:>8.3f}x")
+        print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +36,7 @@ CANDIDATES: Mapping[str, tuple[int, ...]] = {
 """Tunable -> what is tried beside the executor's own."""
 
 _FEWEST, _MOST = 3, 25
+"""Rounds of a comparison."""
 _LAST = 2
 """Times as many rounds for what is said in the end."""
 
@@ -48,14 +49,16 @@ class Tried:
         name, value: of the tunable, or threads.
         gain: the geometric mean over the cases of the time without it over the time with it.
         gains: by case: the median over the rounds.
-        kept: whether it became part of the best.
+        faster: whether it became part of the best.
+        kept: whether it is part of what is chosen: the best was faster in the last comparison too.
     """
 
     name: str
     value: int
     gain: float
     gains: dict[str, float]
-    kept: bool
+    faster: bool
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class TuneResult:
         file: what is kept, or would be.
         path, written: where, and whether it was.
         gain, gains: of all choices together, as in ``Tried``.
+        candidates: how many there are; ``tried`` has those that there was time for.
     """
 
     file: TuningFile
@@ -74,6 +78,7 @@ class TuneResult:
     gain: float
     gains: dict[str, float]
     tried: tuple[Tried, ...]
+    candidates: int
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +90,7 @@ class TuneResult:
             "gain": self.gain,
             "gains": self.gains,
             "tried": [asdict(t) for t in self.tried],
+            "candidates": self.candidates,
             "seconds": self.seconds,
         }
 
@@ -95,11 +101,12 @@ def tune(
     """Measures, and keeps what it found beside the bundle.
 
     Each candidate runs in turns with the best so far. In the end the best runs in turns with the executor's own
-    choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is.
+    choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is
+    begun that would not end in time, the last comparison included; if there is no time for any, no file is written.
 
     Args:
         bundle: opened, with a ready target cpu.
-        seconds: about how long to measure.
+        seconds: how long to measure, at most: opening the program, which comes first, may take longer.
         threads: 0 takes one for each core, and tries half as many.
         write: whether the file is written.
         progress: told the stage "tune".
@@ -116,17 +123,21 @@ def tune(
     plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
     plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
     own = best = Contender(bundle, cases, threads, {})
+    opening = time.perf_counter() - began
     round_seconds = 2 * sum(own.time(i) * own.repeats[i] for i in range(len(cases)))
-    rounds = round(seconds / (round_seconds * (len(plan) + _LAST)))
-    rounds = min(max(rounds, _FEWEST), _MOST)
+    left = began + seconds - time.perf_counter() - opening * len(plan)
+    rounds = min(max(int(left / (round_seconds * (len(plan) + _LAST))), _FEWEST), _MOST)
+    needed = opening + round_seconds * rounds * (1 + _LAST)
     tried: list[Tried] = []
     for done, (name, value) in enumerate(plan):
+        if time.perf_counter() + needed > began + seconds:
+            break
         progress(ProgressEvent(STAGE, done, len(plan) + 1, f"{name} {value:,}"))
         other = _with(bundle, cases, best, name, value)
         gains = compare(best, other, cases, rounds)
-        kept = worth(gains.values())
-        tried.append(Tried(name, value, mean(gains.values()), gains, kept))
-        best = other if kept else best
+        faster = worth(gains.values())
+        tried.append(Tried(name, value, mean(gains.values()), gains, faster))
+        best = other if faster else best
     progress(ProgressEvent(STAGE, len(plan), len(plan) + 1, "the best beside the executor's own"))
     gains = compare(own, best, cases, _LAST * rounds) if best is not own else {case.name: 1.0 for case in cases}
     kept = best is not own and worth(gains.values())
@@ -138,10 +149,25 @@ def tune(
         gains={name: round(gain, 4) for name, gain in gains.items()} if kept else {},
     )
     path = tuning_path(bundle)
-    if write:
+    if write and tried:
         file.write(path)
     progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 1))
-    return TuneResult(file, path, write, mean(gains.values()), gains, tuple(tried), time.perf_counter() - began)
+    return TuneResult(
+        file=file,
+        path=path,
+        written=write and bool(tried),
+        gain=mean(gains.values()),
+        gains=gains,
+        tried=tuple(replace(t, kept=kept and t.faster and _is_part(t, best)) for t in tried),
+        candidates=len(plan),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _is_part(tried: Tried, best: Contender) -> bool:
+    """A later value of the same tunable takes the place of an earlier one."""
+    found = best.threads if tried.name == "threads" else best.choices.get(tried.name)
+    return found == tried.value
 
 
 def compare(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:

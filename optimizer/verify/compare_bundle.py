@@ -9,7 +9,7 @@ from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
 from enginewright.optimizer.progress import Progress
 from enginewright.optimizer.recipes.of_bundle import recipe_of
-from enginewright.plugins.errors import SourceError
+from enginewright.plugins.errors import SourceError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import Placement
 from enginewright.runtime.tokenizer import Tokenizer
@@ -19,6 +19,10 @@ from .text import evaluation_text
 from .verify import verify
 
 _HINT = "Pass the model that the bundle was exported from; the bundle's manifest has its name."
+_ANOTHER_CHECKPOINT = (
+    "{source} may be another checkpoint of the same shape: the bundle was made from {name}. "
+    "If it is that very model, `optimize bisect {bundle} --source {source}` finds where they part."
+)
 
 
 def compare_bundle(
@@ -34,7 +38,12 @@ def compare_bundle(
         VerificationError: they differ by more than the recipe allows.
     """
     check_source(bundle, source)
-    return verify(bundle.path, source, recipe_of(bundle), target, progress, placement=placement)
+    try:
+        return verify(bundle.path, source, recipe_of(bundle), target, progress, placement=placement)
+    except VerificationError as e:
+        name = bundle.manifest.source.name
+        hint = _ANOTHER_CHECKPOINT.format(source=source, name=name, bundle=bundle.path)
+        raise VerificationError(e.message, hint=hint) from e
 
 
 def check_source(bundle: Bundle, source: Path) -> None:

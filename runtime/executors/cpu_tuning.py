@@ -8,7 +8,7 @@ measured with, and on no other.
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -79,14 +79,14 @@ class TuningFile(BaseModel):
 
     def write(self, path: Path) -> None:
         """Beside the name, then renamed. Raises BundleError if it can't be written."""
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             try:
-                with open(handle, "w", encoding="utf-8") as file:
+                with open(unfinished, "x", encoding="utf-8") as file:  # the mode that the umask gives, as a bundle's
                     file.write(self.model_dump_json(indent=2) + "\n")
-                os.replace(name, path)
+                os.replace(unfinished, path)
             except BaseException:
-                Path(name).unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
                 raise
         except OSError as e:
             raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Give the folder write access.") from e

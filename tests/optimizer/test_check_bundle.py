@@ -129,6 +129,11 @@ def test_another_source_is_refused(
     same_shape = Path(shutil.copytree(tiny_folder, tmp_path / "same"))
     model.save_pretrained(same_shape)
     refused(same_shape, "differs from its source", VerificationError)
+    with pytest.raises(VerificationError) as error:
+        check_bundle(tiny_bundle, source=same_shape)
+    hint = str(error.value.hint)
+    assert "may be another checkpoint" in hint and Bundle.open(tiny_bundle).manifest.source.name in hint
+    assert f"optimize bisect {tiny_bundle} --source {same_shape}" in hint and "report it" not in hint
 
 
 def test_targets_that_do_not_run_here(bundle: Path) -> None:

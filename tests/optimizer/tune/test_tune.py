@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,73 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gain: float, name: str = "task_rows
     monkeypatch.setattr(module, "compare", compared)
 
 
+class Clock:
+    """Stands for the module ``time`` and for contenders whose opening and steps take fixed times."""
+
+    def __init__(self, opening: float, step: float) -> None:
+        self.now, self.opening, self.step = 100.0, opening, step
+        self.opened = 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def contender(self, bundle: Bundle, cases: Sequence[Case], threads: int, choices: Mapping[str, int]) -> Any:
+        clock = self
+        clock.now += clock.opening
+        clock.opened += 1
+
+        class Timed:
+            isa, repeats = "avx2", [1] * len(cases)
+
+            def __init__(self) -> None:
+                self.threads, self.choices = threads, dict(choices)
+
+            def time(self, case: int) -> float:
+                clock.now += clock.step
+                return clock.step / (1.2 if self.choices.get("task_rows") == 48 else 1.0)
+
+        return Timed()
+
+
+@pytest.mark.parametrize(
+    ("opening", "step", "seconds", "tried"),
+    [(0.3, 0.25, 1.0, 0), (0.3, 0.25, 40.0, 4), (0.01, 0.001, 1.0, 12), (0.3, 0.25, 600.0, 12)],
+)
+def test_the_time_is_kept_to(
+    opening: float, step: float, seconds: float, tried: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no time for all choices fewer are tried; where there is none for any nothing is written."""
+    clock = Clock(opening, step)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "Contender", clock.contender)
+    found = tune(bundle, seconds=seconds, threads=1)
+    own = opening + step * len(cases_of(bundle.model.context_length))  # opened and timed once, whatever the time
+    assert found.seconds <= max(seconds, own) + 1e-9
+    assert found.seconds == pytest.approx(clock.now - 100)
+    assert (len(found.tried), found.candidates) == (tried, 12)
+    assert found.written == tuning_path(bundle).exists() == (tried > 0)
+    assert ({t.name for t in found.tried if t.kept} == {"task_rows"}) == (tried > 4)
+
+
+def test_what_the_last_comparison_does_not_confirm_is_not_called_kept(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+        first = other.choices == {"task_rows": 48} and rounds == 3
+        return {case.name: 1.2 if first else 1.0 for case in cases}
+
+    monkeypatch.setattr(module, "compare", compared)
+    monkeypatch.setattr(module, "_FEWEST", 3)
+    monkeypatch.setattr(module, "_MOST", 3)
+    found = tune(bundle, seconds=60, threads=1)
+    assert [t.value for t in found.tried if t.faster] == [48]
+    assert [t for t in found.tried if t.kept] == [] and found.file.choices == {}
+
+
 def test_a_faster_choice_is_kept_and_found_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1.2)
     events: list[ProgressEvent] = []
-    found = tune(bundle, seconds=0.1, threads=1, progress=events.append)
+    found = tune(bundle, seconds=60, threads=1, progress=events.append)
     assert found.written and found.path == tuning_path(bundle)
     assert found.file.choices == {"task_rows": 48}
     assert found.gain == pytest.approx(1.2)
@@ -52,14 +116,14 @@ def test_a_faster_choice_is_kept_and_found_again(bundle: Bundle, monkeypatch: py
 @pytest.mark.parametrize("gain", [1.0, 1.02, 0.5])
 def test_where_nothing_is_faster_the_file_says_so(gain: float, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, gain)
-    found = tune(bundle, seconds=0.1, threads=1)
+    found = tune(bundle, seconds=60, threads=1)
     assert found.file.choices == {} and found.file.threads == 0 and found.file.gains == {}
     assert json.loads(tuning_path(bundle).read_text())["choices"] == {}
 
 
 def test_a_dry_run_writes_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1.2)
-    found = tune(bundle, seconds=0.1, threads=1, write=False)
+    found = tune(bundle, seconds=60, threads=1, write=False)
     assert found.file.choices == {"task_rows": 48} and not found.written
     assert [p.name for p in bundle.path.parent.iterdir()] == ["own.bundle"]
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,17 @@ def test_what_was_written_is_used(bundle: Bundle) -> None:
     executor, choices = executor_of(bundle, threads=1, tuning={"task_rows": 9})
     assert choices == {"task_rows": 9} and "tuning" not in executor.describe()
     bundle.verify_hashes()  # the bundle itself is as it was
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_who_may_read_it_is_for_the_umask_to_say(umask: int, mode: int, bundle: Bundle) -> None:
+    before = os.umask(umask)
+    try:
+        file_for(bundle).write(tuning_path(bundle))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(tuning_path(bundle).stat().st_mode) == mode
+    assert [p.name for p in bundle.path.parent.iterdir() if p.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(
