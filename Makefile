@@ -49,7 +49,7 @@ $(VENV)/.installed: $(VENV)/.tools $(CPP)
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
 demo: setup  ## fetch SmolLM2, export it, and ask it a question
-	@set -e; model=$$($(PY) examples/fetch_smollm2.py); \
+	@set -e; model=$$($(PY) examples/fetch_model.py); \
 	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe f32 --force; \
 	echo; echo "What is the capital of France?"; \
 	$(BIN)/optimize generate $(BUNDLE) "What is the capital of France?" --max-tokens 64 --temperature 0

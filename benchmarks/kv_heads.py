@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--update-docs", action="store_true", help="write the table into the docs")
     given = parser.parse_args()
 
-    model = given.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    model = given.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
     captured = capture(model)
     assert captured.tokenizer_files is not None
     tokenizer = Tokenizer(captured.tokenizer_files)

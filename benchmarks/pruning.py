@@ -86,7 +86,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.update_docs:
         TABLE.split(arguments.page)  # fails now rather than after an hour
-    model = arguments.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    model = arguments.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(["f32", *arguments.recipes]))
     rows = [Row(name, kind) for name in names for kind in (WHOLE, PRUNED)] + [Row("f32", PLAIN)]

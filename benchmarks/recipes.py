@@ -87,7 +87,7 @@ def main() -> int:
     if arguments.update_docs:
         TABLE.split(arguments.page)  # fails now rather than after an hour
 
-    model = arguments.model or load_module("fetch_smollm2", HERE.parent / "examples" / "fetch_smollm2.py").fetch()
+    model = arguments.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     chosen = [REFERENCE, *(name for name in names if name in arguments.recipes and name != REFERENCE)]
     rows = [Row(name) for name in chosen]

@@ -104,7 +104,7 @@ def main() -> int:
             )
         found["kernels"] = [asdict(row) | {"ratio": row.ratio} for row in kernels]
     if not args.kernels_only:
-        model = args.model or load_module("fetch_smollm2", EXAMPLES / "fetch_smollm2.py").fetch()
+        model = args.model or load_module("fetch_model", EXAMPLES / "fetch_model.py").fetch()
         found["model"] = model_kl(model, args.storage, args.methods, args.tokens)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")

@@ -7,10 +7,12 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,13 +118,27 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
 
 
 @pytest.fixture(scope="session")
-def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF of Q4_1 blocks, downloaded into the user's cache on first use."""
-    spec = importlib.util.spec_from_file_location("fetch_smollm2", REPOSITORY / "examples" / "fetch_smollm2.py")
+def fetch_model() -> ModuleType:
+    """examples/fetch_model.py as a module."""
+    spec = importlib.util.spec_from_file_location("fetch_model", REPOSITORY / "examples" / "fetch_model.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
     spec.loader.exec_module(module)
-    path: Path = module.fetch()
+    return module
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(fetch_model: ModuleType) -> Path:
+    """SmolLM2-135M-Instruct as a GGUF of Q4_1 blocks, downloaded into the user's cache on first use."""
+    path: Path = fetch_model.fetch("smollm2")
+    return path
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf(fetch_model: ModuleType) -> Path:
+    """Gemma 3 270M (a base model) as a GGUF of K-quants, downloaded into the user's cache on first use."""
+    path: Path = fetch_model.fetch("gemma3")
     return path
 
 

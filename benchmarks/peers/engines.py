@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["int8", "int4"]
-FORMATS: tuple[Format, ...] = ("int8", "int4")
+Format = Literal["int8", "int4", "q4_k_m"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m")
 OURS = "enginewright"
-GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0"}
+GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "q4_k_m": "source"}
+"""What llama.cpp loads of a model; "source" is the file that the model comes as."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ ENGINES = {
             packages=(),
             module="enginewright",
             worker="ours",
-            formats={"int8": "recipe int8", "int4": "recipe int4"},
+            formats={"int8": "recipe int8", "int4": "recipe int4", "q4_k_m": "recipe int8"},
             model="{format}.bundle",
             made_by="export",
         ),
@@ -56,7 +57,7 @@ ENGINES = {
             packages=("llama-cpp-python==0.3.36",),
             module="llama_cpp",
             worker="llama_cpp",
-            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0"},
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "q4_k_m": "the file's own blocks"},
             model="{gguf}.gguf",
             made_by="make_models",
         ),

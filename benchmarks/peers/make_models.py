@@ -1,6 +1,6 @@
 """Makes the files that engines read of a model, once: python -m peers.make_models MODEL FOLDER [--kinds KIND ...]
 
-Everything starts from one GGUF: SmolLM2-135M-Instruct's, or one with random weights and SmolLM2's tokenizer. From it
+Everything starts from one GGUF: a real model's, or one with random weights and SmolLM2's tokenizer (``source``). From it
 come ``hf`` (a Hugging Face folder for those that convert), ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of tokens,
 which is the head too, has 8 bits, as our recipe int4 has) and ``reference`` (logits of the package's text in float32,
 by transformers).
@@ -25,19 +25,19 @@ from peers.models import MODELS, RANDOM_SIZES, TEXT_TOKENS
 
 SEED = 0
 STD = 0.02
-KINDS = ("hf", "q8_0", "q4_0", "reference")
+KINDS = ("source", "hf", "q8_0", "q4_0", "reference")
 
 
-def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct, fetched once."""
-    path: Path = load_module("fetch_smollm2", REPOSITORY / "examples" / "fetch_smollm2.py").fetch()
+def fetched_gguf(model: str) -> Path:
+    """A real model, fetched once."""
+    path: Path = load_module("fetch_model", REPOSITORY / "examples" / "fetch_model.py").fetch(model)
     return path
 
 
 def random_gguf(target: Path) -> Path:
     """A Llama of ``RANDOM_SIZES`` with random weights in bfloat16, and SmolLM2's tokenizer and other metadata."""
     sizes = RANDOM_SIZES
-    source = gguf.GGUFReader(smollm2_gguf())
+    source = gguf.GGUFReader(fetched_gguf("smollm2"))
     unfinished = target.with_suffix(".unfinished")
     writer = gguf.GGUFWriter(unfinished, "llama")
     head = sizes.hidden // sizes.heads
@@ -90,7 +90,7 @@ def random_gguf(target: Path) -> Path:
 def source_gguf(model: str, folder: Path) -> Path:
     """The file that everything else is made from."""
     if not MODELS[model].random:
-        return smollm2_gguf()
+        return fetched_gguf(model)
     path = folder / "source.gguf"
     return path if path.exists() else random_gguf(path)
 
@@ -134,6 +134,9 @@ def make(model: str, folder: Path, kinds: list[str]) -> None:
     source = source_gguf(model, folder)
     if "hf" in kinds or "reference" in kinds:
         hf_folder(source, folder / "hf", torch.bfloat16 if MODELS[model].random else torch.float32)
+    if "source" in kinds and not (folder / "source.gguf").exists():
+        shutil.copyfile(source, folder / "source.unfinished")
+        os.replace(folder / "source.unfinished", folder / "source.gguf")
     for kind, table in (("q8_0", None), ("q4_0", "Q8_0")):
         if kind in kinds and not (folder / f"{kind}.gguf").exists():
             convert_gguf(source, folder / f"{kind}.gguf", kind.upper(), table=table)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peers.engines import Format
+
 TEXT_TOKENS = 256
 """Of the text that engines' logits are compared on."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a Llama whose head is its table of tokens."""
+    """Of a decoder whose head is its table of tokens, norms aside. ``head``: of one attention head, where that isn't
+    hidden / heads."""
 
     hidden: int
     layers: int
@@ -18,12 +21,13 @@ class Sizes:
     kv_heads: int
     feed_forward: int
     vocabulary: int
+    head: int | None = None
 
     @property
     def parameters(self) -> int:
-        """All weights, those of norms too."""
-        kv = self.hidden // self.heads * self.kv_heads
-        layer = self.hidden * (2 * self.hidden + 2 * kv + 3 * self.feed_forward + 2)
+        """All weights, those of a Llama's norms too."""
+        head = self.head or self.hidden // self.heads
+        layer = self.hidden * (2 * head * self.heads + 2 * head * self.kv_heads + 3 * self.feed_forward + 2)
         return self.vocabulary * self.hidden + self.layers * layer + self.hidden
 
 
@@ -39,6 +43,7 @@ class Model:
         long_rounds: rounds in which long prompts are measured at most.
         steps: tokens decoded behind a prompt of each request, and all of a batch.
         short_prompt: tokens of the prompts of a batch.
+        formats: that it is compared in.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Model:
     long_rounds: int
     steps: int
     short_prompt: int
+    formats: tuple[Format, ...] = ("int8", "int4")
 
 
 MODELS = {
@@ -61,6 +67,16 @@ MODELS = {
             long_rounds=2,
             steps=48,
             short_prompt=64,
+        ),
+        Model(
+            "gemma3",
+            "Gemma 3 270M, a Q4_K_M file",
+            Sizes(hidden=640, layers=18, heads=4, kv_heads=1, feed_forward=2048, vocabulary=262144, head=256),
+            random=False,
+            long_rounds=1,
+            steps=48,
+            short_prompt=64,
+            formats=("q4_k_m",),
         ),
         Model(
             "llama-1b",

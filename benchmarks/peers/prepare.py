@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.engines import ENGINES, OURS, Engine, Format
+from peers.engines import ENGINES, GGUF, OURS, Engine, Format
 from peers.install import install, last_error, peers_python
 from peers.loading import BENCHMARKS, BUILD, REPOSITORY
 from peers.models import MODELS
@@ -79,8 +79,9 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
     for model in asked.models:
         folder = BUILD / model
         tell(f"make {model}")
-        quietly([sys.executable, "-m", "peers.make_models", model, str(folder)])
-        for kind in asked.formats:
+        kinds = ["hf", "reference", *(GGUF[kind] for kind in MODELS[model].formats)]
+        quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
+        for kind in (kind for kind in MODELS[model].formats if kind in asked.formats):
             for engine in able:
                 if kind not in engine.formats:
                     missing.append(Missing(engine.name, model, kind, f"it has no weights like {kind}'s"))
@@ -110,7 +111,7 @@ def _model_of(engine: Engine, folder: Path, kind: Format, python: Path, asked: A
     target = folder / engine.path(kind)
     if engine.made_by == "export":
         if not (asked.keep and target.exists()):
-            export(source_of(folder), target, kind, asked.kv_cache)
+            export(source_of(folder), target, engine.formats[kind].removeprefix("recipe "), asked.kv_cache)
     elif engine.made_by == "convert" and not target.exists():
         try:
             quietly([str(python), "-m", "peers.convert", engine.name, kind, str(folder), str(target)])
@@ -123,7 +124,7 @@ def source_of(folder: Path) -> Path:
     """The GGUF that bundles are made from."""
     if MODELS[folder.name].random:
         return folder / "source.gguf"
-    command = [sys.executable, str(REPOSITORY / "examples" / "fetch_smollm2.py")]
+    command = [sys.executable, str(REPOSITORY / "examples" / "fetch_model.py"), folder.name]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
