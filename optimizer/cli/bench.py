@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Memory, Target, Threads
-
-if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
+from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads
+from .progress import stage_bars
 
 NAME = "bench"
 EPILOG = (
@@ -56,13 +54,13 @@ def command(
     profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
     as_json: AsJson = False,
+    quiet: NoProgress = False,
 ) -> None:
     """Measures prompts and decode steps, memory, and the machine's own limits in the same run.
 
     Takes less than a minute on a small model; other work on the machine shows in the figures.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from enginewright.optimizer.bench.measure import bench
     from enginewright.optimizer.bench.options import BenchOptions
@@ -84,20 +82,16 @@ def command(
     )
     if plot is not None:
         check_folder(plot)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("opening")
-
-        def show(event: ProgressEvent) -> None:
-            progress.update(task, description=event.detail, completed=event.done, total=event.total)
-
+    with stage_bars(hidden=quiet) as show:
         found = bench(Bundle.open(bundle), options, show)
     if plot is not None:
         write_svg(found, plot)
     if as_json:
         print_json(found.to_json())
         return
-    print_result(found, Console(highlight=False, width=None if console.is_terminal else 140))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 140
+    print_result(found, console)
     if plot is not None:
         print(f"plot     {plot}")

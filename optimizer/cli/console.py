@@ -7,11 +7,14 @@ import functools
 import io
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
@@ -123,6 +126,18 @@ def print_error(error: EnginewrightError, *, as_json: bool = False) -> None:
 def print_styled(text: str, **style: Any) -> None:
     """To stderr, in colour if that is a terminal and NO_COLOR is not set (no-color.org)."""
     typer.secho(text, err=True, color=False if os.environ.get("NO_COLOR") else None, **style)
+
+
+def command_line(*words: str) -> str:
+    """A command of ours as whoever started this process can type it again, also where no ``optimize`` is on PATH."""
+    started = Path(sys.argv[0])
+    if (started.parent.name, started.name) == ("enginewright", "__main__.py"):
+        program = f"{shlex.quote(sys.executable)} -m enginewright"
+    elif shutil.which("optimize") is None and started.name == "optimize":
+        program = shlex.quote(sys.argv[0])
+    else:
+        program = "optimize"
+    return " ".join([program, *map(shlex.quote, words)])
 
 
 def print_json(data: Any) -> None:

@@ -9,10 +9,10 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson
+from .progress import stage_bars
 
 if TYPE_CHECKING:
     from enginewright.optimizer.diff_bundles import BundleDiff, FileDifference
-    from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "diff"
 EXIT_DIFFERENT = 14
@@ -36,20 +36,10 @@ def command(
 
     Ends with 0 if they are equal, with 14 if they differ.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from enginewright.optimizer.diff_bundles import diff_bundles
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("compare", detail="", total=None)
-
-        def tell(event: ProgressEvent) -> None:
-            bar.update(task, completed=event.done, total=event.total, detail=event.detail)
-
-        found = diff_bundles(a, b, progress=tell)
+    with stage_bars(hidden=quiet) as show:
+        found = diff_bundles(a, b, progress=show)
     if as_json:
         print_json(found.to_json())
     elif not quiet:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_json, reported
+from .console import command_line, print_json, print_styled, reported
 from .options import AsJson
 from .progress import stage_bars
 from .report import print_summary
 
 if TYPE_CHECKING:
     from enginewright.optimizer.export_report import ExportReport
+    from enginewright.optimizer.report.bundle_report import BundleReport
 
 NAME = "export"
 EPILOG = (
@@ -23,6 +24,9 @@ EPILOG = (
     "  optimize export model.gguf --target onnx --target tensorrt-rtx --gpu 8.6,8.9\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
 )
+
+_QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germany is"
+"""For models that answer, and for those that only continue."""
 
 
 def default_output(source: str) -> Path:
@@ -83,12 +87,17 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Before the summary, print what `optimize report` prints.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
 ) -> None:
     """Compiles MODEL into a bundle that `optimize generate` and the runtime run.
 
     Needs the extra: pip install 'enginewright\\[export]'.
     """
+    if verbose and (quiet or as_json):
+        raise typer.BadParameter("--verbose is for the text that --quiet and --json leave out")
     import enginewright
 
     with stage_bars(hidden=quiet) as show:
@@ -109,25 +118,57 @@ def command(
     if as_json:
         print_json(report.to_json())
     elif not quiet:
-        _print_report(report)
+        _print_summary(report, verbose=verbose)
 
 
-def _print_report(report: ExportReport) -> None:
+def _print_summary(report: ExportReport, *, verbose: bool) -> None:
+    """What the bundle is, how large, how good, how fast, what it took, and what to type next: a line each."""
+    from enginewright.optimizer.report import numbers
     from enginewright.optimizer.report.bundle_report import open_report
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+    from enginewright.optimizer.report.page import roofline_view
 
-    print_summary(open_report(Path(report.path)))
-    print(
-        f"\n{report.path}: for requests of up to {report.context_length:,} tokens; "
-        f"{format_bytes(report.bundle_bytes)}, in {report.seconds:.1f} s, "
-        f"{format_bytes(report.peak_rss_bytes)} of memory at most{_of_limit(report)}"
-    )
+    opened = open_report(Path(report.path))
+    if verbose:
+        print_summary(opened)
+        typer.echo()
+    limit = "" if report.memory is None else f" of {numbers.format_bytes(report.memory.limit)} allowed"
+    speeds = [s for roofline in opened.rooflines for s in roofline_view(roofline).shapes]
+    rows = {
+        "bundle": f"{report.path}: {opened.bundle.model.name}, recipe {report.recipe}, for {', '.join(report.targets)}",
+        "size": f"{opened.size_line()}; requests of up to {report.context_length:,} tokens",
+        "quality": opened.quality_line() or "not compared with the source: no target of the bundle runs here",
+        "speed": "; ".join(
+            f"{s.shape.name}: {numbers.rate(s.tokens_per_second)} tokens/s" for s in speeds if s.tokens_per_second
+        ),
+        "took": f"{numbers.duration(report.seconds)}, {numbers.format_bytes(report.peak_rss_bytes)} of memory{limit}",
+        "next": _next(opened),
+    }
+    for label, line in rows.items():
+        if line:
+            typer.echo(f"{label:<9}{line}")
+    for warning in _warnings(report):
+        print_styled(f"warning: {warning}", fg="yellow")
 
 
-def _of_limit(report: ExportReport) -> str:
-    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+def _next(opened: BundleReport) -> str:
+    """A command that works with this bundle here."""
+    bundle = opened.bundle
+    unbuilt = [name for name, target in bundle.targets.items() if target.state != "ready"]
+    if len(unbuilt) == len(bundle.targets):
+        return command_line("build", str(bundle.path), "--target", unbuilt[0])
+    if opened.saved.document is None or not opened.saved.document.verification:
+        return command_line("doctor", str(bundle.path))
+    if "tokenizer/tokenizer.json" not in bundle.files:
+        return command_line("bench", str(bundle.path))
+    chat = "tokenizer/chat_template.jinja" in bundle.files
+    return command_line("generate", str(bundle.path), _QUESTION if chat else _BEGINNING)
 
-    if report.memory is None:
-        return ""
-    allowed = format_bytes(report.memory.limit)
-    return f" of {allowed} allowed" if report.memory.kept else f"\nwarning: that is more than the {allowed} allowed"
+
+def _warnings(report: ExportReport) -> list[str]:
+    from enginewright.optimizer.report.numbers import format_bytes
+
+    found = [] if report.calibration is None else list(report.calibration.coverage.warnings)
+    if report.memory is not None and not report.memory.kept:
+        most = format_bytes(report.memory.limit)
+        found.append(f"{format_bytes(report.peak_rss_bytes)} of memory is more than the {most} allowed")
+    return found

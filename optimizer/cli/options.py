@@ -10,6 +10,7 @@ import typer
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; higher is more random.")]

@@ -1,30 +1,54 @@
-"""What commands show while they work, on stderr."""
+"""What long commands show while they work, on stderr: a bar in a terminal, lines of text anywhere else."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from enginewright.optimizer.progress import Progress, ProgressEvent
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Of a log: short enough that 10 seconds never pass without a line, also on a busy machine."""
 
 
 @contextmanager
 def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = False) -> Iterator[Progress]:
-    """Gives what is told of events: each stage has a bar, and all of them go when the work is done.
+    """Gives the function that a long command tells of its events.
 
-    Nothing is shown where stderr is no terminal: a bar that can't move would leave an empty line in a log.
+    In a terminal one bar shows the present stage, and is gone when the work is done. Where stderr is a file or a pipe a
+    line says every few seconds what is being done, also during a stage that tells of nothing; work that is shorter
+    prints nothing.
 
     Args:
-        hidden: show nothing anyway.
-        counts: with how much is done of how much.
-        remaining: with the time that it may still take.
+        hidden: show nothing.
+        counts: the bar also says how much is done of how much.
+        remaining: the bar also says how long the stage may still take.
     """
-    from rich import progress as bars
+    if hidden:
+        yield lambda event: None
+        return
     from rich.console import Console
 
     console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        with _bar(console, counts=counts, remaining=remaining) as show:
+            yield show
+    else:
+        with _lines() as show:
+            yield show
+
+
+@contextmanager
+def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progress]:
+    from rich import progress as bars
+
     detail = "{task.completed}/{task.total} {task.fields[detail]}" if counts else "{task.fields[detail]}"
     columns = [
         bars.TextColumn("{task.description:<12}", markup=False),
@@ -33,13 +57,41 @@ def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = 
         bars.TimeElapsedColumn(),
         *([bars.TimeRemainingColumn()] if remaining else []),
     ]
-    shown = bars.Progress(*columns, console=console, disable=hidden or not console.is_terminal, transient=True)
-    tasks: dict[str, bars.TaskID] = {}
+    shown = bars.Progress(*columns, console=console, transient=True)
+    task = shown.add_task("", total=None, detail="")
+    stage = ""
 
     def show(event: ProgressEvent) -> None:
-        if event.stage not in tasks:
-            tasks[event.stage] = shown.add_task(event.stage, detail="")
-        shown.update(tasks[event.stage], completed=event.done, total=event.total or None, detail=event.detail)
+        nonlocal stage, task
+        if event.stage != stage:  # a task of its own, so that the remaining time is the stage's
+            shown.remove_task(task)
+            stage, task = event.stage, shown.add_task(event.stage, detail="")
+        shown.update(task, completed=event.done, total=event.total or None, detail=event.detail)
 
     with shown:
         yield show
+
+
+@contextmanager
+def _lines() -> Iterator[Progress]:
+    """A line every few seconds: the time so far, the stage, and what was last told of it."""
+    start = time.monotonic()
+    latest = "starting"
+    done = threading.Event()
+
+    def show(event: ProgressEvent) -> None:
+        nonlocal latest
+        count = f" {event.done}/{event.total}" if event.total > 1 else ""
+        latest = f"{event.stage}{count} {event.detail}".rstrip()
+
+    def write() -> None:
+        while not done.wait(SECONDS_BETWEEN_LINES):
+            print(f"[{time.monotonic() - start:4.0f} s] {latest}", file=sys.stderr, flush=True)
+
+    writer = threading.Thread(target=write, name="progress", daemon=True)
+    writer.start()
+    try:
+        yield show
+    finally:
+        done.set()
+        writer.join()

@@ -9,11 +9,11 @@ import typer
 
 from .auto import print_auto
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Threads
+from .options import AsJson, BundlePath, NoProgress, Threads
+from .progress import stage_bars
 from .verification import figures
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
     from enginewright.optimizer.report.bundle_report import BundleReport
 
 NAME = "report"
@@ -34,26 +34,17 @@ def command(
     ] = None,
     threads: Threads = 0,
     as_json: AsJson = False,
+    quiet: NoProgress = False,
 ) -> None:
     """Shows what an export did and what its bundle costs; the bundle is not touched.
 
     Every export leaves the page in report/report.html of its bundle.
     """
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from enginewright.optimizer.report.bundle_report import open_report
 
     if threads and not measure:
         raise typer.BadParameter("--threads is for --measure")
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not (measure and console.is_terminal), transient=True) as progress:
-        task = progress.add_task("measuring")
-
-        def show(event: ProgressEvent) -> None:
-            progress.update(task, description=f"measuring {event.detail}")
-
+    with stage_bars(hidden=quiet) as show:
         report = open_report(bundle, again=measure, threads=threads, progress=show)
     if output is not None:
         report.write_page(output)
@@ -66,7 +57,7 @@ def command(
 
 
 def print_summary(report: BundleReport) -> None:
-    """A screen of what matters; ``optimize export`` ends with it too."""
+    """How good the bundle is, its passes, and a line or more of everything else."""
     from rich.console import Console
     from rich.table import Table
 
@@ -82,6 +73,9 @@ def print_summary(report: BundleReport) -> None:
     from enginewright.optimizer.report.ways_lines import ways_lines
 
     console = Console(highlight=False)
+    if (quality := report.quality_line()) is not None:
+        console.print(quality, markup=False, soft_wrap=True)
+        console.print()
     table = Table(box=None, pad_edge=False)
     table.add_column("pass")
     for heading in ("changed", "turned down", "seconds", "KL", "logits off"):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Threads
-
-if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
+from .options import AsJson, BundlePath, NoProgress, Threads
+from .progress import stage_bars
 
 NAME = "trace"
 EPILOG = (
@@ -30,26 +28,17 @@ def command(
     batch: Annotated[int, typer.Option(help="Requests.")] = 1,
     threads: Threads = 0,
     as_json: AsJson = False,
+    quiet: NoProgress = False,
 ) -> None:
     """Runs a prompt and some decode steps, and writes how long each step of the program took.
 
     https://ui.perfetto.dev opens the file, and so does chrome://tracing.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from enginewright.optimizer.report.numbers import duration
     from enginewright.optimizer.report.perfetto import UI, trace
     from enginewright.runtime.bundle.reader import Bundle
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("tracing")
-
-        def show(event: ProgressEvent) -> None:
-            progress.update(task, description=f"tracing {event.detail}", completed=event.done, total=event.total)
-
+    with stage_bars(hidden=quiet) as show:
         found = trace(
             Bundle.open(bundle), prompt=prompt_tokens, decode=decode, batch=batch, threads=threads, progress=show
         )

@@ -8,9 +8,9 @@ import typer
 
 from .console import print_json, reported
 from .options import AsJson, BundlePath, Threads
+from .progress import stage_bars
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
     from enginewright.optimizer.tune.tune import TuneResult
 
 NAME = "tune"
@@ -35,20 +35,10 @@ def command(
 
     The cpu target takes it up from there. No result changes by a bit; the bundle itself is not touched.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from enginewright.optimizer.tune.tune import tune
     from enginewright.runtime.bundle.reader import Bundle
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("opening")
-
-        def show(event: ProgressEvent) -> None:
-            progress.update(task, description=f"trying {event.detail}", completed=event.done, total=event.total)
-
+    with stage_bars(hidden=quiet) as show:
         found = tune(Bundle.open(bundle), seconds=seconds, threads=threads, write=not dry_run, progress=show)
     if as_json:
         print_json(found.to_json())

@@ -15,6 +15,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from . import numbers
 from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedReport, read_report
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
+from .quality import quality_sentence
 from .roofline import Roofline, measure
 from .storage import stored_weights
 
@@ -74,6 +75,10 @@ class BundleReport:
         if count := self.bundle.model.parameters:
             line += f"; {numbers.significant(8 * sum(types.values()) / count)} bits a parameter"
         return line
+
+    def quality_line(self) -> str | None:
+        """How good it is, in one sentence; None if nothing was compared."""
+        return None if self.saved.document is None else quality_sentence(self.saved.document)
 
     def speed_lines(self) -> list[str]:
         """A line for each shape that was timed, or predicted."""

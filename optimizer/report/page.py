@@ -16,6 +16,7 @@ from . import numbers
 from .auto_view import auto_view
 from .document import FigureEntry, PassEntry, ReportDocument, SavedReport
 from .kv_heads_view import kv_heads_lines
+from .quality import quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, chart, shape_view
 from .storage import stored_weights
@@ -87,6 +88,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         recipe_text=json.dumps(bundle.manifest.recipe, indent=2, ensure_ascii=False),
         targets=bundle.manifest.targets,
         tiles=tiles(bundle, document, views),
+        quality=quality_sentence(document),
         verification=document.verification,
         quantization=document.quantization,
         measured=document.pass_verification,

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from enginewright.optimizer.cli import progress
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.cli.export import default_output
 
@@ -45,21 +48,34 @@ def test_json_is_the_report(tiny_folder: Path, tmp_path: Path) -> None:
     assert 0 < compared["random_tokens"]["max_logit_error"] <= compared["tolerance"]
 
 
-def test_the_table(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LABELS = ["bundle", "size", "quality", "speed", "took", "next"]
+
+
+def test_six_lines_say_what_matters(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/some/where/optimize"])
     result = CliRunner().invoke(app, ["export", str(tiny_folder)])
     assert result.exit_code == 0, result.output
-    assert "fuse_qkv" in result.stdout
-    assert result.stderr == ""  # no progress where it can't move
-    assert "tiny-llama.bundle: " in result.stdout
-    assert "target cpu, compared with the source on 82 random tokens: logits at most " in result.stdout
-    assert "(allowed: " in result.stdout
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.stdout.splitlines()}
+    assert list(lines) == LABELS
+    assert lines["bundle"] == "tiny-llama.bundle: tiny-llama, recipe f32, for cpu"
+    assert "f32" in lines["size"] and "requests of up to 512 tokens" in lines["size"]
+    assert lines["quality"].startswith("The bundle computes what the source does: logits differ by ")
+    assert re.fullmatch(r"decode, 1 request: \S+ tokens/s; decode, 8 requests: \S+ .*", lines["speed"])
+    assert "fuse_qkv" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-llama.bundle"]
+    program, arguments = lines["next"].split(" ", 1)
+    assert program.endswith("optimize")  # the whole path of it where it isn't on PATH
+    answer = CliRunner().invoke(app, shlex.split(arguments))  # the command that it says to type works
+    assert answer.exit_code == 0, answer.output
 
 
-def test_what_a_recipe_costs_is_printed(tiny_folder: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--recipe", "bf16"])
+def test_verbose_adds_the_table_of_passes(tiny_folder: Path, tmp_path: Path) -> None:
+    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--recipe", "bf16", "--verbose"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
+    assert "fuse_qkv" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines()[-6:]] == LABELS
     printed = re.search(
         r"on a text of ([\d,]+) tokens, 8 of 60 windows: KL (\S+), top-1 (\S+)%, perplexity (\S+), the source's (\S+)",
         result.stdout,
@@ -82,6 +98,22 @@ def test_a_budget_that_is_not_kept_has_an_exit_code(tiny_folder: Path, tmp_path:
     assert result.exit_code == 11
     assert json.loads(result.stdout)["error"]["type"] == "VerificationError"
     assert [path.name for path in tmp_path.iterdir()] == ["tight.toml"]
+
+
+def test_verbose_has_nothing_to_say_beside_json(tiny_folder: Path) -> None:
+    for other in ("--json", "--quiet"):
+        assert CliRunner().invoke(app, ["export", str(tiny_folder), "--verbose", other]).exit_code == 2
+
+
+def test_a_log_hears_of_an_export_while_it_runs(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.05)
+    arguments = ["export", str(tiny_folder), "-o", str(tmp_path / "a.bundle"), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    json.loads(result.stdout)  # progress is on stderr
+    assert {"capture", "measure", "passes"} & {line.split("] ")[1].split()[0] for line in result.stderr.splitlines()}
 
 
 def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Bars are shown on a terminal alone, with what is told as it is, and are gone when the work is done."""
+"""A terminal gets one bar, which is gone when the work is done; a log gets a line every few seconds."""
 
 from __future__ import annotations
 
 import io
 import sys
+import threading
+import time
 
 import pytest
 
+from enginewright.optimizer.cli import progress
 from enginewright.optimizer.cli.progress import stage_bars
 from enginewright.optimizer.progress import ProgressEvent
 
@@ -23,27 +26,94 @@ class Stream(io.StringIO):
         return self.terminal
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True, hidden: bool = False, counts: bool = False) -> str:
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True, hidden: bool = False, counts: bool = False) -> str:
     stream = Stream(terminal=terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     with stage_bars(hidden=hidden, counts=counts) as show:
         for done in (1, 7):
             show(ProgressEvent("passes", done, 7, FOLDER))
+        show(ProgressEvent("emit", 1, 3, "the last"))
     return stream.getvalue()
 
 
 def test_stages_are_named_with_their_detail(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(monkeypatch)
-    assert "passes" in text
-    assert FOLDER in text
-    assert "7/7" not in text
-    assert f"7/7 {FOLDER}" in shown(monkeypatch, counts=True)
+    assert "emit" in text
+    assert "the last" in text
+    assert "1/3" not in text
+    assert "1/3 the last" in shown(monkeypatch, counts=True)
 
 
-@pytest.mark.parametrize(("terminal", "hidden"), [(False, False), (True, True)])
-def test_nothing_is_shown(terminal: bool, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(monkeypatch, terminal=terminal, hidden=hidden) == ""
+def test_details_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(terminal=True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with stage_bars() as show:
+        show(ProgressEvent("passes", 1, 7, FOLDER))
+    assert FOLDER in stream.getvalue()
+
+
+def test_one_bar_is_on_the_screen_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(terminal=True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with stage_bars() as show:
+        for stage in ("capture", "passes", "emit"):
+            show(ProgressEvent(stage, 0, 1))
+            time.sleep(0.15)  # long enough to be drawn
+    frames = stream.getvalue().split("\r")
+    assert any("passes" in frame for frame in frames)
+    assert all(sum(name in frame for name in ("capture", "passes", "emit")) <= 1 for frame in frames)
+    assert stream.getvalue().count("\n") == 1  # at the end: a second bar would be on a line of its own
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_is_shown_where_it_is_hidden(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.001)
+    assert shown(monkeypatch, terminal=terminal, hidden=True) == ""
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_log_gets_lines_during_a_stage_that_says_nothing(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.01)
+    stream = Stream(terminal=term == "dumb")  # a dumb terminal can't draw a bar
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def wait_for(text: str) -> None:
+        deadline = time.monotonic() + 30
+        while text not in stream.getvalue():
+            assert time.monotonic() < deadline, stream.getvalue()
+            time.sleep(0.005)
+
+    with stage_bars() as show:
+        wait_for("[   0 s] starting\n")
+        show(ProgressEvent("capture", 0, 1, FOLDER))
+        wait_for(f"s] capture {FOLDER}\n")
+        show(ProgressEvent("passes", 3, 22, "fuse_qkv"))
+        wait_for("s] passes 3/22 fuse_qkv\n")
+    ended = stream.getvalue()
+    time.sleep(0.05)
+    assert stream.getvalue() == ended
+    assert not [t for t in threading.enumerate() if t.name == "progress"]
+
+
+def test_ten_seconds_never_pass_without_a_line() -> None:
+    assert progress.SECONDS_BETWEEN_LINES <= 8
+
+
+def test_short_work_writes_nothing_to_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, terminal=False) == ""
+
+
+def test_a_ctrl_c_ends_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Stream(terminal=False))
+    with pytest.raises(KeyboardInterrupt), stage_bars():
+        raise KeyboardInterrupt
+    assert not [t for t in threading.enumerate() if t.name == "progress"]

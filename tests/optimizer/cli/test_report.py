@@ -24,6 +24,7 @@ def test_the_summary(bundle: Path) -> None:
     before = contents(bundle)
     result = CliRunner().invoke(app, ["report", str(bundle)])
     assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("The bundle computes what the source does: logits differ by ")
     assert "fuse_qkv" in result.stdout
     assert "normalize_complex" not in result.stdout  # it changed nothing
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line and not line.startswith(" ")}

@@ -92,6 +92,7 @@ def test_the_page_of_an_export(int8_bundle: Bundle) -> None:
     page = (int8_bundle.path / "report/report.html").read_text()
     found = outline(page)
     assert [i for i in found.ids if i in SECTIONS] == ["overview", "quality", "passes", "bytes", "roofline", "export"]
+    assert page.index("The bundle picks the same token as the source in ") < page.index('<dl class="tiles">')
     assert "and just so in layers 1 and 2" in page
     assert "ew.quantized_linear" in page
     assert "self_attn.q_proj+k_proj+v_proj" in page
