@@ -128,7 +128,7 @@ def test_a_page_names_every_option_and_no_other(command: str) -> None:
         if flag.startswith("--") and flag != "--help"
     }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page(command)))
-    others = {"--kv-cache", "--recipe", "--recovered"} - options  # of commands that come before or after
+    others = {"--kv-cache", "--recipe", "--recovered", "--verbose"} - options  # of commands that come before or after
     assert named - others == options - others
     assert command != "export" or options <= named
 
