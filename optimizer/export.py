@@ -97,7 +97,7 @@ def export(
         tokenizer=tokenizer,
         tell=tell,
     )
-    with BundleWriter(output, overwrite=overwrite) as writer:
+    with BundleWriter(output, overwrite, asked.inputs) as writer:
         # 1. The model's graph; its weights are read when they are needed.
         model = open_model(asked)
         clock.end("capture")

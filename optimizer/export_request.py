@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.plugins.errors import RecipeError
+from enginewright.runtime.bundle.output_folder import Inputs
 
 from .buckets.for_export import check_files
 from .emit.emitters import CHECKS, EMITTERS
@@ -18,8 +19,9 @@ from .emit.weight_storages import check_storages
 from .memory_limit import MemoryLimit
 from .pipeline import OPTIONAL
 from .progress import Progress
+from .recipes.bucket_section import FILE_FIELDS
 from .recipes.engine_section import EnginesSection
-from .recipes.recipe import Recipe, load_recipe, with_cache
+from .recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
 from .recover.finished import FinishedRecovery
 
 
@@ -37,6 +39,7 @@ class ExportRequest:
         limit: of memory.
         tokenizer: of a model object, which brings none.
         tell: called as the work goes on.
+        inputs: what was named -> its file or folder: nothing of it may be written to.
     """
 
     source: str | Path | PreTrainedModel
@@ -48,6 +51,7 @@ class ExportRequest:
     limit: MemoryLimit
     tokenizer: PreTrainedTokenizerBase | None
     tell: Progress
+    inputs: Inputs
 
     @staticmethod
     def of(
@@ -97,7 +101,20 @@ class ExportRequest:
             MemoryLimit.of(max_memory),
             tokenizer,
             tell,
+            {
+                "the source": None if isinstance(source, PreTrainedModel) else source,
+                "the recipe": None if recipe is None else recipe_file(recipe),
+                "the calibration file": calibration,
+                "the recovered folder": recovered,
+                **_files_of(chosen),
+            },
         )
+
+
+def _files_of(recipe: Recipe) -> dict[str, str | None]:
+    if recipe.buckets is None:
+        return {}
+    return {f"the recipe's file {name}": getattr(recipe.buckets, name) for name in FILE_FIELDS}
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:

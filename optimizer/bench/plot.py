@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.report.charts import LogAxis
 from enginewright.optimizer.report.numbers import duration, rate
 from enginewright.optimizer.report.page import template
@@ -126,7 +127,4 @@ def check_folder(path: Path) -> None:
 
 def write_svg(result: BenchResult, path: Path) -> None:
     """Raises BundleError if it can't be written."""
-    try:
-        path.write_text(svg(result), encoding="utf-8")
-    except OSError as e:
-        raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+    write_output(path, svg(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,14 @@ _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germa
 
 
 def default_output(source: str) -> Path:
-    """``models/Llama-1B`` and ``Llama-1B.gguf`` become ``Llama-1B.bundle`` in the current folder."""
-    name = Path(source).resolve().name if Path(source).exists() else source.rstrip("/").rsplit("/", 1)[-1]
+    """``models/Llama-1B`` and ``Llama-1B.gguf`` become ``Llama-1B.bundle`` in the current folder.
+
+    Where that folder is the model's, or lies in it, the bundle goes beside the model's.
+    """
+    found = Path(source).resolve()
+    if found.is_dir() and Path.cwd().is_relative_to(found):
+        return Path(os.path.relpath(found.with_name(f"{found.name}.bundle")))
+    name = found.name if found.exists() else source.rstrip("/").rsplit("/", 1)[-1]
     return Path(name.removesuffix(".gguf") + ".bundle")
 
 

@@ -14,7 +14,7 @@ Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 SOURCES = ("histogram", "trace", "default")
 """What sizes may be chosen by."""
 
-_FILES = ("histogram", "trace", "batches")
+FILE_FIELDS = ("histogram", "trace", "batches")
 
 
 class BucketsSection(Section):
@@ -66,5 +66,5 @@ class BucketsSection(Section):
 
     def beside(self, folder: Path) -> Self:
         """With its files in ``folder``, where they are not absolute."""
-        files = {name: getattr(self, name) for name in _FILES}
+        files = {name: getattr(self, name) for name in FILE_FIELDS}
         return self.model_copy(update={k: None if v is None else str(folder / v) for k, v in files.items()})

@@ -191,6 +191,11 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     return recipe
 
 
+def recipe_file(given: str | Path | Recipe) -> Path | None:
+    """The file that ``load_recipe`` reads of a path; None for a built-in recipe's name, and for a Recipe."""
+    return None if isinstance(given, Recipe) or str(given) in builtin_files() else Path(given)
+
+
 def with_cache(recipe: Recipe, dtype: str) -> Recipe:
     """The recipe with another KV-cache format. Raises RecipeError if there is none of that name."""
     try:

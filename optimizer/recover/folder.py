@@ -14,10 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.errors import CapacityError, RequestError, SourceError
 from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.output_folder import Inputs, files_in, output_place, shortened
 
 from .sequences import Sequences
 
@@ -37,6 +40,10 @@ FORMAT = 1
 
 DESCRIPTION, TOKENS, WEIGHTS, PLOT = "recovery.json", "tokens.safetensors", "weights.safetensors", "loss.html"
 _CHECKPOINT, _STATE, _OPTIMIZER = "checkpoint-", "state.json", "optimizer.safetensors"
+_OURS = re.compile(
+    rf"(({_CHECKPOINT}\d+|unfinished)/)?(recovery\.json|state\.json|loss\.html|\w+\.safetensors)(\.unfinished)?"
+)
+"""The paths of all that is ever written in such a folder."""
 
 
 class Fingerprint(BaseModel):
@@ -161,15 +168,30 @@ class RecoveryFolder:
 
     # ---- writing
 
-    def refuse_if_there(self, overwrite: bool) -> None:
-        """Raises RequestError if there is something that may not be replaced."""
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+    def refuse_if_there(self, overwrite: bool, inputs: Inputs = MappingProxyType({})) -> None:
+        """Raises RequestError if there is something that may not be replaced, or where nothing may be written.
+
+        ``inputs``: what is recovered, and from what; see ``output_place``.
+        """
+        place = output_place(self.path, inputs, RequestError)
+        if not os.path.lexists(place) or (place.is_dir() and not any(place.iterdir())):
             return
-        ours = (self.path / DESCRIPTION).is_file()
-        if not (ours and overwrite):
-            what = "is a recovery already" if ours else "exists, and is no recovery"
-            hint = "Go on with it (--resume), replace it (--force), or write to another folder."
-            raise RequestError(f"{self.path} {what}", hint=hint if ours else "Write to another folder.")
+        if (why := self._why_not_ours()) is not None:
+            raise RequestError(f"{self.path} {why}", hint="Write to another folder, or remove it yourself.")
+        if not overwrite:
+            raise RequestError(
+                f"{self.path} is a recovery already",
+                hint="Go on with it (--resume), replace it (--force), or write to another folder.",
+            )
+
+    def _why_not_ours(self) -> str | None:
+        """Why it may not be replaced: it isn't a recovery, or has files that none has."""
+        try:
+            self.description()
+        except SourceError as e:
+            return f"exists, and isn't a recovery that can be read: {e.message}"
+        foreign = [name for name in files_in(self.path) if not _OURS.fullmatch(name)]
+        return f"is a recovery with files in it that aren't part of it: {shortened(foreign)}" if foreign else None
 
     def begin(
         self, description: Description, sequences: Sequences, calibration: Sequence[torch.Tensor], *, overwrite: bool

@@ -16,7 +16,7 @@ from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.compose.search import Searching, search_shapes
 from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
 from enginewright.optimizer.resources import peak_rss_bytes
 from enginewright.plugins.errors import RecipeError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import free_memory
@@ -81,6 +81,10 @@ def recover(
     asked = chosen
     check_recipe(chosen)
     folder = RecoveryFolder(output)
+    if not resume:
+        named = {"the recipe": recipe_file(recipe), "the text": text, "the calibration file": calibration}
+        given = None if isinstance(source, PreTrainedModel) else source
+        folder.refuse_if_there(overwrite, {"the source": given, **named})
     with _threads(wanted.threads), tempfile.TemporaryDirectory() as scratch:
         tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
         captured = capture(source, tokenizer=tokenizer, context_length=chosen.context_length)
@@ -90,7 +94,6 @@ def recover(
             chosen = old.recipe
             sequences, looked_at = folder.tokens(old.origin)
         else:
-            folder.refuse_if_there(overwrite)
             sequences = read_or_sample(source, captured, text, wanted, tell, _KEEP_ALL)
             looked_at = _calibration(source, captured, chosen, calibration, tell)
             chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, tell)).recipe
@@ -105,8 +108,8 @@ def recover(
             weights=entries_of(prepared.module.program),
         )
         _check_memory(prepared, captured, sequences, wanted)
-        given = source if isinstance(source, PreTrainedModel) else Path(source)
-        teacher = Teacher(given, captured.model_info.context_length, _KEEP_ALL)
+        taught_by = source if isinstance(source, PreTrainedModel) else Path(source)
+        teacher = Teacher(taught_by, captured.model_info.context_length, _KEEP_ALL)
         training = Training(prepared.module, teacher, sequences, wanted)
         resumed_at: int | None = None
         if resume:

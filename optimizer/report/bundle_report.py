@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.progress import Progress, silent
-from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.reader import Bundle
 
@@ -48,10 +48,7 @@ class BundleReport:
 
     def write_page(self, path: Path) -> None:
         """Raises BundleError if it can't be written."""
-        try:
-            path.write_text(self.page(), encoding="utf-8")
-        except OSError as e:
-            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+        write_output(path, self.page())
 
     def to_json(self) -> dict[str, Any]:
         """report.json with these rooflines, or without one what the bundle itself says."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.errors import BundleError, RequestError
+from enginewright.plugins.errors import RequestError
 from enginewright.plugins.lowered_program import LoweredProgram, Operand, Step
 from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
@@ -46,10 +47,7 @@ class Trace:
 
     def write(self, path: Path) -> None:
         """Raises BundleError if it can't be written."""
-        try:
-            path.write_text(json.dumps(self.document, separators=(",", ":")), encoding="utf-8")
-        except OSError as e:
-            raise BundleError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+        write_output(path, json.dumps(self.document, separators=(",", ":")))
 
 
 def trace(

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from enginewright.optimizer.hash_files import hash_files
+from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.progress import Progress, silent
 from enginewright.optimizer.report.document import read_report
 from enginewright.plugins.errors import RequestError
@@ -92,10 +93,7 @@ def moment(epoch: str) -> str:
 
 def write_bill(bill: Mapping[str, Any], path: Path) -> None:
     """Writes a bill as indented JSON. Raises RequestError if it can't be written."""
-    try:
-        path.write_text(json.dumps(bill, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as e:
-        raise RequestError(f"{path}: cannot be written: {e.strerror}", hint="Write to another folder.") from e
+    write_output(path, json.dumps(bill, indent=2, ensure_ascii=False) + "\n", RequestError)
 
 
 def _files(bundle: Bundle, progress: Progress) -> dict[str, FileSection]:

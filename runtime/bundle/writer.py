@@ -10,11 +10,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from .manifest import (
     target_folder,
     target_manifest_path,
 )
+from .output_folder import Inputs, output_place, why_not_a_bundle
 from .weights import (
     ALIGNMENT,
     INDEX_PATH,
@@ -63,15 +65,19 @@ class BundleWriter:
 
     Args:
         final_path: the bundle to write. It may be an empty folder.
-        overwrite: replace a bundle that is there. Something that is no bundle is never replaced.
+        overwrite: replace a bundle that is there. What isn't a bundle, or has a file that isn't the bundle's, is never
+            replaced.
+        inputs: what the bundle is made from, which must lie elsewhere.
 
     Raises:
-        BundleError: ``final_path`` exists, or a file can't be written there.
+        BundleError: ``final_path`` exists, or can't be taken (see ``output_place``), or a file can't be written there.
         CapacityError: the disk is full; names the file and the bytes needed.
     """
 
-    def __init__(self, final_path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        self.final_path = Path(os.path.abspath(final_path))
+    def __init__(
+        self, final_path: str | os.PathLike[str], overwrite: bool = False, inputs: Inputs = MappingProxyType({})
+    ) -> None:
+        self.final_path = output_place(final_path, inputs)
         self._overwrite = overwrite
         self._files: dict[str, FileSection] = {}
         self._weights: WeightsWriter | None = None
@@ -215,7 +221,7 @@ class BundleWriter:
         """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""
         self._check_final_path()
         try:
-            if _is_bundle(self.final_path):
+            if os.path.lexists(self.final_path / MANIFEST_PATH):
                 os.rename(self.final_path, self._replaced)
             os.rename(self._folder, self.final_path)
         except BaseException:
@@ -228,23 +234,29 @@ class BundleWriter:
         path = self.final_path
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return
-        if not _is_bundle(path):
-            raise BundleError(f"{path} exists and is no bundle", hint="Choose another path, or remove it yourself.")
+        if (why := why_not_a_bundle(path)) is not None:
+            raise BundleError(f"{path} {why}", hint="Choose another path, or remove it yourself.")
         if not self._overwrite:
             raise BundleError(f"{path} exists", hint="Pass overwrite=True (--force) to replace it, or another path.")
 
     def _sibling(self, role: str) -> Path:
         return self.final_path.with_name(f".{self.final_path.name}.{role}-{uuid.uuid4().hex[:12]}")
 
+    def _siblings(self, role: str) -> list[Path]:
+        """Folders that ``_sibling`` has named for this bundle."""
+        ours = re.compile(re.escape(f".{self.final_path.name}.{role}-") + "[0-9a-f]{12}")
+        found = (p for p in self.final_path.parent.iterdir() if ours.fullmatch(p.name))
+        return sorted(p for p in found if p.is_dir() and not p.is_symlink())
+
     def _remove_stale(self) -> None:
         """Removes what killed exports to this name left; puts a bundle back that was moved away and not replaced."""
-        for path in sorted(self.final_path.parent.glob(f".{_escaped(self.final_path.name)}.replaced-*")):
+        for path in self._siblings("replaced"):
             if os.path.lexists(self.final_path):
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 os.rename(path, self.final_path)
                 self._check_final_path()
-        for path in self.final_path.parent.glob(f".{_escaped(self.final_path.name)}.partial-*"):
+        for path in self._siblings("partial"):
             if (lock := _lock(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
@@ -361,15 +373,6 @@ class WeightsWriter:
 def blob_path(index: int) -> str:
     """The file of a blob."""
     return f"weights/weights-{index:05d}.bin"
-
-
-def _is_bundle(path: Path) -> bool:
-    return (path / MANIFEST_PATH).is_file()
-
-
-def _escaped(name: str) -> str:
-    """``name`` with the characters that glob would expand in brackets."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _lock(folder: Path) -> int | None:

@@ -19,7 +19,7 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.base import Pass, PassContext, PassResult
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
-from enginewright.plugins.errors import CapacityError, SourceError, VerificationError
+from enginewright.plugins.errors import BundleError, CapacityError, SourceError, VerificationError
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -270,3 +270,22 @@ def test_the_disk_must_have_room_for_the_recipe_s_bytes(
 
 def test_a_recipe_object_is_taken_too(tiny_model: MakeModel, tmp_path: Path) -> None:
     assert export(tiny_model("GPT2"), tmp_path / "a.bundle", recipe=Recipe(name="mine")).recipe == "mine"
+
+
+def test_an_export_replaces_nothing_but_a_bundle(tiny_folder: Path, tmp_path: Path) -> None:
+    """Refused before the model is read, and nothing has changed."""
+    shutil.copytree(tiny_folder, tmp_path / "app/src")
+    (tmp_path / "app/manifest.json").write_text('{"manifest_version": 3, "name": "mine"}')
+    (tmp_path / "recipe.toml").write_text('name = "mine"\n[weights.default]\nstorage = "bf16"\nactivation = "bf16"\n')
+    before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    for source, output, match in (
+        (tiny_folder, "app", "app exists and isn't a bundle"),
+        (tmp_path / "app/src", "app", "the source .*app/src lies in .*app, which would be replaced"),
+        (tmp_path / "app/src", "app/src", "the source .* lies in"),
+        (tmp_path / "app/src", "app/src/x.bundle", "lies in the source"),
+        (tiny_folder, "recipe.toml", "the recipe .* lies in"),
+        (tiny_folder, "/", "is the root folder"),
+    ):
+        with pytest.raises(BundleError, match=match):
+            export(source, tmp_path / output, recipe=tmp_path / "recipe.toml", overwrite=True)
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before

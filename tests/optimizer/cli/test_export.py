@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -30,7 +31,19 @@ def test_the_bundle_is_named_after_the_model(source: str, output: str) -> None:
 def test_the_current_folder_has_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path / "model")
-    assert default_output(".") == Path("model.bundle")
+    assert default_output(".") == Path("../model.bundle")  # not in the model's own folder
+
+
+@pytest.mark.parametrize("output", [".", "/", "..", os.fsdecode(b"a\xff"), "link"])
+def test_an_output_that_can_t_be_taken_leaves_nothing(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    Path("link").symlink_to("elsewhere")
+    result = CliRunner().invoke(app, ["export", str(tiny_folder), "-o", output, "--force"])
+    assert result.exit_code == 7 and "error: output: " in result.stderr, result.output
+    assert [p.name for p in tmp_path.rglob("*")] == ["empty", "link"]
 
 
 def test_json_is_the_report(tiny_folder: Path, tmp_path: Path) -> None:

@@ -211,9 +211,42 @@ def test_what_can_t_be_trained_is_refused(model: Any, tmp_path: Path) -> None:
     refused(RequestError, "learning_rate", options=replace(OPTIONS, learning_rate=float("nan")))
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
-    with pytest.raises(RequestError, match="exists, and is no recovery"):
+    with pytest.raises(RequestError, match=r"exists, and isn.t a recovery"):
         recover(model, tmp_path / "there", recipe="int4", options=OPTIONS, overwrite=True)
     assert (tmp_path / "there" / "notes.txt").exists()
+
+
+def test_force_replaces_nothing_but_a_recovery(
+    trained: tuple[Path, Prepared], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(output: Path, match: str, **given: Any) -> None:
+        before = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+        with pytest.raises(RequestError, match=match):
+            recover(given.pop("source", tiny_folder), output, **{"recipe": "int4", "overwrite": True, **given})
+        assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
+
+    other, ours = tmp_path / "app", tmp_path / "r"
+    other.mkdir()
+    (other / "recovery.json").write_text('{"points": ["disk"]}')
+    (other / "backup.tar").write_text("mine")
+    refused(other, "isn't a recovery that can be read")
+    shutil.copytree(trained[0], ours)
+    RecoveryFolder(ours).refuse_if_there(True)
+    for name in ("notes.txt", "manifest.json", "report/page.html", "checkpoint-000001/mine/x"):
+        path = ours / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        refused(ours, f"files in it that aren't part of it: {name}")
+        path.unlink()
+    (ours / "text.unfinished").write_text("")
+    refused(ours, r"files in it that aren't part of it: text\.unfinished")
+    (ours / "text.unfinished").unlink()
+    refused(ours, "the text .* lies in", text=ours / "recovery.json")
+    refused(ours, "the source .* lies in", source=ours)
+    (tmp_path / "link").symlink_to(ours)
+    refused(tmp_path / "link", "is a link to")
+    monkeypatch.chdir(other)
+    refused(Path("."), "is the current folder")
 
 
 def test_a_text_that_is_too_small_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, overwrite: bool) ->
     (tmp_path / "folder/precious.txt").write_text("x")
     (tmp_path / "file").write_text("x")
     for name in ("folder", "file"):
-        with pytest.raises(BundleError, match=f"{name} exists and is no bundle"):
+        with pytest.raises(BundleError, match=f"{name} exists and isn.t a bundle"):
             BundleWriter(tmp_path / name, overwrite=overwrite).__enter__()
     assert len(contents(tmp_path)) == 2
 
@@ -242,7 +242,7 @@ def test_a_disk_that_is_full_only_when_synced(tmp_path: Path, monkeypatch: Any) 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match=r"x\.bundle: cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(BundleError, match=r"x\.bundle. cannot be written: Not a directory"):
         BundleWriter(tmp_path / "file" / "x.bundle").__enter__()
 
     def denied(*_: Any, **__: Any) -> None:

@@ -1,0 +1,136 @@
+"""Where a folder of ours may be written, and what of it may be replaced: nothing that somebody else has put there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from enginewright.plugins.errors import BundleError, EnginewrightError
+
+from .manifest import MANIFEST_PATH, REPORT_FOLDER, Manifest, TargetManifest, target_folder, target_manifest_path
+from .regular_file import MOST_JSON_BYTES, read_regular
+
+_LEFT_BY_BUILD = re.compile(r"targets/[^/]+/\.[^/]+\.\d+\.partial")
+"""What a killed ``optimize build`` leaves."""
+
+Inputs = Mapping[str, str | os.PathLike[str] | None]
+"""What an output is made from: the option's name -> its file or folder."""
+
+
+def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[EnginewrightError] = BundleError) -> Path:
+    """The absolute path of a folder to write, its parents' links resolved.
+
+    Raises ``error`` where the name can't be taken: the root, the current folder or one around it, a link, a name that
+    isn't UTF-8; and where one of ``inputs`` lies in the output, or the output in one of them.
+    """
+    text = os.fspath(output)
+    try:
+        place = _resolved(text)
+        here = Path(os.path.realpath(os.curdir))
+        with suppress(FileNotFoundError):
+            os.lstat(place)
+    except ValueError as e:  # of str.encode, or for a zero in the name
+        raise error(f"output: {text!r} isn't a file name in UTF-8", hint="Choose another name.") from e
+    except OSError as e:
+        raise error(f"output: {text!r} cannot be written: {e.strerror}", hint="Choose another path.") from e
+    if place == place.parent:
+        raise error(f"output: {place} is the root folder", hint="Name a new folder, such as ./model.bundle.")
+    if place.is_symlink():
+        raise error(
+            f"output: {place} is a link to {os.readlink(place)}",
+            hint="Pass the folder that it leads to, or remove the link.",
+        )
+    if place == here or place in here.parents:
+        what = "is the current folder" if place == here else "has the current folder in it"
+        raise error(f"output: {place} {what}", hint="Name a new folder, such as ./model.bundle.")
+    for name, given in inputs.items():
+        if given is None or not os.path.lexists(given):
+            continue
+        source = Path(os.path.realpath(given))
+        if source == place or place in source.parents:
+            raise error(
+                f"output: {name} {os.fspath(given)} lies in {place}, which would be replaced",
+                hint="Choose another output, or move what it is made from out of it.",
+            )
+        if source in place.parents and source.is_dir():
+            raise error(
+                f"output: {place} lies in {name} {os.fspath(given)}",
+                hint=f"Write it beside that folder, such as to {source.parent / place.name}.",
+            )
+    return place
+
+
+def why_not_a_bundle(folder: Path) -> str | None:
+    """Why a folder may not be replaced by a bundle, to be put behind its name; None if it is a bundle of any version.
+
+    It must have a manifest of ours, and no file but those that the manifests list and what is in report/. Files that
+    are listed may be missing or damaged.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return "exists and isn't a bundle: it isn't a folder"
+    try:
+        text = read_regular(folder / MANIFEST_PATH, most=MOST_JSON_BYTES, within=folder)
+        manifest = Manifest.from_json(text)
+    except OSError as e:
+        return f"exists and isn't a bundle: {MANIFEST_PATH}: {e.strerror}"
+    except BundleError as e:
+        return f"exists and isn't a bundle that can be read: {e.message}"
+    listed = set(manifest.files)
+    for name in manifest.targets:
+        path = target_manifest_path(name)
+        try:
+            target = TargetManifest.from_json(read_regular(folder / path, most=MOST_JSON_BYTES), source=path)
+        except (OSError, BundleError):
+            target = TargetManifest()  # then its files are nobody's
+        listed |= {path, *(f"{target_folder(name)}/{file}" for file in target.files)}
+    foreign = [path for path in unlisted_files(folder, listed) if not _LEFT_BY_BUILD.fullmatch(path)]
+    if foreign:
+        return f"is a bundle with files in it that no manifest lists: {shortened(foreign)}"
+    shut = [f for f, _, _ in os.walk(folder) if not os.access(f, os.W_OK | os.X_OK)]
+    return f"can't be replaced: {shut[0]} may not be written to" if shut else None
+
+
+def bundle_around(path: Path) -> Path | None:
+    """The bundle that a path, whose links are resolved, lies in; None if it lies in none."""
+    for folder in path.parents:
+        try:
+            Manifest.from_json(read_regular(folder / MANIFEST_PATH, most=MOST_JSON_BYTES))
+        except (OSError, BundleError):
+            continue
+        return folder
+    return None
+
+
+def unlisted_files(folder: Path, listed: Collection[str]) -> list[str]:
+    """What lies in a bundle's folder that isn't ``listed``, nor the manifest, nor in report/; no empty folders."""
+    return sorted(
+        path
+        for path in files_in(folder)
+        if path != MANIFEST_PATH and path not in listed and not path.startswith(REPORT_FOLDER)
+    )
+
+
+def shortened(paths: Collection[str], most: int = 3) -> str:
+    """The first of some paths, for a message."""
+    shown = ", ".join(sorted(paths)[:most])
+    return shown if len(paths) <= most else f"{shown} and {len(paths) - most:,} more"
+
+
+def files_in(folder: Path) -> Iterator[str]:
+    """The paths in a folder of all that isn't a folder; a link to a folder counts as a file."""
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in (*files, *links):
+            yield Path(parent, name).relative_to(folder).as_posix()
+
+
+def _resolved(text: str) -> Path:
+    """Links in its parents are followed, and so is the last part where it is no name, as in "a/.."."""
+    text.encode()
+    path = Path(text)
+    if path.name in ("", ".."):
+        return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path.parent)) / path.name

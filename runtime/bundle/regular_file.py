@@ -1,0 +1,72 @@
+"""Opens files that others made: regular files alone, of a bounded size.
+
+A pipe or a device in place of a file would make a reader wait, or read for ever; a sparse file of terabytes would take
+all memory; a link could lead out of the folder. So every file of a bundle or a source is opened here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_JSON_BYTES = 64 << 20
+"""Of a document of ours: a manifest, an index, a program, a report. Those of a model of 70 layers have 1 MB."""
+MOST_TEXT_BYTES = 512 << 20
+"""Of a tokenizer, or of a text that is read whole. The largest tokenizers in use have 35 MB."""
+
+_KINDS = (
+    (stat.S_ISDIR, "it is a folder"),
+    (stat.S_ISFIFO, "it is a pipe"),
+    (stat.S_ISSOCK, "it is a socket"),
+    (stat.S_ISCHR, "it is a device"),
+    (stat.S_ISBLK, "it is a device"),
+)
+
+
+def open_regular(path: str | os.PathLike[str], *, most: int | None = None, within: Path | None = None) -> BinaryIO:
+    """Opens a file to read it, without a buffer's copy of it.
+
+    Args:
+        path: of the file. A link is followed.
+        most: bytes that it may have.
+        within: a folder that it must lie in, also after links are followed.
+
+    Raises:
+        OSError: it isn't there, can't be read, isn't a regular file, is too large, or lies elsewhere; ``strerror`` says
+            which.
+    """
+    real = os.path.realpath(path)
+    if within is not None and not Path(real).is_relative_to(os.path.realpath(within)):
+        raise OSError(errno.ELOOP, "it is a link to a file outside of the folder", os.fspath(path))
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check(os.fstat(descriptor), most, os.fspath(path))
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None = None) -> bytes:
+    """The contents of a file of at most ``most`` bytes. Raises OSError as ``open_regular`` does."""
+    with open_regular(path, most=most, within=within) as file:
+        data = file.read(most + 1)
+    if len(data) > most:  # it grew meanwhile
+        raise _too_large(len(data), most, os.fspath(path))
+    return data
+
+
+def _check(found: os.stat_result, most: int | None, path: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = next((text for is_kind, text in _KINDS if is_kind(found.st_mode)), "it is something else")
+        raise OSError(errno.EINVAL, f"{what}, not a regular file", path)
+    if most is not None and found.st_size > most:
+        raise _too_large(found.st_size, most, path)
+
+
+def _too_large(size: int, most: int, path: str) -> OSError:
+    return OSError(errno.EFBIG, f"it has {size:,} bytes, more than the {most:,} that are read of such a file", path)
