@@ -24,11 +24,13 @@ CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
 CMAKE_BUILD := $(BIN)/cmake --build
 CTEST := $(BIN)/ctest --output-on-failure --parallel $(JOBS) --test-dir
 BUNDLE := build/smollm2.bundle
+# Every built-in recipe of this small model answers it (tests/acceptance/test_formats.py).
+QUESTION := Write one sentence about the ocean.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
+.PHONY: help setup demo try test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,20 +41,34 @@ $(VENV)/.tools: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
-	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
+	@touch $@
+
+# What a demo needs: less than half of what developing needs.
+$(VENV)/.export: $(VENV)/.tools $(CPP)
+	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[export]"
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools $(CPP)
+	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
 	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[export,dev]"
-	@touch $@
+	@touch $@ $(VENV)/.export
 
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
-demo: setup  ## fetch SmolLM2, export it, and ask it a question
+demo: $(VENV)/.export  ## fetch SmolLM2, export it, and ask it a question
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
-	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe f32 --force; \
-	echo; echo "What is the capital of France?"; \
-	$(BIN)/optimize generate $(BUNDLE) "What is the capital of France?" --max-tokens 64 --temperature 0
+	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe int8 --force; \
+	echo; echo "$(QUESTION)"; \
+	$(BIN)/optimize generate $(BUNDLE) "$(QUESTION)" --max-tokens 64
+	@echo; $(MAKE) --silent --no-print-directory try
+
+try:  ## show commands to try after the demo
+	@echo "Try next:"
+	@echo "  $(BIN)/optimize chat $(BUNDLE)"
+	@echo "  $(BIN)/optimize bench $(BUNDLE)"
+	@echo "  $(BIN)/optimize report $(BUNDLE)"
+	@echo "  $(PY) examples/stream.py $(BUNDLE)"
+	@echo "or 'source $(BIN)/activate' and 'optimize --help'."
 
 test: lint types test-cpp pytest  ## check what a change must pass (lint, types, C++ and Python tests)
 

@@ -8,6 +8,9 @@ from typing import Any
 from peers.engines import OURS, TITLES
 from peers.summary import FIGURES, Figure
 
+SHORT = ("prefill", "decode_1", "decode_16", "peak")
+"""Figures that the README shows."""
+
 KINDS = {
     "ratio": "{title}",
     "bandwidth": "share of read bandwidth, decode of 1",
@@ -134,13 +137,14 @@ def whole(result: Mapping[str, Any]) -> list[str]:
 
 
 def short(result: Mapping[str, Any]) -> list[str]:
-    """For the README: of each model and format our figures, with ours over the best peer's."""
-    rows = [["", *(f.title for f in FIGURES)]]
+    """For the README: of each model and format some of our figures, with ours over the best peer's."""
+    shortened = [figure for figure in FIGURES if figure.name in SHORT]
+    rows = [["", *(f.title for f in shortened)]]
     for entry in result["models"].values():
         for kind, table in entry["formats"].items():
             figures = table["engines"].get(OURS, {"figures": {}})["figures"]
             cells = [f"{entry['title']}, {kind}"]
-            for figure in FIGURES:
+            for figure in shortened:
                 value, best = figures.get(figure.name), table["best"].get(figure.name)
                 cell = "" if value is None else shown(figure, value)
                 cells.append(f"{cell} ({best['ratio']:.2f}x {TITLES[best['engine']]})" if best else cell)
