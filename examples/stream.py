@@ -39,7 +39,7 @@ def main(bundle: str) -> None:
     """Prints the conversation, then the two answers."""
     params = ew.SamplingParams(max_tokens=32)
     with ew.LLM(bundle) as llm:
-        converse(llm, ["What is the capital of France?", "And of Italy?"], params)
+        converse(llm, ["What is the capital of Germany?", "Write one sentence about it."], params)
         for text in asyncio.run(answer_all(llm, ["Name a colour.", "Name a fruit."], params)):
             print("-", text)
 

@@ -14,20 +14,20 @@ NOT_RUN = "<!-- not run"
 _FENCE = re.compile(r"^```(\w*)\s*$")
 
 
-def python_script(page: str) -> str:
-    """The page's ``python`` blocks, each on the lines where the page has it, so that a traceback names those."""
+def script_of(page: str, language: str = "python") -> str:
+    """The page's blocks of a language, each on the lines where the page has it, so that a traceback names those."""
     lines: list[str] = []
-    language: str | None = None  # of the block that a line is in
+    inside: str | None = None  # the language of the block that a line is in
     before = ""
     for line in page.splitlines():
         fence = _FENCE.match(line)
-        code = language == "python" and fence is None
+        code = inside == language and fence is None
         lines.append(line if code else "")
         if fence is not None:
             opens = "other" if before.startswith(NOT_RUN) else fence.group(1) or "text"
-            language = opens if language is None else None
+            inside = opens if inside is None else None
         before = line
-    if language is not None:
+    if inside is not None:
         raise ValueError("the last block isn't closed")
     return "\n".join(lines) + "\n"
 
@@ -46,7 +46,7 @@ def run_python(
     Raises:
         AssertionError: a block fails; with its output, which names the page's line.
     """
-    script = python_script(page.read_text(encoding="utf-8"))
+    script = script_of(page.read_text(encoding="utf-8"))
     assert script.strip(), f"{page} has no python block"
     for name, path in names.items():
         (folder / name).symlink_to(path)

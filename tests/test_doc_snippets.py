@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doc_snippets import python_script, run_python
+from tests.doc_snippets import run_python, script_of
 
 PAGE = """\
 # A page
@@ -31,13 +31,13 @@ print(x + 1, open("name").read())
 
 
 def test_blocks_stay_on_their_lines() -> None:
-    lines = python_script(PAGE).splitlines()
+    lines = script_of(PAGE).splitlines()
     assert [(i, line) for i, line in enumerate(lines, 1) if line] == [
         (4, "x = 1"),
         (17, 'print(x + 1, open("name").read())'),
     ]
     with pytest.raises(ValueError, match="isn't closed"):
-        python_script("```python\nx = 1\n")
+        script_of("```python\nx = 1\n")
 
 
 def test_blocks_run_together(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ app = typer.Typer(
     epilog=(
         "Examples:\n\n"
         "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
-        '  optimize generate smollm2.bundle "What is the capital of France?"\n\n'
+        '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
         "  optimize chat smollm2.bundle"
     ),
     no_args_is_help=True,

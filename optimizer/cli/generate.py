@@ -34,7 +34,7 @@ from .template_options import Set, Tools, template_options
 NAME = "generate"
 EPILOG = (
     "Examples:\n\n"
-    '  optimize generate smollm2.bundle "What is the capital of France?"\n\n'
+    '  optimize generate smollm2.bundle "Write one sentence about the ocean."\n\n'
     '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
     '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import enginewright as ew
 from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.builtin import builtin_files
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import (
     BudgetSection,
@@ -23,6 +26,8 @@ from enginewright.runtime.bundle.reader import Bundle
 
 from .driver import Driver
 from .test_invariance import run
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 OFFSETS = WeightFormatSection(
     storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64
@@ -119,3 +124,15 @@ def test_smollm2_in_int8(smollm2_gguf: Path, tmp_path: Path) -> None:
     # Measured: 0.0050 and 95.1 %.
     assert verification.text.kl_mean < 0.01
     assert verification.text.top1_agreement > 0.94
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recipe", builtin_files())
+def test_every_recipe_of_smollm2_answers_what_the_demo_asks(recipe: str, smollm2_gguf: Path, tmp_path: Path) -> None:
+    question = re.search(r"^QUESTION := (.*)$", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert question is not None
+    export(smollm2_gguf, tmp_path / "smollm2.bundle", recipe=recipe, targets=("cpu",))
+    with ew.LLM(tmp_path / "smollm2.bundle") as llm:
+        [answer] = llm.chat([{"role": "user", "content": question[1]}], ew.SamplingParams(max_tokens=64))
+    assert answer.finish_reason == "stop"
+    assert "ocean" in answer.text
