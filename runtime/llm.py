@@ -46,6 +46,9 @@ class LLM:
     On the cpu target a request's tokens do not depend on its company, on chunks, or on threads; docs/numerics.md says
     what holds on others.
 
+    A process may end with an LLM open, and with streams of it. A forked child has none of its parent's threads: there
+    every request of this LLM is an EnginewrightError, and the bundle is to be opened again.
+
     Args:
         path: the bundle.
         target: which of its targets to run; None takes the first that it has of "cpu", "onnx",
@@ -249,8 +252,8 @@ class LLM:
 
     def close(self) -> None:
         """Ends every request and frees the memory. May be called again."""
-        self._loop.close()
-        self._executor.close()
+        if self._loop.close():
+            self._executor.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -318,6 +318,10 @@ nb::object RowSampler::distribution(const Vector<float>& logits, float temperatu
 }  // namespace
 
 NB_MODULE(_cpu, m) {
+#ifdef NDEBUG
+  // What a daemon thread holds at exit, or a thread that a forked child doesn't have, is never given back.
+  nb::set_leak_warnings(false);
+#endif
   m.def("isas", &ew::available_isas);
   m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());

@@ -1,8 +1,11 @@
 #include "thread_pool.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cores.h"
 
@@ -87,6 +90,7 @@ int checked(int threads) {
 // With more threads than cores a worker that spins holds the core that another needs to make work.
 ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
     : size_(checked(threads)),
+      process_(getpid()),
       tuning_(tuning),
       spin_(size_ > static_cast<int>(usable_cores().size()) ? std::chrono::nanoseconds(0) : spin_of(tuning)),
       shares_(new Share[static_cast<size_t>(size_)]) {
@@ -105,7 +109,13 @@ ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
 
 ThreadPool::~ThreadPool() { stop(); }
 
+// In a forked child a join would be for whichever thread has a worker's stack by now, and shares_ may be in the
+// middle of a region: both are left as they are, for good.
 void ThreadPool::stop() {
+  if (getpid() != process_) {
+    new std::vector<std::thread>(std::move(workers_));
+    return;
+  }
   stop_.store(true, std::memory_order_release);
   wake_.fetch_add(1, std::memory_order_release);
   wake_.notify_all();

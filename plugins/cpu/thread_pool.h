@@ -39,6 +39,7 @@ class ThreadPool {
   // `threads` counts the caller, so `threads - 1` workers are started; values below 1 mean 1. Throws
   // std::invalid_argument above kMaxThreads, std::system_error if the system refuses a thread.
   explicit ThreadPool(int threads, Binding binding = Binding::none, const Tuning& tuning = {});
+  // In a forked child, which has none of the workers, they are forgotten.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -89,6 +90,7 @@ class ThreadPool {
   void stop();
 
   const int size_;
+  const int process_;  // that has the workers
   const Tuning tuning_;
   const std::chrono::nanoseconds spin_;  // of a worker without work
   std::unique_ptr<Share[]> shares_;

@@ -138,12 +138,19 @@ def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, e
     assert [p.finish_reason for p in kept.heard if isinstance(p, StreamPiece)][-1] == "length"
 
 
-def test_a_run_that_did_not_start_does_not_block_the_next(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_ctrl_c_at_the_start_of_a_run_does_not_block_the_next(
+    begins: bool, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begins:
+            start(thread)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop._thread, "submit", interrupted)
+        patched.setattr(threading.Thread, "start", interrupted)
         lost = Request([1], SamplingParams(max_tokens=2))
         with pytest.raises(KeyboardInterrupt):
             loop.submit(lost, Events())
@@ -153,6 +160,58 @@ def test_a_run_that_did_not_start_does_not_block_the_next(loop: EngineLoop, monk
     events.end.result(10)
     assert len(events.heard) == 2
     wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
+
+
+def test_a_thread_that_the_system_refuses(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    refusal, request = Events(), Request([1], SamplingParams(max_tokens=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(CapacityError, match="the engine's thread can't be started: can't start new thread"):
+            loop.submit(request, refusal)
+        loop.abort(request)  # which needs no thread
+    events = Events()
+    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    events.end.result(10)
+    assert len(events.heard) == 2 and refusal.heard == []
+
+
+def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
+    events = Events()
+    loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
+    events.end.result(10)
+    wait(lambda: not any(t.name == "enginewright-engine" for t in threading.enumerate()))
+
+
+def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> None:
+    """Also by a thread that is in the middle of telling the others: the garbage collector runs wherever it likes."""
+    dropped, events = Request([1], SamplingParams(max_tokens=50)), Events()
+    gate = Gate(executor)
+
+    def collects(event: StreamPiece | EnginewrightError) -> None:
+        loop.abort(dropped)
+        events(event)
+
+    loop.submit(dropped, Events())
+    loop.submit(Request([2], SamplingParams(max_tokens=2)), collects)
+    gate.passes.release(100)
+    events.end.result(10)
+    assert len(events.heard) == 2 and dropped.finish_reason == "abort"
+
+
+def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
+    closed: Future[bool] = Future()
+
+    def closes(event: StreamPiece | EnginewrightError) -> None:
+        if not isinstance(event, EnginewrightError):
+            closed.set_result(loop.close())
+
+    loop.submit(Request([1], SamplingParams(max_tokens=50)), closes)
+    assert closed.result(10) is False
+    wait(lambda: not loop.engine.has_work())
+    assert loop.close() is True
 
 
 def test_what_never_fits_is_refused_at_once(loop: EngineLoop) -> None:

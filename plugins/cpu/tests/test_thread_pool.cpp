@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <system_error>
@@ -74,6 +75,24 @@ void too_many_threads_are_refused() {
       _exit(0);
     }
     _exit(1);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(status == 0) << status;
+#endif
+}
+
+// A forked child has none of the workers, and its own may have got their stacks.
+void a_forked_child_forgets_the_workers() {
+#if !defined(__SANITIZE_THREAD__)  // which starts no threads after a fork
+  auto pool = std::make_unique<ThreadPool>(4);
+  const pid_t child = fork();
+  if (child == 0) {
+    ThreadPool own(4);
+    pool.reset();
+    int64_t sum[4] = {};
+    own.parallel_for(100, [&](int64_t task, int worker) { sum[worker] += task; });
+    _exit(sum[0] + sum[1] + sum[2] + sum[3] == 4950 ? 0 : 1);
   }
   int status = -1;
   CHECK(child > 0 && waitpid(child, &status, 0) == child);
@@ -227,6 +246,7 @@ int main() {
   RUN(tasks_within_tasks_run_where_they_are);
   RUN(sizes_below_one_mean_one);
   RUN(too_many_threads_are_refused);
+  RUN(a_forked_child_forgets_the_workers);
   RUN(regions_see_each_other);
   RUN(one_slow_task_holds_nobody_else);
   RUN(what_one_does_not_get_to_others_take);
