@@ -13,6 +13,7 @@ from enginewright.plugins.errors import SourceError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
 from enginewright.runtime.tokenizer import what_tokenizers_raises
 
+from .gguf import quick_reader
 from .huggingface import read_json
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -38,7 +39,8 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     source = directory / gguf_file if gguf_file else directory
     hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
-    with what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint)):
+    tells = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
+    with tells, quick_reader():
         loaded = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, **options
         )

@@ -11,6 +11,7 @@ import transformers
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.gguf import open_gguf, read_config, read_tensors
+from enginewright.optimizer.capture.tokenizer import load_tokenizer
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
@@ -52,7 +53,8 @@ def write(model, path, quantization=Q.F32, extra=(), arch="llama", leave_out=(),
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     for key, value in metadata:
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+        add = writer.add_string if isinstance(value, str) else writer.add_array if isinstance(value, list) else None
+        (add or writer.add_uint32)(key, value)
     for name, value in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
         if base.startswith("model.layers."):
@@ -132,6 +134,65 @@ def test_truncated(llama, tmp_path, keep):
     path.write_bytes(data[: keep if isinstance(keep, int) else int(len(data) * keep)])
     with pytest.raises(SourceError, match=r"cut\.gguf: damaged or truncated"):
         capture(path)
+
+
+@pytest.fixture(scope="module")
+def with_vocabulary(llama, tmp_path_factory):
+    """A file with a tokenizer of 1,500 tokens, and an array that isn't the tokenizer's."""
+    letters = [chr(n) for n in range(33, 33 + 94)]
+    tokens = [*letters, *(a + b for a in letters[:40] for b in letters[:40])][:1500]
+    metadata = [
+        ("tokenizer.ggml.model", "gpt2"),
+        ("tokenizer.ggml.pre", "smollm"),
+        ("tokenizer.ggml.tokens", tokens),
+        ("tokenizer.ggml.token_type", [1] * len(tokens)),
+        ("tokenizer.ggml.merges", [f"{t[0]} {t[1]}" for t in tokens[94:]]),
+        ("tokenizer.ggml.bos_token_id", 1),
+        ("tokenizer.ggml.eos_token_id", 2),
+        ("llama.rope.dimension_sections", [1, 2, 3]),
+    ]
+    return write(llama, tmp_path_factory.mktemp("vocabulary") / "m.gguf", metadata=metadata)
+
+
+def test_a_vocabulary_is_not_read_token_by_token(with_vocabulary, monkeypatch):
+    """The package's reader makes an array for each token, each time: that was half of an export."""
+    views = 0
+
+    def counted(reader, *args, **kwargs):
+        nonlocal views
+        views += 1
+        return get(reader, *args, **kwargs)
+
+    get = gguf.GGUFReader._get
+    monkeypatch.setattr(gguf.GGUFReader, "_get", counted)
+    captured = capture(with_vocabulary)
+    assert captured.tokenizer_files.tokenizer_json is not None
+    assert 0 < views < 1000
+    assert gguf.GGUFReader.__module__.startswith("gguf.")  # and the package is as it was
+
+
+def test_configuration_and_tokenizer_are_those_of_the_packages_reader(with_vocabulary):
+    folder, name = str(with_vocabulary.parent), with_vocabulary.name
+    config = read_config(open_gguf(with_vocabulary)).to_dict()
+    assert config == transformers.AutoConfig.from_pretrained(folder, gguf_file=name).to_dict()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    assert load_tokenizer(with_vocabulary.parent, gguf_file=name).backend_tokenizer.to_str() == (
+        tokenizer.backend_tokenizer.to_str()
+    )
+    fields = gguf.GGUFReader(str(with_vocabulary)).fields
+    ours = open_gguf(with_vocabulary).metadata
+    assert {k: f.contents() for k, f in fields.items() if k in ours} == ours
+    assert len(ours) > 15
+
+
+@pytest.mark.parametrize("count", [2**60, 100_000])
+def test_an_array_longer_than_the_file(llama, tmp_path, count):
+    path = write(llama, tmp_path / "m.gguf", metadata=[("tokenizer.ggml.scores", [1.0, 2.0])])
+    data = path.read_bytes()
+    at = data.index(b"tokenizer.ggml.scores") + len("tokenizer.ggml.scores") + 8
+    path.write_bytes(data[:at] + count.to_bytes(8, "little") + data[at + 8 :])
+    with pytest.raises(SourceError, match="damaged or truncated"):
+        open_gguf(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else"])
