@@ -35,7 +35,7 @@ from .progress import Progress, ProgressEvent, silent
 from .recipes.recipe import Recipe
 from .recipes.to_toml import to_toml
 from .report.export_report import report_files
-from .resources import peak_rss_bytes
+from .resources import fewer_collections, peak_rss_bytes
 from .rewrite import Rewritten
 from .verify import PassVerification
 
@@ -97,7 +97,7 @@ def export(
         tokenizer=tokenizer,
         tell=tell,
     )
-    with BundleWriter(output, overwrite, asked.inputs) as writer:
+    with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
         # 1. The model's graph; its weights are read when they are needed.
         model = open_model(asked)
         clock.end("capture")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import mmap
 import platform
 from pathlib import Path
@@ -7,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.optimizer.resources import give_back_freed, parse_size, peak_rss_bytes, release_pages, rss_bytes
+from enginewright.optimizer.resources import (
+    fewer_collections,
+    give_back_freed,
+    parse_size,
+    peak_rss_bytes,
+    release_pages,
+    rss_bytes,
+)
 from enginewright.plugins.errors import RequestError
 
 
@@ -79,3 +87,36 @@ def test_what_was_freed_is_given_back() -> None:
     give_back_freed()
     assert rss_bytes() < held - (80 << 20)
     assert last[0] == 1
+
+
+def test_what_is_there_is_not_gone_through_again() -> None:
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    gc.unfreeze()  # what the tests' own start has frozen
+    try:
+        with pytest.raises(KeyError), fewer_collections():
+            assert gc.get_freeze_count() > 100_000
+            assert gc.get_threshold()[0] >= 10_000
+            raise KeyError
+        assert gc.get_freeze_count() == 0
+        assert gc.get_threshold() == threshold
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def test_what_somebody_else_has_frozen_stays_so() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with fewer_collections():
+        pass
+    assert gc.get_freeze_count() == frozen
+
+
+def test_a_collector_that_is_switched_off_stays_so() -> None:
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with fewer_collections():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*threshold)
