@@ -28,7 +28,7 @@ from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
 from .config_sizes import check_sizes
-from .gguf_blocks import format_of, read_codes, rows_of, shape_of
+from .gguf_blocks import dequantize, format_of, read_codes, rows_of, shape_of
 
 MAGIC = b"GGUF"
 
@@ -203,7 +203,7 @@ def read_tensors(file: GgufFile, model: PreTrainedModel) -> dict[str, WeightExpr
     parts: dict[str, list[gguf.ReaderTensor]] = defaultdict(list)
     for name, tensor in file.tensors.items():
         if name == _ROPE_FACTORS:
-            _divide_frequencies(file, model, _dequantize(tensor))
+            _divide_frequencies(file, model, dequantize(tensor))
         elif name in names:
             parts[names[name]].append(tensor)
         else:
@@ -249,7 +249,7 @@ def _expression(
         return np.asarray(result.weights)
 
     def read() -> torch.Tensor:
-        value = np.ascontiguousarray(rearranged(_dequantize), dtype=np.float32)
+        value = np.ascontiguousarray(rearranged(dequantize), dtype=np.float32)
         result = torch.from_numpy(value if value.flags.writeable else value.copy())
         release_pages(tensors[0].data)
         return result
@@ -263,11 +263,6 @@ def _expression(
         return Source(label, shape, torch.float32, read, origin)
     codes = partial(read_codes, tensors, rows)
     return SourceCodes(label, shape, torch.float32, read, origin, format=code_format, read_codes=codes)
-
-
-def _dequantize(tensor: gguf.ReaderTensor) -> np.ndarray[Any, Any]:
-    value: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
-    return value.astype(np.float32, copy=False).reshape(shape_of(tensor))
 
 
 def _check_type(path: Path, tensor: gguf.ReaderTensor) -> None:

@@ -25,6 +25,9 @@ from enginewright.passes.ir.prequantized import CodeFormat, Codes
 
 BLOCK = 32
 
+_CHUNK_ELEMENTS = 1 << 16
+"""Dequantized at a time: what is made on the way stays in caches."""
+
 FORMATS: Mapping[gguf.GGMLQuantizationType, CodeFormat] = {
     gguf.GGMLQuantizationType.Q4_0: CodeFormat(4, BLOCK),
     gguf.GGMLQuantizationType.Q4_1: CodeFormat(4, BLOCK, offsets=True),
@@ -76,6 +79,24 @@ def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]
     values, scales, *offsets = (torch.from_numpy(kind[rows]) for kind in stored)
     release_pages(tensors[0].data)
     return Codes(values, scales, offsets[0] if offsets else None)
+
+
+def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
+    """The floats that a tensor's blocks stand for, in its shape: the package's, made of some thousand blocks at a time.
+
+    Left to itself it takes 16 rows at a time, however short they are, and holds the result twice.
+    """
+    size, bytes_of_block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+    if size == 1:
+        value: npt.NDArray[Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
+        return value.astype(np.float32, copy=False).reshape(shape_of(tensor))
+    blocks = tensor.data.reshape(-1, bytes_of_block)
+    result = np.empty((len(blocks), size), np.float32)
+    step = max(1, _CHUNK_ELEMENTS // size)
+    for start in range(0, len(blocks), step):
+        part = blocks[start : start + step]
+        result[start : start + step] = gguf.dequantize(part.reshape(1, -1), tensor.tensor_type).reshape(-1, size)
+    return result.reshape(shape_of(tensor))
 
 
 def shape_of(tensor: gguf.ReaderTensor) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.capture.gguf_blocks import BLOCK, format_of, read_codes, rows_of
+from enginewright.optimizer.capture.gguf_blocks import BLOCK, dequantize, format_of, read_codes, rows_of
 from enginewright.optimizer.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.passes.base import PassContext, PassRecord
@@ -125,6 +125,30 @@ def test_q_and_k_are_rows_in_another_order(kind: Q, llama: PreTrainedModel, tmp_
         for got, one in zip(arrays(expr.codes()), blocks[f"blk.0.attn_{name}.weight"], strict=True):
             np.testing.assert_array_equal(permuted(got, heads), one)
             assert (got != one).any()
+
+
+EVERY_KIND = [kind for kind, (size, _) in gguf.GGML_QUANT_SIZES.items() if size > 1]
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 256), (77, 1024)])
+def test_blocks_of_every_type_are_dequantized_as_by_the_package(kind: Q, rows: int, columns: int) -> None:
+    """Also where they are more than one piece, and no whole number of them."""
+    size, bytes_of_block = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(kind).integers(0, 256, (rows, columns // size * bytes_of_block), dtype=np.uint8)
+    shape = np.array([columns, rows], dtype=np.uint32)
+    field = gguf.ReaderField(0, "w")
+    tensor = gguf.ReaderTensor("w", kind, shape, rows * columns, data.nbytes, 0, data, field)
+    try:
+        with np.errstate(all="ignore"):
+            theirs = gguf.dequantize(data, kind)
+    except NotImplementedError:
+        pytest.skip("not dequantized by the package")
+    with np.errstate(all="ignore"):
+        ours = dequantize(tensor)
+    assert ours.shape == (rows, columns)
+    assert ours.dtype == np.float32
+    assert ours.tobytes() == theirs.tobytes()
 
 
 @kinds
