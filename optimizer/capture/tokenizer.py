@@ -90,7 +90,8 @@ def quick_to_read(tokenizer_json: str) -> str:
         return tokenizer_json
     document["model"]["merges"] = [" ".join(merge) for merge in merges]
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    same = tokenizers.Tokenizer.from_str(text).to_str() == tokenizers.Tokenizer.from_str(tokenizer_json).to_str()
+    read = tokenizers.Tokenizer.from_str(text).to_str()
+    same = read == tokenizer_json or read == tokenizers.Tokenizer.from_str(tokenizer_json).to_str()
     return text if same else tokenizer_json
 
 

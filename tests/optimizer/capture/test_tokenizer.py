@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture import tokenizer as capture_tokenizer
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, quick_to_read, tokenizer_files
 from enginewright.plugins.errors import SourceError
 
@@ -99,6 +100,24 @@ def test_merges_are_texts_where_that_means_the_same(parts, as_texts):
     assert json.loads(text)["model"]["merges"] == ([f"{first} {second}"] if as_texts else [[first, second]])
     again = Tokenizer.from_str(text)
     assert again.to_str() == before and again.encode("ab a").ids == backend.encode("ab a").ids
+
+
+def test_a_large_vocabulary_is_read_once_to_see_that_it_is_the_same(monkeypatch):
+    read: list[str] = []
+    monkeypatch.setattr(capture_tokenizer.tokenizers, "Tokenizer", Reading(read))
+    text = quick_to_read(Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).to_str())
+    assert read == [text]
+
+
+class Reading:
+    """Keeps what ``Tokenizer.from_str`` is given."""
+
+    def __init__(self, read):
+        self._read = read
+
+    def from_str(self, text):
+        self._read.append(text)
+        return Tokenizer.from_str(text)
 
 
 def test_a_tokenizer_without_merges_stays_as_it_is():
