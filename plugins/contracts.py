@@ -6,6 +6,7 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,13 +108,26 @@ def head_bytes(dtype: CacheDtype, size: int) -> int:
     return size * BYTES_PER_ELEMENT[dtype] + (4 if dtype in SCALED_CACHES else 0)
 
 
+SAMPLING_OPTIONS: Mapping[str, float] = {
+    "temperature": 0,
+    "top_k": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "seed": 0,
+    "counter": 0,
+    "repetition_penalty": 1,
+}
+"""The arrays [R] of a ``SamplingBatch``, and the value of each that changes nothing. The C++ sampler knows them by
+name: a new option is a field here, one of ``RowSampling`` (sampler.h), and a line in sampling_bindings.cpp."""
+
+
 @dataclass
 class SamplingBatch:
-    """Sampling state of the R sampled rows; every array is [R].
+    """Sampling state of the R sampled rows; every array is [R] but the last two.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off. The random number of a row is a
-    function of (``seed``, ``counter``) alone, where counter is the index of the new token in its request's output, so
-    that a request draws the same tokens in any company.
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 are off. The random
+    number of a row is a function of (``seed``, ``counter``) alone, where counter is the index of the new token in its
+    request's output, so that a request draws the same tokens in any company.
     """
 
     temperature: FloatArray
@@ -122,7 +136,15 @@ class SamplingBatch:
     min_p: FloatArray
     seed: npt.NDArray[np.uint64]
     counter: npt.NDArray[np.uint64]
-    logprobs: int = 0  # how many top logprobs to return for each row; 0 none
+    repetition_penalty: FloatArray | None = None  # None: no row has one
+    seen_start: Int32Array | None = None  # [R+1]: seen[seen_start[r]:seen_start[r+1]] are the tokens that row r's
+    seen: Int32Array | None = None  # penalty applies to; one that comes twice counts once
+    logprobs: int | None = None  # how many top logprobs to return for each row, and its token's; None: no logprobs
+
+    def options(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
+        names = (*SAMPLING_OPTIONS, "seen_start", "seen")
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
 
 
 @dataclass
@@ -145,11 +167,15 @@ class StepInput:
     # Reserved: adapter ids [B], tree ancestors [T, T'], input embeddings [T, H].
 
 
+NO_TOKEN = -1
+"""In ``StepOutput.tokens``: the row's logits have a NaN or +infinity, or nothing but -infinity. Its request ends."""
+
+
 @dataclass
 class StepOutput:
     """What a step gives back: sampled tokens [R] and, where asked for, logprobs and logits."""
 
-    tokens: Int32Array | None  # [R]
+    tokens: Int32Array | None  # [R]; NO_TOKEN where the logits can't be sampled from
     logits: FloatArray | None = None  # [R, V]
     token_logprobs: FloatArray | None = None  # [R], of the sampled token
     top_ids: Int32Array | None = None  # [R, n]

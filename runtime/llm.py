@@ -332,6 +332,8 @@ class LLM:
         finally:  # nothing to do unless interrupted
             for request in requests:
                 self._loop.abort(request)
+        if len(requests) == 1 and requests[0].error is not None:
+            raise requests[0].error
         return [request.to_output() for request in requests]
 
     def _stream(self, request: Request) -> Generator[StreamPiece, None, None]:
@@ -342,6 +344,8 @@ class LLM:
             while not finished:
                 piece = _piece(events.get())
                 finished = piece.finish_reason is not None
+                if piece.finish_reason == "error":
+                    raise _error_of(request)
                 yield piece
         finally:
             self._loop.abort(request)
@@ -362,9 +366,16 @@ class LLM:
             while not finished:
                 piece = _piece(await events.get())
                 finished = piece.finish_reason is not None
+                if piece.finish_reason == "error":
+                    raise _error_of(request)
                 yield piece
         finally:
             self._loop.abort(request)
+
+
+def _error_of(request: Request) -> EnginewrightError:
+    assert request.error is not None
+    return request.error
 
 
 def _piece(event: Event) -> StreamPiece:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort"]
-"""stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up."""
+from enginewright.plugins.errors import EnginewrightError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;
+error: the model's logits for it were not finite."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class RequestOutput:
         text: their text, without the end token, and cut before a stop string.
         finish_reason: see ``FinishReason``.
         logprobs: one entry a new token if the request asked for them, else None.
+        error: what went wrong where finish_reason is "error"; tokens and text are those before.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -38,6 +42,7 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: EnginewrightError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

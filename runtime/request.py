@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.errors import EnginewrightError
 
 from .output_text import OutputText
 from .outputs import FinishReason, RequestOutput, StreamPiece, TokenLogprobs
@@ -44,6 +45,12 @@ class Request:
         self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens
         self.capacity = 0  # tokens that its blocks can hold
         self.finish_reason: FinishReason | None = None
+        self.error: EnginewrightError | None = None  # why, where that is "error"
+        self.seen = array("i")  # distinct tokens so far, in any order; empty without a repetition penalty
+        self._seen: set[int] | None = None
+        if params.repetition_penalty != 1:
+            self._seen = set(self.tokens)
+            self.seen.extend(self._seen)
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
@@ -78,6 +85,9 @@ class Request:
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes a new token, and finishes if it is the last."""
         self.tokens.append(token)
+        if self._seen is not None and token not in self._seen:
+            self._seen.add(token)
+            self.seen.append(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
         if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
@@ -85,12 +95,17 @@ class Request:
         elif self.output_length >= self.max_tokens:
             self.finish("length")
 
-    def accept_logits(self, logits: FloatArray) -> None:
-        """Takes the logits [n, V] of the next n prompt tokens; ``computed`` has not been advanced yet."""
+    def accept_logits(self, start: int, logits: FloatArray) -> None:
+        """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
         assert self.logits is not None
-        self.logits[self.computed : self.computed + len(logits)] = logits
-        if self.computed + len(logits) == self.prompt_length:
+        self.logits[start : start + len(logits)] = logits
+        if start + len(logits) == self.prompt_length:
             self.finish("length")
+
+    def fail(self, error: EnginewrightError) -> None:
+        """Ends the request with an error of its own; what it has so far stays."""
+        self.error = error
+        self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""
@@ -107,7 +122,7 @@ class Request:
             token_ids=tuple(self.tokens[self.prompt_length + first :]),
             text=text,
             finish_reason=self.finish_reason,
-            logprobs=tuple(self._logprobs[first:]) if self.params.logprobs else None,
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs[first:]),
         )
 
     def to_output(self) -> RequestOutput:
@@ -118,5 +133,6 @@ class Request:
             token_ids=tuple(self.tokens[self.prompt_length :]),
             text="".join(self._whole_text),
             finish_reason=self.finish_reason,
-            logprobs=tuple(self._logprobs) if self.params.logprobs else None,
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            error=self.error,
         )

@@ -1,6 +1,6 @@
 """The C++ extension: interpreter, sampler and tools. ``executable.py`` is its one user inside the package.
 
-Faults of an argument raise ValueError, logits that can't be sampled RuntimeError, want of memory MemoryError.
+Faults of an argument raise ValueError, want of memory MemoryError.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ OperandTuple = tuple[str, int, str, Sequence[Coefficients], Sequence[Coefficient
 index: of a buffer, a weight or a cache what add_buffer, add_weight and find_cache returned; of an input 0 ids,
 1 positions, 2 q_start, 3 kv_len, 4 rows, and for cache group g 5 + 2g its slots, 6 + 2g its block table.
 """
-_Sampling = tuple[_Float, _Int32, _Float, _Float, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
-"""temperature, top_k, top_p, min_p, seed, counter; each [R]"""
+_Sampling = Mapping[str, npt.NDArray[np.generic]]
+"""``SamplingBatch.options()``; what is left out is off"""
 
 class _Samples(TypedDict):
     tokens: _Int32  # [R]
@@ -96,7 +96,7 @@ class Executor:
         rows: _Int32,
         groups: Sequence[tuple[_Int32, _Int32]],
         sampling: _Sampling | None = None,
-        logprobs: int = 0,
+        logprobs: int = -1,
         return_logits: bool = False,
         profile: bool = False,
         watch: Callable[[int, bool, list[npt.NDArray[Any] | None]], object] | None = None,
@@ -126,12 +126,13 @@ class RowSampler:
     def __init__(self, threads: int = 1) -> None: ...
     @property
     def threads(self) -> int: ...
-    def sample(self, logits: _Float, sampling: _Sampling, logprobs: int = 0) -> _Samples:
+    def sample(self, logits: _Float, sampling: _Sampling, logprobs: int = -1) -> _Samples:
         """Samples rows of logits [R, V] as ``run`` does."""
-    def distribution(
-        self, logits: _Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-    ) -> _Float:
-        """The unnormalised weights [V] that ``sample`` draws from; the most likely token has 1, what is cut has 0."""
+    def distribution(self, logits: _Float, sampling: _Sampling) -> _Float:
+        """The unnormalised weights [R, V] that ``sample`` draws from; the most likely token has 1, what is cut has 0.
+
+        RuntimeError for logits that can't be sampled from.
+        """
 
 def measure_bandwidth(nbytes: int, threads: int) -> float:
     """GB/s (10^9) that ``threads`` threads read a working set of ``nbytes`` with; best of a few passes."""

@@ -18,6 +18,7 @@
 #include "bandwidth.h"
 #include "executor.h"
 #include "kv_cache.h"
+#include "sampling_bindings.h"
 #include "tuning_of.h"
 
 namespace nb = nanobind;
@@ -108,51 +109,6 @@ int add_weight(Program& program, const std::string& name, const std::string& typ
   return program.add_weight(std::move(weight), bytes);
 }
 
-struct SamplingArrays {
-  std::vector<ew::RowSampling> rows;
-  nb::object tokens, token_logprobs = nb::none(), top_ids = nb::none(), top_logprobs = nb::none();
-  ew::SampleResult result;
-
-  // sampling: (temperature, top_k, top_p, min_p, seed, counter), each [R].
-  SamplingArrays(const nb::tuple& sampling, size_t count, int top, int64_t vocab) {
-    if (sampling.size() != 6) throw std::invalid_argument("sampling has six arrays");
-    const auto temperature = nb::cast<Vector<float>>(sampling[0], false);
-    const auto top_k = nb::cast<Vector<int32_t>>(sampling[1], false);
-    const auto top_p = nb::cast<Vector<float>>(sampling[2], false);
-    const auto min_p = nb::cast<Vector<float>>(sampling[3], false);
-    const auto seed = nb::cast<Vector<uint64_t>>(sampling[4], false);
-    const auto counter = nb::cast<Vector<uint64_t>>(sampling[5], false);
-    for (const size_t size :
-         {temperature.size(), top_k.size(), top_p.size(), min_p.size(), seed.size(), counter.size()}) {
-      if (size != count)
-        throw std::invalid_argument("each array of sampling must have R = " + std::to_string(count) +
-                                    " entries");
-    }
-    if (top < 0 || top > vocab) {
-      throw std::invalid_argument("logprobs = " + std::to_string(top) + " is not in [0, " +
-                                  std::to_string(vocab) + "]");
-    }
-    for (size_t i = 0; i < count; ++i) {
-      rows.push_back({temperature.data()[i], top_k.data()[i], top_p.data()[i], min_p.data()[i],
-                      seed.data()[i], counter.data()[i]});
-    }
-    result.top = top;
-    tokens = new_array<int32_t>({count}, &result.tokens);
-    if (top == 0) return;
-    const size_t columns = static_cast<size_t>(top);
-    token_logprobs = new_array<float>({count}, &result.token_logprobs);
-    top_ids = new_array<int32_t>({count, columns}, &result.top_ids);
-    top_logprobs = new_array<float>({count, columns}, &result.top_logprobs);
-  }
-
-  void put(nb::dict& into) const {
-    into["tokens"] = tokens;
-    into["token_logprobs"] = token_logprobs;
-    into["top_ids"] = top_ids;
-    into["top_logprobs"] = top_logprobs;
-  }
-};
-
 // Arrays over the arena, valid while the step is watched; None for what is no buffer.
 nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
   const ew::Step& step = executor.program().steps()[index];
@@ -205,10 +161,10 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
   }
   const size_t count = rows.size();
   const size_t vocab = static_cast<size_t>(executor.program().vocab_size());
-  std::unique_ptr<SamplingArrays> samples;
+  std::unique_ptr<ew::SamplingArrays> samples;
   if (!sampling.is_none()) {
-    samples = std::make_unique<SamplingArrays>(nb::cast<nb::tuple>(sampling), count, logprobs,
-                                               executor.program().vocab_size());
+    samples = std::make_unique<ew::SamplingArrays>(nb::cast<nb::dict>(sampling), count, logprobs,
+                                                   executor.program().vocab_size());
   }
   nb::dict output;
   float* logits = nullptr;
@@ -276,45 +232,6 @@ nb::tuple cache_memory(nb::object self, const std::string& group, int layer) {
   return nb::make_tuple(bytes(cache.k, cache.key_size), bytes(cache.v, cache.value_size));
 }
 
-// A sampler with threads of its own, for logits that come from elsewhere.
-class RowSampler {
- public:
-  explicit RowSampler(int threads) : pool_(threads) {}
-
-  int threads() const { return pool_.size(); }
-  nb::dict sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs);
-  nb::object distribution(const Vector<float>& logits, float temperature, int32_t top_k, float top_p,
-                          float min_p);
-
- private:
-  ew::ThreadPool pool_;
-  ew::Sampler sampler_;
-  std::mutex mutex_;
-};
-
-nb::dict RowSampler::sample(const Matrix<float>& logits, const nb::tuple& sampling, int logprobs) {
-  const int64_t rows = static_cast<int64_t>(logits.shape(0)), vocab = static_cast<int64_t>(logits.shape(1));
-  const SamplingArrays samples(sampling, logits.shape(0), logprobs, vocab);
-  {
-    nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    sampler_.sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool_);
-  }
-  nb::dict output;
-  samples.put(output);
-  return output;
-}
-
-nb::object RowSampler::distribution(const Vector<float>& logits, float temperature, int32_t top_k,
-                                    float top_p, float min_p) {
-  float* weights = nullptr;
-  nb::object result = new_array<float>({logits.size()}, &weights);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  sampler_.distribution(logits.data(), static_cast<int64_t>(logits.size()),
-                        {temperature, top_k, top_p, min_p, 0, 0}, weights);
-  return result;
-}
-
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -328,12 +245,7 @@ NB_MODULE(_cpu, m) {
   m.def("measure_peak", &ew::measure_peak, "dtype"_a, "threads"_a, "isa"_a,
         nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<RowSampler>(m, "RowSampler")
-      .def(nb::init<int>(), "threads"_a = 1)
-      .def_prop_ro("threads", &RowSampler::threads)
-      .def("sample", &RowSampler::sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = 0)
-      .def("distribution", &RowSampler::distribution, "logits"_a.noconvert(), "temperature"_a, "top_k"_a = 0,
-           "top_p"_a = 1.0f, "min_p"_a = 0.0f);
+  ew::bind_row_sampler(m);
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
@@ -393,7 +305,7 @@ NB_MODULE(_cpu, m) {
            nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
       .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
-           "logprobs"_a = 0, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
+           "logprobs"_a = -1, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
   m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
 }

@@ -130,7 +130,7 @@ class CpuProgram:
     def run(self, step: StepInput) -> StepOutput:
         """Runs one step. Raises RequestError naming the input that is wrong; then no KV slot was written.
 
-        Raises EnginewrightError if a sampled row's logits are NaN or infinite, CapacityError if memory runs out.
+        A sampled row whose logits are NaN or infinite gets ``NO_TOKEN``. Raises CapacityError if memory runs out.
         """
         return self._run(step)[0]
 
@@ -201,16 +201,14 @@ class CpuProgram:
                 kv_len,
                 rows,
                 groups,
-                _sampling_arrays(sampling) if sampling is not None else None,
-                sampling.logprobs if sampling is not None else 0,
+                sampling.options() if sampling is not None else None,
+                logprobs_wanted(sampling),
                 step.return_logits,
                 profile,
                 watch,
             )
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
-        except RuntimeError as e:
-            raise EnginewrightError(f"step: {e}", hint="The weights are damaged, or float32 overflows.") from e
         except MemoryError as e:
             raise CapacityError("no memory for a step of this size", hint="Run fewer tokens in a step.") from e
         output = StepOutput(
@@ -251,17 +249,9 @@ def _int32(name: str, value: npt.NDArray[np.generic], rank: int) -> Int32Array:
     return np.ascontiguousarray(array)
 
 
-def _sampling_arrays(
-    sampling: SamplingBatch,
-) -> tuple[FloatArray, Int32Array, FloatArray, FloatArray, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    return (
-        np.ascontiguousarray(sampling.temperature, np.float32),
-        np.ascontiguousarray(sampling.top_k, np.int32),
-        np.ascontiguousarray(sampling.top_p, np.float32),
-        np.ascontiguousarray(sampling.min_p, np.float32),
-        np.ascontiguousarray(sampling.seed, np.uint64),
-        np.ascontiguousarray(sampling.counter, np.uint64),
-    )
+def logprobs_wanted(sampling: SamplingBatch | None) -> int:
+    """As C++ takes it: -1 for none."""
+    return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
 
 
 def _memory(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:

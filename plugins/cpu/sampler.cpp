@@ -35,7 +35,7 @@ double sum_blocks(const SamplingLoops& loops, const std::vector<float>& weights,
   return sum;
 }
 
-// The index of the weight in which `uniform` times the sum falls.
+// The index of the weight in which `uniform` times the sum falls; -1 if no weight is above 0.
 int64_t draw(const SamplingLoops& loops, const std::vector<float>& weights, int64_t count, double uniform,
              std::vector<double>& block_sums) {
   const double target = uniform * sum_blocks(loops, weights, count, block_sums);
@@ -68,21 +68,49 @@ void for_each_at_least(const SamplingLoops& loops, const float* values, int64_t 
   }
 }
 
-// What is wrong with logits of which this is the largest; null if nothing is.
-const char* check(const Largest& largest) {
-  if (largest.bad) return "has a NaN or infinite logit";
-  return largest.value == -kInfinity ? "has no logit above -infinity" : nullptr;
-}
+// Whether something can be drawn from logits of which this is the largest.
+bool sound(const Largest& largest) { return !largest.bad && largest.value != -kInfinity; }
 
 const char* check(const RowSampling& p) {
   if (!(p.temperature >= 0) || p.temperature == kInfinity) return "has a temperature that is not in [0, inf)";
   if (p.top_k < 0) return "has a negative top_k";
   if (!(p.top_p >= 0 && p.top_p <= 1)) return "has a top_p that is not in [0, 1]";
   if (!(p.min_p >= 0 && p.min_p <= 1)) return "has a min_p that is not in [0, 1]";
+  if (!(p.repetition_penalty > 0 && p.repetition_penalty < kInfinity)) {
+    return "has a repetition_penalty that is not in (0, inf)";
+  }
   return nullptr;
 }
 
+// The results of a row that can't be sampled.
+void refuse(const SampleResult& result, int64_t row) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  result.tokens[row] = kNoToken;
+  if (!result.token_logprobs) return;
+  result.token_logprobs[row] = kNaN;
+  std::fill_n(result.top_ids + row * result.top, result.top, kNoToken);
+  std::fill_n(result.top_logprobs + row * result.top, result.top, kNaN);
+}
+
+// Finite logits stay finite, whatever the penalty.
+float penalized(float logit, float penalty) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  if (logit == -kInfinity) return logit;
+  return std::clamp(logit < 0 ? logit * penalty : logit / penalty, -kMost, kMost);
+}
+
 }  // namespace
+
+const float* Sampler::penalize(const float* logits, int64_t vocab, const RowSampling& parameters,
+                               Largest& largest, Scratch& scratch) const {
+  if (parameters.repetition_penalty == 1 || parameters.seen.empty()) return logits;
+  scratch.penalized.assign(logits, logits + vocab);
+  for (const int32_t id : parameters.seen) {
+    scratch.penalized[id] = penalized(logits[id], parameters.repetition_penalty);
+  }
+  largest = loops_.find_largest(scratch.penalized.data(), vocab);
+  return scratch.penalized.data();
+}
 
 // Keeps a buffer of at most 2 * count candidates and cuts it to the best `count` whenever it is full:
 // O(vocab) in all.
@@ -131,6 +159,7 @@ void Sampler::cut_top_p(const float* logits, int64_t count, double sum, float to
   for_each_at_least(loops_, weights.data(), count, lower, [&](int64_t i) {
     if (weight_range(weights[i]) == range) best.push_back({logits[i], static_cast<int32_t>(i)});
   });
+  if (best.empty()) return;  // weights that aren't exp(x): nothing to cut
   // Halve [low, high) around the place where the running sum reaches the target; all before `low` is kept.
   auto low = best.begin();
   auto high = best.end();
@@ -186,6 +215,7 @@ void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row,
   loops_.exp_weights(logits, vocab, top, 1.0f, scratch.weights.data());
   const double log_sum = top + std::log(sum_blocks(loops_, scratch.weights, vocab, scratch.block_sums));
   result.token_logprobs[row] = static_cast<float>(logits[result.tokens[row]] - log_sum);
+  if (result.top == 0) return;
   select_best(logits, vocab, result.top, scratch.best);
   std::sort(scratch.best.begin(), scratch.best.end());
   for (int32_t i = 0; i < result.top; ++i) {
@@ -200,34 +230,32 @@ void Sampler::sample(const float* logits, int64_t rows, int64_t vocab, int64_t s
   if (result.top < 0 || result.top > vocab) {
     throw std::invalid_argument("logprobs must be in [0, " + std::to_string(vocab) + "]");
   }
-  scratch_.resize(static_cast<size_t>(pool.size()));
-  problem_.assign(static_cast<size_t>(rows), nullptr);
-  pool.parallel_for(rows, [&](int64_t row, int worker) {
-    Scratch& scratch = scratch_[worker];
-    const float* row_logits = logits + row * stride;
-    const char*& problem = problem_[row];
-    problem = check(parameters[row]);
-    if (problem) return;
-    const Largest largest = loops_.find_largest(row_logits, vocab);
-    problem = check(largest);
-    if (problem) return;
-    const float top = largest.value;
-    if (parameters[row].temperature == 0) {
-      result.tokens[row] = static_cast<int32_t>(largest.at);
-    } else {
-      const Kept kept = weigh(row_logits, vocab, top, parameters[row], scratch);
-      const double uniform = philox_uniform(parameters[row].seed, parameters[row].counter);
-      const int64_t chosen = draw(loops_, scratch.weights, kept.count, uniform, scratch.block_sums);
-      result.tokens[row] = kept.ids ? kept.ids[chosen] : static_cast<int32_t>(chosen);
-    }
-    if (result.top > 0) log_probabilities(row_logits, vocab, row, top, result, scratch);
-  });
   for (int64_t row = 0; row < rows; ++row) {
     if (const char* problem = check(parameters[row])) {
       throw std::invalid_argument("sampled row " + std::to_string(row) + " " + problem);
     }
-    if (problem_[row]) throw std::runtime_error("sampled row " + std::to_string(row) + " " + problem_[row]);
   }
+  scratch_.resize(static_cast<size_t>(pool.size()));
+  pool.parallel_for(rows, [&](int64_t row, int worker) {
+    Scratch& scratch = scratch_[worker];
+    const RowSampling& own = parameters[row];
+    const float* row_logits = logits + row * stride;
+    const Largest raw = loops_.find_largest(row_logits, vocab);
+    if (!sound(raw)) {
+      refuse(result, row);
+      return;
+    }
+    Largest largest = raw;
+    const float* drawn_from = penalize(row_logits, vocab, own, largest, scratch);
+    result.tokens[row] = static_cast<int32_t>(largest.at);
+    if (own.temperature != 0) {
+      const Kept kept = weigh(drawn_from, vocab, largest.value, own, scratch);
+      const double uniform = philox_uniform(own.seed, own.counter);
+      const int64_t chosen = draw(loops_, scratch.weights, kept.count, uniform, scratch.block_sums);
+      if (chosen >= 0) result.tokens[row] = kept.ids ? kept.ids[chosen] : static_cast<int32_t>(chosen);
+    }
+    if (result.token_logprobs) log_probabilities(row_logits, vocab, row, raw.value, result, scratch);
+  });
 }
 
 void Sampler::distribution(const float* logits, int64_t vocab, const RowSampling& parameters,
@@ -236,10 +264,10 @@ void Sampler::distribution(const float* logits, int64_t vocab, const RowSampling
   const char* problem = check(parameters);
   if (!problem && parameters.temperature == 0) problem = "is greedy and has no distribution";
   if (problem) throw std::invalid_argument(std::string("sampled row 0 ") + problem);
-  const Largest largest = loops_.find_largest(logits, vocab);
-  problem = check(largest);
-  if (problem) throw std::runtime_error(std::string("sampled row 0 ") + problem);
-  const Kept kept = weigh(logits, vocab, largest.value, parameters, scratch_[0]);
+  Largest largest = loops_.find_largest(logits, vocab);
+  if (!sound(largest)) throw std::runtime_error("sampled row 0 has logits that are not finite");
+  const float* drawn_from = penalize(logits, vocab, parameters, largest, scratch_[0]);
+  const Kept kept = weigh(drawn_from, vocab, largest.value, parameters, scratch_[0]);
   std::fill(weights, weights + vocab, 0.0f);
   for (int64_t i = 0; i < kept.count; ++i) weights[kept.ids ? kept.ids[i] : i] = scratch_[0].weights[i];
 }

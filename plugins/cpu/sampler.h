@@ -1,16 +1,19 @@
 // Draws a token from each row of logits, and reports log probabilities.
 //
-// For a row with temperature t > 0 the distribution is softmax(logits / t), cut in this order:
+// A repetition penalty r != 1 first changes the logits of the tokens that a row has seen: those above 0 are
+// divided by r, the others multiplied (Keskar et al. 2019). For a row with temperature t > 0 the distribution is
+// then softmax(logits / t), cut in this order:
 //   top_k   keeps the k most likely tokens (Fan et al. 2018);
 //   top_p   of what is left, renormalised, keeps the fewest most likely tokens that sum to at least p
 //           (Holtzman et al. 2020);
 //   min_p   keeps tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
 // Equal logits are ordered by id, lowest first, so the result is one fixed function of (logits, parameters,
 // seed, counter). Temperature 0 takes the largest logit. Weights are exp in float, all sums are double in a
-// fixed order.
+// fixed order. Log probabilities are those of the logits as they came.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/sampling_loops.h"
@@ -26,11 +29,15 @@ struct RowSampling {
   float min_p = 0;    // 0: off
   uint64_t seed = 0;
   uint64_t counter = 0;  // index of the new token in its request
+  float repetition_penalty = 1;    // 1: off
+  std::span<const int32_t> seen{};  // ids in [0, vocab), in any order; one that comes twice counts once
 };
 
-// Where the results of a row go. The last three may be null if `top` is 0.
+constexpr int32_t kNoToken = -1;  // of a row that can't be sampled
+
+// Where the results of a row go. The last three may be null: then no log probabilities are computed.
 struct SampleResult {
-  int32_t* tokens = nullptr;        // [R]
+  int32_t* tokens = nullptr;        // [R]; kNoToken, with log probabilities NaN, where logits aren't finite
   float* token_logprobs = nullptr;  // [R]
   int32_t* top_ids = nullptr;       // [R, top], most likely first
   float* top_logprobs = nullptr;    // [R, top]
@@ -39,14 +46,14 @@ struct SampleResult {
 
 class Sampler {
  public:
-  // logits: [rows, vocab], `stride` elements from row to row. Throws std::invalid_argument naming the row for
-  // a parameter out of range, and for logits that are NaN, +infinity, or all -infinity. Keeps its scratch
-  // memory.
+  // logits: [rows, vocab], `stride` elements from row to row. A row whose logits are NaN, +infinity, or all
+  // -infinity gets kNoToken; the others are as they would be without it. Throws std::invalid_argument naming
+  // the row for a parameter out of range. Keeps its scratch memory.
   void sample(const float* logits, int64_t rows, int64_t vocab, int64_t stride, const RowSampling* parameters,
               const SampleResult& result, ThreadPool& pool);
 
   // The weights that `sample` draws from, for one row with temperature > 0: 0 where a token is cut. weights:
-  // [vocab].
+  // [vocab]. Throws std::runtime_error for a row that can't be sampled.
   void distribution(const float* logits, int64_t vocab, const RowSampling& parameters, float* weights);
 
  private:
@@ -58,6 +65,7 @@ class Sampler {
     }
   };
   struct Scratch {
+    std::vector<float> penalized;    // the row's logits after its repetition penalty
     std::vector<Candidate> best;     // of a partial selection
     std::vector<float> logits;       // of the tokens that top_k kept, in order of id
     std::vector<int32_t> ids;        // their ids
@@ -70,6 +78,9 @@ class Sampler {
     const int32_t* ids;  // null: all tokens
   };
 
+  // What is drawn from: the row's own logits, or, with `largest` of them, those in scratch.
+  const float* penalize(const float* logits, int64_t vocab, const RowSampling& parameters, Largest& largest,
+                        Scratch& scratch) const;
   void select_best(const float* logits, int64_t vocab, int64_t count, std::vector<Candidate>& best) const;
   Kept weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
              Scratch& scratch) const;
@@ -78,8 +89,7 @@ class Sampler {
                          const SampleResult& result, Scratch& scratch) const;
 
   const SamplingLoops& loops_ = sampling_loops();
-  std::vector<Scratch> scratch_;      // by worker
-  std::vector<const char*> problem_;  // by row: null, or what is wrong with it
+  std::vector<Scratch> scratch_;  // by worker
 };
 
 }  // namespace ew

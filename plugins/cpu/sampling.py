@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..contracts import FloatArray, SamplingBatch, StepOutput
-from ..errors import CapacityError, EnginewrightError, RequestError
-from .executable import _sampling_arrays
+from ..errors import CapacityError, RequestError
+from .executable import logprobs_wanted
 from .extension import cpu_extension as _cpu
 
 
@@ -25,18 +25,17 @@ class RowSampler:
     def sample(self, logits: FloatArray, sampling: SamplingBatch, *, return_logits: bool = False) -> StepOutput:
         """Draws a token from each row of logits [R, V] float32, and gives the logprobs that ``sampling`` wants.
 
+        A row with a logit that is NaN or +infinity gets ``NO_TOKEN``; the others are as they would be without it.
+
         Args:
             return_logits: put the logits into the output as well.
 
         Raises:
             RequestError: a value of ``sampling`` is out of range, or there is not one for each row.
-            EnginewrightError: a row has a logit that is NaN or infinite.
         """
         rows = np.ascontiguousarray(logits, np.float32)
         try:
-            found = self._sampler.sample(rows, _sampling_arrays(sampling), sampling.logprobs)
+            found = self._sampler.sample(rows, sampling.options(), logprobs_wanted(sampling))
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
-        except RuntimeError as e:
-            raise EnginewrightError(f"step: {e}", hint="The weights are damaged, or numbers overflow.") from e
         return StepOutput(logits=rows if return_logits else None, **found)

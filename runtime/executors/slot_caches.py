@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.contracts import FloatArray, Int32Array
-from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.plugins.errors import BundleError, CapacityError
 
 from ..bundle.linear_io import INPUT_IDS, LOGITS, POSITION_IDS, ROWS, WRITE_INDEX, LinearIo, cache_names
 from .onnx_session import run_options, run_session
@@ -138,21 +138,9 @@ class SlotCaches:
         return logits
 
     def forget(self, slots: Int32Array) -> None:
-        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next.
-
-        Raises EnginewrightError where memory is a device's: all slots are zero then, and all requests lost.
-        """
-        if self._device != "cpu":
-            self.clear()
-            raise EnginewrightError("onnxruntime: logits are NaN or infinite", hint="The weights are damaged.")
+        """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
         for memory in self._memory:
             memory.forget(slots)
-
-    def clear(self) -> None:
-        """Makes everything zero again, when all requests are lost."""
-        for memory in self._memory:
-            memory.clear(self._device, self._module)
-        self._bindings.clear()
 
     def _bind(self, first: int, batch: int, length: int, rows: int) -> _Bound:
         """Names to memory. A run that wants no row gives one that nobody reads: some providers take no empty arrays."""
@@ -221,14 +209,6 @@ class _Memory:
         kind, self.type = _TYPES[dtype]
         self._bytes_per_place = shape[3] * kind.itemsize
         self._shape = shape
-        self.clear(device, module)
-
-    @property
-    def row(self) -> tuple[int, ...]:
-        """A slot's shape: [Nkv, length, D]."""
-        return self._shape[1:]
-
-    def clear(self, device: str, module: ModuleType) -> None:
         zeros = self._zeros()
         if device == "cpu":
             self._kept: Any = zeros
@@ -237,8 +217,18 @@ class _Memory:
             self._kept = module.OrtValue.ortvalue_from_numpy(zeros, device, 0)
             self._address = int(self._kept.data_ptr())
 
+    @property
+    def row(self) -> tuple[int, ...]:
+        """A slot's shape: [Nkv, length, D]."""
+        return self._shape[1:]
+
     def forget(self, slots: Int32Array) -> None:
-        self._kept[slots] = 0
+        if isinstance(self._kept, np.ndarray):
+            self._kept[slots] = 0
+            return
+        there = self._kept.numpy().copy()  # onnxruntime copies a device's memory as a whole; bindings stay
+        there[slots] = 0
+        self._kept.update_inplace(there)
 
     def resize(self, length: int, held: Iterable[tuple[int, int]]) -> None:
         """Gives slots another length, with the tokens of ``held``: (slot, how many). For memory of the CPU."""

@@ -7,11 +7,19 @@ from typing import Protocol
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
+from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.errors import RequestError
 
 from .slots import SlotRun, plan_runs, slots_of
+
+
+def owners_of_bad_rows(step: StepInput, logits: FloatArray, tokens: Int32Array | None) -> Int32Array:
+    """Requests (indices into B) of which a row's logits are not finite, as the sampler says where it ran."""
+    bad = ~np.isfinite(logits).all(axis=-1) if tokens is None else tokens == NO_TOKEN
+    if not bad.any():
+        return np.empty(0, np.int32)
+    return np.unique(np.searchsorted(step.q_start, step.rows[bad], side="right") - 1).astype(np.int32)
 
 
 class Slots(Protocol):
@@ -29,9 +37,6 @@ class Slots(Protocol):
 
     def forget(self, slots: Int32Array) -> None:
         """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
-
-    def clear(self) -> None:
-        """Makes all slots zero, when all requests are lost."""
 
 
 class SlotSteps:
@@ -61,18 +66,12 @@ class SlotSteps:
         runs = plan_runs(step, slot_of, self._slots.length, chunks_together=self._together)
         logits = self._logits(runs, len(step.rows), keep=step.return_logits)
         if step.sampling is None:
-            bad = step.rows[~np.isfinite(logits).all(axis=-1)]
-            if len(bad):
-                owners = np.searchsorted(step.q_start, bad, side="right") - 1
-                self._slots.forget(slot_of[np.unique(owners)])
-            return StepOutput(tokens=None, logits=logits if step.return_logits else None)
-        try:
-            return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
-        except RequestError:
-            raise
-        except EnginewrightError:  # of numbers that are not finite: in the caches, they would spread to others
-            self._slots.clear()
-            raise
+            output = StepOutput(tokens=None, logits=logits if step.return_logits else None)
+        else:
+            output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+        if len(owners := owners_of_bad_rows(step, logits, output.tokens)):
+            self._slots.forget(slot_of[owners])  # in the caches, these numbers would spread to who gets the slot next
+        return output
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
         """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""

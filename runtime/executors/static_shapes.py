@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.contracts import (
+    SAMPLING_OPTIONS,
     CacheGroup,
     ExecutorCaps,
     Int32Array,
@@ -176,18 +177,17 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Ma
 
 def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
     """So many more rows, which take the likeliest token and draw nothing."""
-    return replace(
-        sampling,
-        temperature=_longer(sampling.temperature, more),
-        top_k=_longer(sampling.top_k, more),
-        top_p=_longer(sampling.top_p, more, 1),
-        min_p=_longer(sampling.min_p, more),
-        seed=_longer(sampling.seed, more),
-        counter=_longer(sampling.counter, more),
-    )
+    longer = {
+        name: _longer(array, more, SAMPLING_OPTIONS[name])
+        for name, array in sampling.options().items()
+        if name in SAMPLING_OPTIONS
+    }
+    if sampling.seen_start is not None:
+        longer["seen_start"] = _longer(sampling.seen_start, more, sampling.seen_start[-1])
+    return replace(sampling, **longer)
 
 
-def _longer(array: npt.NDArray[Number], more: int, value: int = 0) -> npt.NDArray[Number]:
+def _longer(array: npt.NDArray[Number], more: int, value: float = 0) -> npt.NDArray[Number]:
     return np.concatenate([array, np.full(more, value, array.dtype)])
 
 

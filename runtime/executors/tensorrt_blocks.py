@@ -24,10 +24,11 @@ from enginewright.plugins.contracts import (
     StepOutput,
 )
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.errors import RequestError
 
 from ..bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
 from .cuda_driver import Device, Graph
+from .slot_steps import owners_of_bad_rows
 
 MOST_GRAPHS = 32
 """CUDA graphs of decode steps that are kept."""
@@ -75,6 +76,7 @@ class StepMemory:
     ) -> None:
         """Raises CapacityError where it doesn't fit."""
         self._device = device
+        self._blocks = dict(blocks)
         self._bytes: dict[str, int] = {}
         self.caches: dict[str, int] = {}
         for group in groups:
@@ -92,6 +94,14 @@ class StepMemory:
         """Makes all caches zero."""
         for name, address in self.caches.items():
             self._device.zero(address, self._bytes[name])
+
+    def forget(self, group: CacheGroup, blocks: Int32Array) -> None:
+        """Makes these blocks of a group zero; -1 is none."""
+        for layer in group.layers:
+            for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
+                per_block = self._bytes[name] // self._blocks[group.name]
+                for block in blocks[blocks >= 0].tolist():
+                    self._device.zero(self.caches[name] + block * per_block, per_block)
 
     def upload(self, arrays: Mapping[str, Int32Array]) -> None:
         """A step's inputs."""
@@ -159,13 +169,11 @@ class PackedSteps:
         logits = self._logits(step)
         if step.sampling is None:
             return StepOutput(tokens=None, logits=logits if step.return_logits else None)
-        try:
-            return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
-        except RequestError:
-            raise
-        except EnginewrightError:  # of numbers that are not finite: all requests are lost, and with them what is cached
-            self._memory.clear()
-            raise
+        output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+        for owner in owners_of_bad_rows(step, logits, output.tokens).tolist():
+            for group in self._groups:  # in the caches, these numbers would spread to who gets the blocks next
+                self._memory.forget(group, step.block_tables[group.name][owner])
+        return output
 
     def close(self) -> None:
         """Frees graphs."""

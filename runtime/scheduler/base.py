@@ -82,6 +82,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     row_end = np.cumsum(rows, dtype=np.int32)  # [B]
     tables = {name: _block_table(chunks, name) for name in groups}
     sampled = [(c.request.params, c.request.seed, c.request.output_length) for c in chunks for _ in range(c.rows)]
+    seen = [c.request.seen for c in chunks for _ in range(c.rows)]
     tokens = chain.from_iterable(c.request.tokens[c.start : c.start + c.count] for c in chunks)
     return StepInput(
         ids=np.fromiter(tokens, np.int32, len(owner)),
@@ -91,7 +92,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         block_tables=tables,
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
-        sampling=sampling_batch(sampled) if sampled else None,
+        sampling=sampling_batch(sampled, seen) if sampled else None,
         return_logits=any(c.request.scores for c in chunks),
     )
 

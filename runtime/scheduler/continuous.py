@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
+from enginewright.plugins.errors import CapacityError, EnginewrightError
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_groups import bytes_for, format_bytes
@@ -125,11 +125,13 @@ class ContinuousScheduler:
             row += chunk.rows
             if request.finished:
                 continue  # aborted while the step ran
-            if request.scores:
-                assert output.logits is not None
-                request.accept_logits(output.logits[first:row])
             request.computed = chunk.start + chunk.count
-            if chunk.samples:
+            if NO_TOKEN in tokens[first:row]:
+                request.fail(_not_finite(request))
+            elif request.scores:
+                assert output.logits is not None
+                request.accept_logits(chunk.start, output.logits[first:row])
+            elif chunk.samples:
                 request.accept(tokens[first], _logprobs(request, output, first))
             if chunk.rows:
                 advanced.append(request)
@@ -254,9 +256,18 @@ class ContinuousScheduler:
         request.capacity = 0
 
 
+def _not_finite(request: Request) -> EnginewrightError:
+    where = "of its prompt" if request.scores else f"for new token {request.output_length}"
+    return EnginewrightError(
+        f"request: the model's logits {where} are NaN or infinite",
+        hint="Check the bundle with `optimize verify`: its weights are damaged, or numbers overflow in its format. "
+        "Other requests went on.",
+    )
+
+
 def _logprobs(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
     n = request.params.logprobs
-    if not n:
+    if n is None:
         return None
     assert output.tokens is not None and output.token_logprobs is not None
     assert output.top_ids is not None and output.top_logprobs is not None

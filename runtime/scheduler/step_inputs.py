@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup, Int32Array, StepInput
+from enginewright.plugins.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
 
 from ..request import Request
+from ..sampling import packed_tokens
 from .base import Chunk, step_input
 
 
@@ -53,8 +54,15 @@ class StepInputs:
             block_tables=tables,
             slots=slots,
             rows=last.rows,
-            sampling=replace(last.sampling, counter=last.sampling.counter + 1),
+            sampling=self._drawn_next(last.sampling),
         )
+
+    def _drawn_next(self, last: SamplingBatch) -> SamplingBatch:
+        """The parameters stay; the tokens that a repetition penalty applies to are one more."""
+        sampling = replace(last, counter=last.counter + 1)
+        if sampling.repetition_penalty is not None:
+            sampling.seen_start, sampling.seen = packed_tokens([request.seen for request in self._requests])
+        return sampling
 
     def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:
         """Block table and slots one token further. A running request's blocks stay; it only gets more of them."""

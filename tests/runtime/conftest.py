@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
+from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
 from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -55,6 +56,7 @@ class ToyExecutor:
         self.script = script  # position -> token
         self.steps: list[StepInput] = []
         self.fail: BaseException | None = None
+        self.poison: int | None = None  # a token that makes the logits of its request NaN from there on
         self.closed = False
         self._thread = ThreadPoolExecutor(1)
 
@@ -78,11 +80,15 @@ class ToyExecutor:
         owner = np.searchsorted(step.q_start, step.rows, side="right") - 1
         pairs = [self._token(step, r, b, row) for r, (b, row) in enumerate(zip(owner, step.rows, strict=True))]
         tokens = np.array(pairs, np.int32)
+        if self.poison is not None:
+            tokens[[self.poison in self._held(step, b, row) for b, row in zip(owner, step.rows, strict=True)]] = (
+                NO_TOKEN
+            )
         out = StepOutput(tokens=tokens if step.sampling is not None else None)
         if step.return_logits:
             out.logits = np.zeros((len(tokens), VOCAB), np.float32)
             out.logits[np.arange(len(tokens)), tokens] = 1
-        if step.sampling is not None and (n := step.sampling.logprobs):
+        if step.sampling is not None and (n := step.sampling.logprobs) is not None:
             out.token_logprobs = -tokens.astype(np.float32)
             out.top_ids = tokens[:, None] + np.arange(n, dtype=np.int32)
             out.top_logprobs = -out.top_ids.astype(np.float32)
@@ -103,6 +109,13 @@ class ToyExecutor:
                 assert (row[: -(-length // group.block_size)] >= 0).all()
         if not self.caps.ragged:
             assert len({c > 1 for c in counts}) == 1 or not (first > 0).any()
+
+    def _held(self, step: StepInput, b: int, row: int) -> NDArray[np.int32]:
+        """The tokens that a row sees, as they lie in the first group's cache."""
+        group = self.cache_groups[0]
+        p = np.arange(int(step.positions[row]) + 1)
+        slots = step.block_tables[group.name][b][p // group.block_size] * group.block_size + p % group.block_size
+        return self.memory[group.name][slots]
 
     def _token(self, step: StepInput, r: int, b: int, row: int) -> int:
         position = int(step.positions[row])

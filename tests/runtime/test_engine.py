@@ -89,3 +89,22 @@ def test_steps_return_who_advanced(toy: Toy) -> None:
     engine.add_request(Request([1], SamplingParams()))
     engine.abort_all()
     assert not engine.has_work()
+
+
+@pytest.mark.parametrize("config", [{}, {"prefill_tokens": 5}])
+def test_a_request_whose_logits_cannot_be_sampled_ends_alone(toy: Toy, config: dict[str, int]) -> None:
+    poison = 300  # the toy takes any token
+    executor = toy(blocks=60)
+    executor.poison = poison
+    engine = Engine(executor, SchedulerConfig(**config))
+    made = requests(20)
+    at = {3: 0, 8: 1, 15: 5}
+    made += [Request([*range(n), poison, 7], SamplingParams(max_tokens=9)) for n in at.values()]
+    scored = Request([1, 2, poison], SamplingParams(), max_tokens=0, logits=np.empty((3, 260), np.float32))
+    assert run(engine, [*made, scored])[:20] == alone(toy, requests(20))
+    for request in made[20:]:
+        assert (request.finish_reason, request.output_length) == ("error", 0)
+        assert request.to_output().error is request.error is not None
+    assert scored.error is not None and "logits of its prompt" in str(scored.error)
+    assert all(request.error is None for request in made[:20])
+    assert engine.pools["g0"].free_blocks == 60

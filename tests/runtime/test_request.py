@@ -80,7 +80,7 @@ def test_scoring(chunks: tuple[int, ...]) -> None:
     assert request.most_cached == 5
     for count in chunks:
         assert not request.finished
-        request.accept_logits(logits[request.computed : request.computed + count])
+        request.accept_logits(request.computed, logits[request.computed : request.computed + count])
         request.computed += count
     assert request.finished
     np.testing.assert_array_equal(request.logits, logits)

@@ -28,7 +28,8 @@ def test_greedy_unless_told_otherwise() -> None:
         ("stop", [("",), ("a", ""), (1,), None, 5]),
         ("stop_token_ids", [(-1,), ("a",), None, 5]),
         ("ignore_eos", [1, None]),
-        ("logprobs", [-1, 101, True, None]),
+        ("logprobs", [-1, 101, True, "2"]),
+        ("repetition_penalty", [0, -1, 1e-60, float("nan"), float("inf"), True, "1"]),
     ],
 )
 def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> None:
@@ -39,6 +40,7 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
 
 def test_values_at_the_edge() -> None:
     SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0, seed=0, max_tokens=1, logprobs=0)
+    SamplingParams(repetition_penalty=1e-30, logprobs=None)
     SamplingParams(temperature=3.4e38, top_k=0)
     SamplingParams(temperature=100, top_k=2**31 - 1, top_p=1e-9, min_p=1, seed=2**64 - 1, logprobs=100)
 
@@ -56,12 +58,16 @@ def test_one_stop_string_or_several() -> None:
 
 def test_defaults_of_a_bundle() -> None:
     defaults = {"do_sample": True, "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}
-    assert SamplingParams.from_defaults(defaults) == SamplingParams(temperature=0.6, top_k=20)
+    assert SamplingParams.from_defaults(defaults) == SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
     assert SamplingParams.from_defaults(defaults, top_k=3, max_tokens=9).top_k == 3
     assert SamplingParams.from_defaults({"do_sample": True}).temperature == 1
     assert SamplingParams.from_defaults({"do_sample": False, "temperature": 0.6}).temperature == 0
     assert SamplingParams.from_defaults({"temperature": 0.6}).temperature == 0.6
     assert SamplingParams.from_defaults({}) == SamplingParams()
+    assert SamplingParams.from_defaults({"repetition_penalty": 1.3}) == SamplingParams(
+        repetition_penalty=1.3
+    )  # greedy too
+    assert SamplingParams.from_defaults({"repetition_penalty": 1.3}, repetition_penalty=1.0) == SamplingParams()
 
 
 def test_the_seed_is_a_fixed_function_of_the_prompt() -> None:
@@ -79,3 +85,21 @@ def test_the_arrays_of_rows() -> None:
     assert batch.counter.tolist() == [7, 0]
     assert batch.top_k.tolist() == [3, 0]
     assert batch.logprobs == 2
+    assert sampling_batch([(SamplingParams(), 0, 0)]).logprobs is None
+    assert sampling_batch([(SamplingParams(), 0, 0), (SamplingParams(logprobs=0), 0, 0)]).logprobs == 0
+
+
+def test_a_repetition_penalty_brings_the_tokens_that_were_seen() -> None:
+    rows = [(SamplingParams(repetition_penalty=1.5), 0, 0), (SamplingParams(), 0, 0)]
+    batch = sampling_batch(rows, [[4, 2], []])
+    options = batch.options()
+    assert {name: options[name].tolist() for name in ("repetition_penalty", "seen_start", "seen")} == {
+        "repetition_penalty": [1.5, 1.0],
+        "seen_start": [0, 2, 2],
+        "seen": [4, 2],
+    }
+    assert options["seen"].dtype == options["seen_start"].dtype == np.int32
+    without = sampling_batch([(SamplingParams(), 0, 0)], [[1, 2, 3]])  # off for all: nothing is made or passed on
+    assert without.seen is None and set(without.options()) == {
+        *("temperature", "top_k", "top_p", "min_p", "seed", "counter")
+    }

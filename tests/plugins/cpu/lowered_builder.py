@@ -221,7 +221,7 @@ def sampling_batch(
     min_p: float = 0.0,
     seed: int = 0,
     counter: int = 0,
-    logprobs: int = 0,
+    logprobs: int | None = None,
 ) -> SamplingBatch:
     """The same parameters for every row."""
     return SamplingBatch(

@@ -107,12 +107,13 @@ def test_bad_sampling_parameters() -> None:
         ("top_p", 1.5, "top_p"),
         ("min_p", -0.5, "min_p"),
     ):
-        sampling = replace(sampling_batch(1), **{name: np.array([value])})
+        sampling = sampling_batch(1)
+        sampling = replace(sampling, **{name: np.array([value], getattr(sampling, name).dtype)})
         with pytest.raises(RequestError, match=f"sampled row 0 has a .*{message}"):
             program.run(replace(step, sampling=sampling))
     with pytest.raises(RequestError, match="logprobs = 9"):
         program.run(replace(step, sampling=sampling_batch(1, logprobs=9)))
-    with pytest.raises(RequestError, match="R = 1 entries"):
+    with pytest.raises(RequestError, match="temperature must have 1 entries, not 2"):
         program.run(replace(step, sampling=sampling_batch(2)))
 
 

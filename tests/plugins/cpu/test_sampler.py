@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.contracts import SamplingBatch
-from enginewright.plugins.cpu.executable import _sampling_arrays
+from enginewright.plugins.contracts import NO_TOKEN, SamplingBatch
 from enginewright.plugins.cpu.extension import cpu_extension as cpu
 from tests.plugins.cpu.lowered_builder import sampling_batch
 
@@ -15,7 +16,14 @@ Float = npt.NDArray[np.float32]
 
 
 def sample(logits: Float, batch: SamplingBatch, threads: int = 1) -> npt.NDArray[np.int32]:
-    return cpu.RowSampler(threads).sample(logits, _sampling_arrays(batch), batch.logprobs)["tokens"]
+    return cpu.RowSampler(threads).sample(logits, batch.options())["tokens"]
+
+
+def distribution(
+    logits: Float, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> npt.NDArray[np.float32]:
+    batch = sampling_batch(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return cpu.RowSampler().distribution(logits[None], batch.options())[0]
 
 
 def reference(logits: Float, temperature: float, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.float64]:
@@ -45,7 +53,7 @@ def reference(logits: Float, temperature: float, top_k: int, top_p: float, min_p
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
 def test_cuts(vocab: int, cut: tuple[int, float, float], temperature: float) -> None:
     logits = (4 * np.random.default_rng(vocab).standard_normal(vocab)).astype(np.float32)
-    weights = cpu.RowSampler().distribution(logits, temperature, *cut)
+    weights = distribution(logits, temperature, *cut)
     expected = reference(logits, temperature, *cut)
     # The weights are exp in float32, so a token on the edge of top_p or min_p may fall to either side: none does here.
     # Below exp(-87) they are 0.
@@ -56,27 +64,23 @@ def test_cuts(vocab: int, cut: tuple[int, float, float], temperature: float) -> 
 
 def test_equal_logits_are_cut_by_id() -> None:
     logits = np.array([1, 2, 2, 2, 0, 2], np.float32)
-    assert np.flatnonzero(cpu.RowSampler().distribution(logits, 1.0, top_k=3)).tolist() == [1, 2, 3]
-    assert np.flatnonzero(cpu.RowSampler().distribution(np.zeros(8, np.float32), 1.0, top_p=0.5)).tolist() == [
+    assert np.flatnonzero(distribution(logits, 1.0, top_k=3)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(distribution(np.zeros(8, np.float32), 1.0, top_p=0.5)).tolist() == [
         0,
         1,
         2,
         3,
     ]
-    assert np.flatnonzero(cpu.RowSampler().distribution(np.zeros(1000, np.float32), 1.0, top_k=700)).tolist() == [
-        *range(700)
-    ]
+    assert np.flatnonzero(distribution(np.zeros(1000, np.float32), 1.0, top_k=700)).tolist() == [*range(700)]
     rows = np.stack([logits, logits[::-1]]).copy()
     assert sample(rows, sampling_batch(2, temperature=0)).tolist() == [1, 0]
 
 
 def test_extreme_logits() -> None:
     logits = np.array([-np.inf, 3e38, -3e38, -np.inf], np.float32)
-    np.testing.assert_array_equal(cpu.RowSampler().distribution(logits, 1e-30), [0, 1, 0, 0])
+    np.testing.assert_array_equal(distribution(logits, 1e-30), [0, 1, 0, 0])
     assert sample(logits[None], sampling_batch(1)).tolist() == [1]
-    np.testing.assert_array_equal(
-        cpu.RowSampler().distribution(np.array([-np.inf, 0], np.float32), 1.0, top_k=1), [0, 1]
-    )
+    np.testing.assert_array_equal(distribution(np.array([-np.inf, 0], np.float32), 1.0, top_k=1), [0, 1])
 
 
 @pytest.mark.parametrize("vocab", [5, 2000])
@@ -141,7 +145,7 @@ def test_seed_and_counter_both_matter() -> None:
 def test_log_probabilities_are_of_the_unscaled_logits(vocab: int) -> None:
     logits = (3 * np.random.default_rng(1).standard_normal((4, vocab))).astype(np.float32)
     batch = sampling_batch(4, temperature=0.5, top_k=3, seed=3, logprobs=5)
-    result = cpu.RowSampler().sample(logits, _sampling_arrays(batch), batch.logprobs)
+    result = cpu.RowSampler().sample(logits, batch.options(), 5)
     wide = logits.astype(np.float64)
     expected = (
         wide - np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1, keepdims=True)) - wide.max(-1, keepdims=True)
@@ -156,10 +160,95 @@ def test_log_probabilities_are_of_the_unscaled_logits(vocab: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_cannot_be_sampled_name_their_row(bad: float, temperature: float) -> None:
-    logits = np.zeros((3, 10), np.float32)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_that_cannot_be_sampled_changes_no_other(bad: float, temperature: float, threads: int) -> None:
+    logits = np.random.default_rng(3).standard_normal((5, 300)).astype(np.float32)
+    batch = sampling_batch(5, temperature=temperature, top_p=0.9, logprobs=2)
+    expected = cpu.RowSampler().sample(logits, batch.options(), 2)
     logits[2, 7] = bad
-    with pytest.raises(RuntimeError, match="sampled row 2 has a NaN or infinite logit"):
-        sample(logits, sampling_batch(3, temperature=temperature))
-    with pytest.raises(RuntimeError, match="sampled row 0 has no logit above -infinity"):
-        sample(np.full((1, 10), -np.inf, np.float32), sampling_batch(1, temperature=temperature))
+    logits[4] = -np.inf
+    found = cpu.RowSampler(threads).sample(logits, batch.options(), 2)
+    assert found["tokens"][[2, 4]].tolist() == [NO_TOKEN, NO_TOKEN]
+    for name, value in found.items():
+        np.testing.assert_array_equal(value[[0, 1, 3]], expected[name][[0, 1, 3]], err_msg=name)  # type: ignore[index,literal-required]
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7, 1e-30, 3e38])
+def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    """Bit for bit: the largest logit, and the weights that are drawn from."""
+    import torch
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    rng = np.random.default_rng(9)
+    rows, vocab = 40, 700
+    logits = (3 * rng.standard_normal((rows, vocab))).astype(np.float32)
+    logits[:, 5], logits[:, 6] = 0.0, -0.0
+    logits[::3, 7] = -np.inf
+    seen = [rng.integers(0, vocab, n).astype(np.int32) for n in rng.integers(1, 400, rows)]  # some twice
+    seen[0][: len(seen[0]) // 2] = [5, 6, 7][:1] * (len(seen[0]) // 2)
+    process = RepetitionPenaltyLogitsProcessor(penalty)
+    wanted = np.stack(
+        [
+            process(torch.tensor(ids[None].astype(np.int64)), torch.tensor(row[None]))[0].numpy()
+            for ids, row in zip(seen, logits, strict=True)
+        ]
+    )
+    wanted = np.where(logits == -np.inf, logits, np.nan_to_num(wanted))  # finite logits stay finite
+    start = np.cumsum([0, *map(len, seen)]).astype(np.int32)
+    for temperature in (0.0, 0.8):
+        plain = sampling_batch(rows, temperature=temperature, seed=3, top_p=0.9)
+        batch = replace(
+            plain, repetition_penalty=np.full(rows, penalty, np.float32), seen_start=start, seen=np.concatenate(seen)
+        )
+        np.testing.assert_array_equal(sample(logits, batch), sample(wanted, plain))
+        for row in range(rows):  # alone, and with its tokens in another order
+            alone = replace(
+                sampling_batch(1, temperature=temperature, seed=3, top_p=0.9),
+                repetition_penalty=np.full(1, penalty, np.float32),
+                seen_start=np.array([0, len(seen[row])], np.int32),
+                seen=seen[row][::-1].copy(),
+            )
+            assert sample(logits[row : row + 1], alone)[0] == sample(wanted, plain)[row]
+    np.testing.assert_array_equal(
+        cpu.RowSampler().distribution(logits, batch.options()), cpu.RowSampler().distribution(wanted, plain.options())
+    )
+
+
+def test_log_probabilities_are_of_the_logits_before_a_penalty() -> None:
+    logits = np.array([[4.0, 3.0, 1.0]], np.float32)
+    batch = replace(
+        sampling_batch(1, temperature=0.0),
+        repetition_penalty=np.array([2], np.float32),
+        seen_start=np.array([0, 1], np.int32),
+        seen=np.array([0], np.int32),
+    )
+    found, plain = (
+        cpu.RowSampler().sample(logits, b.options(), 3) for b in (batch, sampling_batch(1, temperature=0.0))
+    )
+    assert (found["tokens"].tolist(), plain["tokens"].tolist()) == ([1], [0])
+    for name in ("top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(found[name], plain[name])  # type: ignore[literal-required]
+    assert found["token_logprobs"] is not None and found["top_logprobs"] is not None
+    assert found["token_logprobs"][0] == found["top_logprobs"][0, 1]
+
+
+def test_options_are_named() -> None:
+    logits = np.zeros((2, 4), np.float32)
+    good = sampling_batch(2).options()
+    for change, message in (
+        ({"top_q": good["top_p"]}, "there is no option top_q"),
+        ({"top_p": good["seed"]}, "top_p has another type than float32"),
+        ({"top_k": good["top_k"][:1]}, "top_k must have 2 entries, not 1"),
+        ({"repetition_penalty": np.zeros(2, np.float32)}, "row 0 has a repetition_penalty that is not in"),
+        ({"seen": good["top_k"]}, "seen and seen_start go together"),
+        ({"seen": good["top_k"], "seen_start": np.array([0, 3, 2], np.int32)}, "never fall"),
+        ({"seen": good["top_k"], "seen_start": np.array([1, 1, 2], np.int32)}, "begin with 0"),
+        ({"seen": good["top_k"], "seen_start": np.array([0, 1, 3], np.int32)}, "seen must have 3 entries"),
+        (
+            {"seen": good["top_k"] + 4, "seen_start": np.array([0, 1, 2], np.int32)},
+            r"token 4, which is not in \[0, 4\)",
+        ),
+        ({"seen": good["top_k"] - 1, "seen_start": np.array([0, 1, 2], np.int32)}, "token -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cpu.RowSampler().sample(logits, good | change)  # type: ignore[operator]

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import SamplingBatch, StepInput
+from enginewright.plugins.contracts import NO_TOKEN, SamplingBatch, StepInput
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu import CpuExecutor
 
 ROWS = 12
 
 
-def batch(rows: int = ROWS, logprobs: int = 0, **changes: float) -> SamplingBatch:
+def batch(rows: int = ROWS, logprobs: int | None = None, **changes: float) -> SamplingBatch:
     """Rows of all kinds: greedy, and drawn with each cut."""
     steps = np.arange(rows)
     values = {
@@ -39,8 +39,8 @@ def batch(rows: int = ROWS, logprobs: int = 0, **changes: float) -> SamplingBatc
     )
 
 
-@pytest.mark.parametrize("logprobs", [0, 5])
-def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int) -> None:
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_equals_the_cpu_target(tiny_bundle: Path, logprobs: int | None) -> None:
     bundle = Bundle.open(tiny_bundle)
     executor = CpuExecutor(bundle, {g.name: 1 for g in bundle.program("cpu").cache_groups}, threads=1)
     places = np.arange(ROWS, dtype=np.int32)
@@ -78,7 +78,7 @@ def test_values_out_of_range() -> None:
     logits = np.zeros((2, 9), np.float32)
     with pytest.raises(RequestError, match=r"step: .*top_p"):
         RowSampler().sample(logits, batch(2, top_p=2.0))
-    with pytest.raises(RequestError, match="R = 2"):
+    with pytest.raises(RequestError, match="temperature must have 2 entries, not 3"):
         RowSampler().sample(logits, batch(3))
     with pytest.raises(RequestError, match="logprobs = 10"):
         RowSampler().sample(logits, batch(2, logprobs=10))
@@ -88,5 +88,7 @@ def test_values_out_of_range() -> None:
 def test_logits_that_are_not_finite(wrong: float) -> None:
     logits = np.zeros((2, 9), np.float32)
     logits[1, 4] = wrong
-    with pytest.raises(EnginewrightError, match="row 1 has a NaN or infinite logit"):
-        RowSampler().sample(logits, batch(2))
+    output = RowSampler().sample(logits, batch(2, logprobs=1))
+    assert output.tokens is not None and output.tokens.tolist() == [0, NO_TOKEN]
+    assert output.top_ids is not None and output.top_ids[1].tolist() == [NO_TOKEN]
+    assert output.token_logprobs is not None and np.isnan(output.token_logprobs).tolist() == [False, True]

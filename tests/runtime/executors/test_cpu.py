@@ -99,16 +99,16 @@ def reference(ids: list[int]) -> FloatArray:
 
 
 @pytest.fixture
-def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Callable[[CacheDtype], Path]:
-    def make(cache: CacheDtype) -> Path:
-        with BundleWriter(tmp_path / f"{cache}.bundle") as writer:
-            writer.weights().add("table", TABLE)
+def make_bundle(tmp_path: Path, manifest: Manifest, tokenizer_files: TokenizerFiles) -> Callable[..., Path]:
+    def make(cache: CacheDtype, table: FloatArray = TABLE, name: str = "") -> Path:
+        with BundleWriter(tmp_path / f"{cache}{name}.bundle") as writer:
+            writer.weights().add("table", table)
             writer.weights().add("head", pack(HEAD, "panel32"), "panel32", shape=HEAD.shape)
             writer.write_text("targets/cpu/program.json", program(cache).to_json())
             for path, data in tokenizer_files.to_files().items():
                 writer.write_bytes(path, data)
             writer.commit(manifest, {"cpu": TargetManifest()})
-        return tmp_path / f"{cache}.bundle"
+        return tmp_path / f"{cache}{name}.bundle"
 
     return make
 
@@ -162,6 +162,73 @@ def test_tokens_on_a_pool_too_small_equal_those_alone(
         assert tight.generate(prompts, params) == alone
         assert tight.engine.preemptions > 0
         assert tight.engine.pools["full"].free_blocks == 8
+
+
+@pytest.mark.parametrize("cache", list(CACHES))
+@pytest.mark.parametrize("isa", {isas()[0], "portable"})
+def test_one_request_of_nan_ends_alone(cache: CacheDtype, isa: str, make_bundle: Callable[..., Path]) -> None:
+    """Some prompts have a token whose embedding is NaN, and so are their logits. The others' tokens and logprobs are
+    what they are without these, on a pool so small that they get each other's blocks, and that of prompts in chunks."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, V // 2, rng.integers(1, 60)).tolist() for _ in range(18)]
+    params = [
+        SamplingParams(max_tokens=int(n), ignore_eos=True, temperature=i % 2, top_p=0.9, logprobs=2)
+        for i, n in enumerate(rng.integers(1, 40, 18))
+    ]
+    bad = [i for i in range(18) if i % 3 == 1]
+    good = [i for i in range(18) if i % 3 != 1]
+    with LLM(make_bundle(cache), isa=isa) as llm:
+        alone = [llm.generate(prompts[i], params[i])[0] for i in good]
+    poison = next(i for i in range(V // 2, V) if not any(i in result.token_ids for result in alone))
+    table = TABLE.copy()
+    table[poison] = np.nan
+    with LLM(make_bundle(cache, table, "-nan"), isa=isa, memory=8 * CACHES[cache], prefill_chunk=16) as llm:
+        for i in bad:
+            prompts[i].insert(len(prompts[i]) // 2, poison)
+        together = llm.generate(prompts, params)
+        assert [together[i] for i in good] == alone
+        for i in bad:
+            assert (together[i].finish_reason, together[i].token_ids) == ("error", ())
+            assert "logits for new token 0 are NaN or infinite" in str(together[i].error)
+        assert llm.engine.pools["full"].free_blocks == 8
+        for call in (
+            lambda: llm.generate(prompts[1]),
+            lambda: list(llm.stream(prompts[1])),
+            lambda: llm.logits([poison]),
+        ):
+            with pytest.raises(EnginewrightError, match="are NaN or infinite"):
+                call()
+        assert llm.generate(prompts[0], params[0])[0] == alone[0]
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3])
+def test_a_repetition_penalty_in_any_company(penalty: float, bundle: Path) -> None:
+    """Tokens and logprobs are the same alone, preempted, in chunks, on every instruction set, and as the reference
+    says: the largest of the logits after transformers' rule."""
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, V, rng.integers(1, 60)).tolist() for _ in range(24)]
+    params = [
+        SamplingParams(
+            max_tokens=int(n),
+            ignore_eos=True,
+            temperature=i % 2,
+            logprobs=1,
+            repetition_penalty=(penalty, 1.0)[i % 4 == 3],
+        )
+        for i, n in enumerate(rng.integers(1, 60, 24))
+    ]
+    for isa in isas():
+        with LLM(bundle, isa=isa) as llm:
+            alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
+            ids = prompts[2] + list(alone[2].token_ids)
+            logits = llm.logits(ids)
+        for at in range(len(prompts[2]), len(ids)):
+            row, seen = logits[at - 1].copy(), np.unique(ids[:at])
+            row[seen] = np.where(row[seen] < 0, row[seen] * np.float32(penalty), row[seen] / np.float32(penalty))
+            assert row.argmax() == ids[at]
+        with LLM(bundle, isa=isa, memory=8 * CACHES["f32"], prefill_chunk=16, threads=2) as tight:
+            assert tight.generate(prompts, params) == alone
+            assert tight.engine.preemptions > 0
 
 
 def test_greedy_tokens_are_the_best_of_the_logits(bundle: Path) -> None:

@@ -186,6 +186,31 @@ def test_numbers_that_are_not_finite_go_with_their_request(
     llm.close()
 
 
+def test_one_request_of_nan_ends_alone(
+    make: Callable[[int], OnnxExecutor], bundle: Path, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    """In the middle of its tokens, while others decode in the same run; who gets its slot next is well."""
+    executor = make(3)
+    with LLM.from_executor(executor, Bundle.open(bundle).model) as llm:
+        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
+        for request in requests:
+            llm.engine.add_request(request)
+        while requests[1].output_length < 4:
+            llm.engine.step()
+        slot = requests[1].tables["full"][0]
+        for memory in executor._caches._memory:
+            memory._kept.view(np.float32)[slot] = np.nan
+        while llm.engine.has_work():
+            llm.engine.step()
+        free = [pool.free_blocks for pool in llm.engine.pools.values()]
+    assert [r.finish_reason for r in requests] == ["length", "error", "length", "length", "length"]
+    assert "new token 4" in str(requests[1].error)
+    tokens = [list(r.tokens[r.prompt_length :]) for r in requests]
+    assert [tokens[0], *tokens[2:]] == [expected[2], *expected[4:7]]
+    assert tokens[1] == expected[3][:4]
+    assert free == [3, 3]
+
+
 def test_logits_that_are_not_finite_stay_with_their_request(make: Callable[[int], OnnxExecutor]) -> None:
     """Asked for logits alone, who wants them sees them; the next in that slot, and the other, are as they should be."""
     executor = make(2)

@@ -60,6 +60,34 @@ def prompt_run(first: int, tokens: list[int], start: int = 0) -> SlotRun:
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_slots_that_are_forgotten_are_zero_and_no_others(device: str) -> None:
+    """Where memory is a device's, onnxruntime has it: here its own memory on the CPU stands in for that."""
+
+    class Module:
+        class OrtValue:
+            @staticmethod
+            def ortvalue_from_numpy(array: np.ndarray, name: str, index: int) -> object:
+                assert (name, index) == ("cuda", 0)
+                return load_onnxruntime().OrtValue.ortvalue_from_numpy(array, "cpu", 0)
+
+    memory = slot_caches._Memory("past", "present", (4, 2, 3, 5), "f32", device, Module)  # type: ignore[arg-type]
+    address = memory.address(0)
+
+    def held() -> np.ndarray:
+        kept = memory._kept if device == "cpu" else memory._kept.numpy()
+        return np.asarray(kept).view(np.float32)
+
+    if device == "cpu":
+        memory._kept.view(np.float32)[:] = np.nan
+    else:
+        memory._kept.update_inplace(np.full((4, 2, 3, 5), np.nan, np.float32).view(np.uint8))
+    memory.forget(np.array([1, 3], np.int32))
+    assert np.isnan(held()).all(axis=(1, 2, 3)).tolist() == [True, False, True, False]
+    assert (held()[[1, 3]] == 0).all()
+    assert memory.address(0) == address
+
+
 @pytest.mark.usefixtures("short")
 def test_slots_grow_and_shrink(bundle: Path) -> None:
     caches = open_caches(bundle)

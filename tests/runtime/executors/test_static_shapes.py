@@ -173,7 +173,9 @@ def step(*counts: int, start: int = 0, rows: int | None = None) -> StepInput:
     wanted = len(counts) if rows is None else rows
     one = np.ones(wanted, np.float32)
     draw = np.arange(wanted)
-    sampling = SamplingBatch(one, draw.astype(np.int32), one, one, draw.astype(np.uint64), draw.astype(np.uint64), 2)
+    sampling = SamplingBatch(
+        one, draw.astype(np.int32), one, one, draw.astype(np.uint64), draw.astype(np.uint64), logprobs=2
+    )
     return StepInput(
         ids=np.arange(1, len(owners) + 1, dtype=np.int32),
         positions=positions,

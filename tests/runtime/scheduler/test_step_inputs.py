@@ -58,7 +58,13 @@ def test_steps_of_a_scheduler(toy: Callable[..., Any], monkeypatch: pytest.Monke
     waiting = [
         Request(
             range(int(random.integers(1, 20))),
-            SamplingParams(max_tokens=int(random.integers(2, 40)), temperature=0.5, seed=seed, logprobs=seed % 2),
+            SamplingParams(
+                max_tokens=int(random.integers(2, 40)),
+                temperature=0.5,
+                seed=seed,
+                logprobs=(None, 0, 1)[seed % 3],
+                repetition_penalty=(1.0, 1.2)[seed % 2],
+            ),
         )
         for seed in range(12)
     ]

@@ -1,0 +1,169 @@
+#include "sampling_bindings.h"
+
+#include <nanobind/ndarray.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "bindings.h"
+#include "thread_pool.h"
+
+namespace ew {
+namespace {
+
+using namespace nb::literals;
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A sampling option has a field of RowSampling, a line here, and an array in contracts.SamplingBatch.
+template <class T>
+struct Option {
+  const char* name;
+  T RowSampling::* field;
+};
+constexpr Option<float> kFloats[] = {{"temperature", &RowSampling::temperature},
+                                     {"top_p", &RowSampling::top_p},
+                                     {"min_p", &RowSampling::min_p},
+                                     {"repetition_penalty", &RowSampling::repetition_penalty}};
+constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k}};
+constexpr Option<uint64_t> kNumbers[] = {{"seed", &RowSampling::seed}, {"counter", &RowSampling::counter}};
+
+template <class T>
+Vector<T> array(const std::string& name, nb::handle value, size_t size) {
+  Vector<T> result;
+  if (!nb::try_cast(value, result, false)) {
+    throw std::invalid_argument("sampling: " + name + " has another type than " +
+                                (std::is_same_v<T, float>     ? "float32"
+                                 : std::is_same_v<T, int32_t> ? "int32"
+                                                              : "uint64") +
+                                ", or isn't one contiguous array");
+  }
+  if (result.size() != size) {
+    throw std::invalid_argument("sampling: " + name + " must have " + std::to_string(size) + " entries, not " +
+                                std::to_string(result.size()));
+  }
+  return result;
+}
+
+template <class T, size_t N>
+bool set(std::vector<RowSampling>& rows, const Option<T> (&table)[N], const std::string& name,
+         nb::handle value) {
+  for (const Option<T>& option : table) {
+    if (name != option.name) continue;
+    const Vector<T> values = array<T>(name, value, rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) rows[i].*option.field = values.data()[i];
+    return true;
+  }
+  return false;
+}
+
+// seen: the tokens of all rows, one row's behind the other's; seen_start[i] : seen_start[i + 1] are row i's.
+void set_seen(std::vector<RowSampling>& rows, nb::handle starts_of, nb::handle tokens, int64_t vocab) {
+  const Vector<int32_t> starts = array<int32_t>("seen_start", starts_of, rows.size() + 1);
+  const int32_t* start = starts.data();
+  const Vector<int32_t> seen =
+      array<int32_t>("seen", tokens, static_cast<size_t>(std::max(start[rows.size()], 0)));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (start[0] != 0 || start[i + 1] < start[i]) {
+      throw std::invalid_argument("sampling: seen_start must begin with 0 and never fall");
+    }
+  }
+  for (size_t i = 0; i < seen.size(); ++i) {
+    if (seen.data()[i] < 0 || seen.data()[i] >= vocab) {
+      throw std::invalid_argument("sampling: seen has token " + std::to_string(seen.data()[i]) +
+                                  ", which is not in [0, " + std::to_string(vocab) + ")");
+    }
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].seen = {seen.data() + start[i], static_cast<size_t>(start[i + 1] - start[i])};
+  }
+}
+
+// A sampler with threads of its own, for logits that come from elsewhere.
+class RowSampler {
+ public:
+  explicit RowSampler(int threads) : pool_(threads) {}
+
+  int threads() const { return pool_.size(); }
+  nb::dict sample(const Logits& logits, const nb::dict& options, int top);
+  nb::object distribution(const Logits& logits, const nb::dict& options);
+
+ private:
+  ThreadPool pool_;
+  Sampler sampler_;
+  std::mutex mutex_;
+};
+
+nb::dict RowSampler::sample(const Logits& logits, const nb::dict& options, int top) {
+  const int64_t rows = static_cast<int64_t>(logits.shape(0)), vocab = static_cast<int64_t>(logits.shape(1));
+  const SamplingArrays samples(options, logits.shape(0), top, vocab);
+  {
+    nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sampler_.sample(logits.data(), rows, vocab, vocab, samples.rows.data(), samples.result, pool_);
+  }
+  nb::dict output;
+  samples.put(output);
+  return output;
+}
+
+nb::object RowSampler::distribution(const Logits& logits, const nb::dict& options) {
+  const int64_t vocab = static_cast<int64_t>(logits.shape(1));
+  const SamplingArrays samples(options, logits.shape(0), -1, vocab);
+  float* weights = nullptr;
+  nb::object result = new_array<float>({logits.shape(0), logits.shape(1)}, &weights);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < samples.rows.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i) * vocab;
+    sampler_.distribution(logits.data() + at, vocab, samples.rows[i], weights + at);
+  }
+  return result;
+}
+
+}  // namespace
+
+SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, int64_t vocab) : rows(count) {
+  if (top < -1 || top > vocab) {
+    throw std::invalid_argument("logprobs = " + std::to_string(top) + " is not in [0, " +
+                                std::to_string(vocab) + "]");
+  }
+  for (const auto& [key, value] : options) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "seen_start" || name == "seen") continue;
+    if (!set(rows, kFloats, name, value) && !set(rows, kIntegers, name, value) &&
+        !set(rows, kNumbers, name, value)) {
+      throw std::invalid_argument("sampling: there is no option " + name);
+    }
+  }
+  if (options.contains("seen") != options.contains("seen_start")) {
+    throw std::invalid_argument("sampling: seen and seen_start go together");
+  }
+  if (options.contains("seen")) set_seen(rows, options["seen_start"], options["seen"], vocab);
+  tokens = new_array<int32_t>({count}, &result.tokens);
+  if (top < 0) return;
+  const size_t columns = static_cast<size_t>(top);
+  result.top = top;
+  token_logprobs = new_array<float>({count}, &result.token_logprobs);
+  top_ids = new_array<int32_t>({count, columns}, &result.top_ids);
+  top_logprobs = new_array<float>({count, columns}, &result.top_logprobs);
+}
+
+void SamplingArrays::put(nb::dict& into) const {
+  into["tokens"] = tokens;
+  into["token_logprobs"] = token_logprobs;
+  into["top_ids"] = top_ids;
+  into["top_logprobs"] = top_logprobs;
+}
+
+void bind_row_sampler(nb::module_& m) {
+  nb::class_<RowSampler>(m, "RowSampler")
+      .def(nb::init<int>(), "threads"_a = 1)
+      .def_prop_ro("threads", &RowSampler::threads)
+      .def("sample", &RowSampler::sample, "logits"_a.noconvert(), "sampling"_a, "logprobs"_a = -1)
+      .def("distribution", &RowSampler::distribution, "logits"_a.noconvert(), "sampling"_a);
+}
+
+}  // namespace ew
