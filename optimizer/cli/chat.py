@@ -17,6 +17,7 @@ from .options import (
     Memory,
     MinP,
     Provider,
+    RepetitionPenalty,
     Sampling,
     Seed,
     Stop,
@@ -60,6 +61,7 @@ def command(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
     target: Target = None,
@@ -71,7 +73,8 @@ def command(
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
     from enginewright import LLM, SamplingParams
 
-    params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    params = SamplingParams(**sampling.given())
     options = template_options(tools, variables)
     interactive = sys.stdin.isatty()
     if interactive:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from enginewright.plugins.errors import EnginewrightError
+
 from .console import print_json, reported
 from .options import (
     AsJson,
@@ -18,6 +20,7 @@ from .options import (
     Memory,
     MinP,
     Provider,
+    RepetitionPenalty,
     Sampling,
     Seed,
     Stop,
@@ -51,6 +54,7 @@ def command(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
     system: System = None,
@@ -74,7 +78,8 @@ def command(
         raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
     if prompts.count("-") > 1:
         raise typer.BadParameter("stdin is one prompt: give - once")
-    params = SamplingParams(**Sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop).given())
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
     with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
@@ -98,15 +103,25 @@ def command(
     pairs = zip(texts, results, strict=True)
     if as_json:
         keys = ("text", "token_ids", "prompt_token_ids", "finish_reason")
-        rows = [{"prompt": prompt} | {key: getattr(result, key) for key in keys} for prompt, result in pairs]
+        rows = [
+            {"prompt": prompt}
+            | {key: getattr(result, key) for key in keys}
+            | ({} if result.error is None else {"error": result.error.message})
+            for prompt, result in pairs
+        ]
         answer = {"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds}
         print_json(answer | ({"stats": info} if stats else {}))
+        if any(result.error is not None for result in results):
+            raise typer.Exit(EnginewrightError.exit_code)
         return
     for prompt, result in pairs:
         print(f"> {prompt}\n{result.text}\n")
     print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
     if stats:
         _print_stats(info)
+    for result in results:
+        if result.error is not None:
+            raise result.error
 
 
 def _print_stats(info: Mapping[str, Any]) -> None:

@@ -17,6 +17,9 @@ Temperature = Annotated[float | None, typer.Option(help="0 is greedy; higher is 
 TopK = Annotated[int | None, typer.Option(help="Sample from the K likeliest tokens; 0 is off.")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share; 1 is off.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one; 0 is off.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Make tokens that were seen already less likely; 1 is off, 1.1 is mild.")
+]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes one for each core.")]
@@ -48,6 +51,7 @@ class Sampling:
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    repetition_penalty: float | None
     seed: int | None
     stop: list[str] | None
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -146,3 +146,39 @@ def test_what_does_not_run(tiny_bundle: Path, options: list[str], code: int, mes
     result = generate(tiny_bundle, "Hello", *options)
     assert result.exit_code == code
     assert message in result.stderr
+
+
+def test_a_repetition_penalty(tiny_bundle: Path) -> None:
+    with ew.LLM(tiny_bundle) as llm:
+        params = ew.SamplingParams(max_tokens=24, repetition_penalty=1.5)
+        expected, plain = (llm.generate("Hello", p)[0].text for p in (params, ew.SamplingParams(max_tokens=24)))
+    result = generate(tiny_bundle, "Hello", "--raw", "-n", "24", "--repetition-penalty", "1.5")
+    assert (result.exit_code, result.stdout) == (0, expected + "\n")
+    assert expected != plain
+    refused = generate(tiny_bundle, "Hello", "--repetition-penalty", "0")
+    assert refused.exit_code == 8 and "repetition_penalty: 0.0 is out of range" in refused.output
+
+
+def test_one_prompt_whose_logits_are_nan(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' answers are printed, and the command fails."""
+    from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+
+    commit = ContinuousScheduler.commit
+
+    def spoiled(self: ContinuousScheduler, batch: Any, output: Any) -> Any:
+        row = 0
+        for chunk in batch.chunks:
+            if chunk.rows and chunk.request.tokens[0] == first:
+                output.tokens[row] = -1
+            row += chunk.rows
+        return commit(self, batch, output)
+
+    with ew.LLM(tiny_bundle) as llm:
+        first = llm.tokenizer.encode("Bad")[0]
+    monkeypatch.setattr(ContinuousScheduler, "commit", spoiled)
+    result = generate(tiny_bundle, "Good", "Bad", "--raw", "-n", "3")
+    assert result.exit_code == 1 and "> Good" in result.stdout and "are NaN or infinite" in result.stderr
+    result = generate(tiny_bundle, "Good", "Bad", "--raw", "-n", "3", "--json")
+    rows = json.loads(result.stdout)["results"]
+    assert result.exit_code == 1
+    assert ["error" in row for row in rows] == [False, True] and len(rows[0]["token_ids"]) == 3
