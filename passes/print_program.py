@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
 from torch.fx.node import Node
 
@@ -85,10 +87,15 @@ def _type(program: Program, val: Any) -> str:
     if isinstance(val, (tuple, list)):
         return "(" + ", ".join(_type(program, v) for v in val) + ")"
     if isinstance(val, torch.Tensor):
-        return f"{_dtype(val.dtype)}[{', '.join(str(program.expression(s)) for s in val.shape)}]"
+        return f"{_dtype(val.dtype)}[{', '.join(_size(program.expression(s)) for s in val.shape)}]"
     if isinstance(val, torch.SymInt):
         return f"int = {program.expression(val)}"
     return type(val).__name__
+
+
+@lru_cache(maxsize=4096)  # sympy's printing is slow, and sizes repeat
+def _size(size: sympy.Expr) -> str:
+    return str(size)
 
 
 def _dtype(dtype: torch.dtype) -> str:

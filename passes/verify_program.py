@@ -97,6 +97,8 @@ def _same(old: tuple[object, ...] | None, new: tuple[object, ...]) -> bool:
 
 
 def _compare(program: Program, new: Any, old: Any) -> str | None:
+    if new is old:
+        return None
     if isinstance(new, (tuple, list)):
         if not isinstance(old, (tuple, list)) or len(new) != len(old):
             return "gives another number of results than recorded"

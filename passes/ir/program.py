@@ -22,6 +22,7 @@ from enginewright.plugins.contracts import CacheGroup
 from enginewright.plugins.errors import PassError
 from enginewright.plugins.lowered_program import Affine
 
+from .inference import Inferences
 from .provenance import WHERE
 from .weights import WeightExpr, WeightStore
 
@@ -57,6 +58,8 @@ class Program:
         self.cache_groups: tuple[CacheGroup, ...] = ()
         # What has been inferred already: call -> what its result depends on.
         self.verified: dict[Node, tuple[object, ...]] = {}
+        self._inferences = Inferences()
+        self._expressions: dict[tuple[sympy.Expr, int], sympy.Expr] = {}
 
     # ---- reading
 
@@ -101,7 +104,12 @@ class Program:
         shape_env = self.fake_mode.shape_env
         assert shape_env is not None
         expr = shape_env.simplify(size.node.expr)
-        return sympy.sympify(expr).xreplace({s: named_symbol(name) for s, name in self.symbols.items()})
+        key = expr, len(self.symbols)  # passes add symbols, and none goes
+        found = self._expressions.get(key)
+        if found is None:
+            names = {s: named_symbol(name) for s, name in self.symbols.items()}
+            found = self._expressions[key] = sympy.sympify(expr).xreplace(names)
+        return found
 
     def affine(self, size: int | torch.SymInt) -> Affine:
         """A size as an Affine of T, B and R. Raises PassError if it isn't one."""
@@ -136,7 +144,10 @@ class Program:
         return node
 
     def infer(self, node: Node) -> Any:
-        """The fake value of a call, from its arguments' fake values."""
+        """The fake value of a call, from its arguments' fake values: the same one for equal calls."""
+        return self._inferences.get(node.target, node.args, node.kwargs, self.symbols, lambda: self._infer(node))
+
+    def _infer(self, node: Node) -> Any:
         fake = [map_arg(a, lambda n: n.meta["val"]) for a in node.args]
         fake_kw = {k: map_arg(v, lambda n: n.meta["val"]) for k, v in node.kwargs.items()}
         try:
@@ -206,6 +217,7 @@ class Program:
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
         other = Program(graph, self.weights.copy(), self.fake_mode, self.symbols)
         other.cache_groups = self.cache_groups
+        other._inferences = self._inferences
         for node, (target, args, kwargs, values) in self.verified.items():
             if node in mapping and args == node.args and kwargs == node.kwargs:
                 copy = mapping[node]

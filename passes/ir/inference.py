@@ -1,0 +1,83 @@
+"""What calls give, remembered: layers repeat, and each pass asks of the same calls again.
+
+A fake value depends on nothing but the op, its numbers, and what is recorded of the tensors that it is given. So an
+equal call gets the very value that the first one gave; values are never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Node, Target
+
+
+class Inferences:
+    """Values of calls by what they depend on; programs that are copies of each other share one."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], Any] = {}
+        self._described: dict[int, tuple[FakeTensor, object]] = {}  # by identity; the tensor is held, so that it lasts
+
+    def get(
+        self,
+        target: Target,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        symbols: Collection[sympy.Symbol],
+        infer: Callable[[], Any],
+    ) -> Any:
+        """The value of a call, by ``infer`` if no equal one was asked for before.
+
+        Args:
+            target, args, kwargs: of the call.
+            symbols: those that sizes consist of. A value with others is one of its kind, and isn't kept.
+            infer: makes the value.
+        """
+        try:
+            key = (target, self._key(args), self._key(tuple(sorted(kwargs.items()))))
+            if key in self._found:
+                return self._found[key]
+        except TypeError:  # an argument that has no hash, or isn't known here
+            return infer()
+        value = infer()
+        if _consists_of(value, symbols):
+            self._found[key] = value
+        return value
+
+    def _key(self, argument: object) -> object:
+        if isinstance(argument, Node):
+            return self._key(argument.meta["val"])
+        if isinstance(argument, (tuple, list)):
+            return (tuple, *(self._key(a) for a in argument))
+        if isinstance(argument, FakeTensor):
+            return self._description(argument)
+        if isinstance(argument, torch.SymInt):
+            return torch.SymInt, argument.node.expr
+        if isinstance(argument, (torch.Tensor, torch.SymFloat, torch.SymBool)):
+            raise TypeError("a value that isn't told by its description")
+        hash(argument)
+        return type(argument), argument  # 1, 1.0 and True are equal, and promote types differently
+
+    def _description(self, value: FakeTensor) -> object:
+        found = self._described.get(id(value))
+        if found is None:
+            if value.constant is not None or value.layout != torch.strided:
+                raise TypeError("a value that isn't told by its description")
+            sizes = (*value.shape, None, *value.stride(), value.storage_offset())
+            own = (value.dtype, value.device, value.is_conj(), value.is_neg(), *(self._key(s) for s in sizes))
+            found = self._described[id(value)] = value, own
+        return found[1]
+
+
+def _consists_of(value: object, symbols: Collection[sympy.Symbol]) -> bool:
+    """Whether a value is one fake tensor or several, of sizes that ``symbols`` are enough for."""
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(_consists_of(v, symbols) for v in value)
+    if not isinstance(value, FakeTensor) or value.constant is not None:
+        return False
+    sizes = [s.node.expr for s in (*value.shape, *value.stride()) if isinstance(s, torch.SymInt)]
+    return all(free in symbols for size in sizes for free in size.free_symbols)
