@@ -16,6 +16,7 @@ from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 
 from .progress import Progress, ProgressEvent, silent
 
@@ -112,7 +113,7 @@ def _first_difference(a: Path, b: Path) -> int | None:
     """The first byte that differs, or the length of the shorter file if it begins the other; None if they are equal."""
     at = 0
     try:
-        with open(a, "rb") as one, open(b, "rb") as other:
+        with open_regular(a) as one, open_regular(b) as other:
             while True:
                 x, y = one.read(_CHUNK_BYTES), other.read(_CHUNK_BYTES)
                 if x != y:
@@ -142,7 +143,7 @@ def _details(a: Bundle, b: Bundle, path: str, unequal: Mapping[str, int | None])
 def _document(path: Path) -> Any:
     """A JSON file's value, or what is wrong with it."""
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(read_regular(path, most=MOST_TEXT_BYTES))
     except ValueError as e:
         return f"not JSON: {e}"
 

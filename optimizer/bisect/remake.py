@@ -21,6 +21,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.recovery.load_recovered import LoadRecovered
 from enginewright.plugins.errors import ComparisonError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.tokenizer import Tokenizer
 
 _REPORT = "report/report.json"
@@ -60,7 +61,7 @@ def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None
     if not recipe.calibrated or file is not None:
         return
     try:
-        report = json.loads((bundle.path / _REPORT).read_text(encoding="utf-8"))
+        report = json.loads(read_regular(bundle.path / _REPORT, most=MOST_JSON_BYTES))
     except (OSError, ValueError):
         return  # without its report nothing says so; then the programs part at a calibrated weight
     calibration = report.get("calibration") if isinstance(report, dict) else None

@@ -13,6 +13,7 @@ from typing import Any
 
 from enginewright.plugins.errors import RequestError
 from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
 LONGEST = 1 << 20
 """Of a length: a step has no more tokens."""
@@ -186,7 +187,7 @@ two log-normals, 60 % about 60 (sigma 0.6) and 40 % about 1,400 (sigma 0.35)."""
 
 def _text(path: str | Path) -> str:
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_regular(path, most=MOST_TEXT_BYTES).decode("utf-8-sig")
     except OSError as e:
         raise RequestError(f"{path}: can't be read: {e.strerror}", hint="Pass a file of lengths.") from e
     except UnicodeDecodeError as e:

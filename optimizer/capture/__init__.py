@@ -15,6 +15,7 @@ from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
+from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from . import gguf, huggingface, module
@@ -123,7 +124,7 @@ def _capture_directory(
 
 def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
     try:
-        with path.open("rb") as handle:
+        with open_regular(path) as handle:
             magic = handle.read(len(gguf.MAGIC))
     except OSError as e:
         raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e

@@ -26,6 +26,7 @@ from enginewright.optimizer.resources import release_pages
 from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.runtime.bundle.regular_file import open_regular
 
 from .config_sizes import check_sizes
 from .gguf_blocks import dequantize, format_of, read_codes, rows_of, shape_of
@@ -143,6 +144,7 @@ class GgufFile:
 def open_gguf(path: Path) -> GgufFile:
     """Opens a GGUF file. Raises SourceError naming it if it is damaged or has tensors of a type that can't be read."""
     try:
+        open_regular(path).close()  # the reader would wait for a pipe
         reader = _Reader(str(path))
         metadata = {k: f.contents() for k, f in reader.fields.items() if f.types[:1] != [gguf.GGUFValueType.ARRAY]}
     except _DAMAGED as e:

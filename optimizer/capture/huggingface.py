@@ -17,6 +17,7 @@ from transformers import AutoConfig, PretrainedConfig
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
 from .config_sizes import check_sizes
 from .tensor_file import read_tensor, tensor_places
@@ -118,7 +119,7 @@ def read_tensors(directory: Path) -> dict[str, WeightExpr]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises SourceError naming the file."""
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_regular(path, most=MOST_TEXT_BYTES))
     except (OSError, ValueError) as e:
         raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
     if not isinstance(value, dict):

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from enginewright.plugins.errors import SourceError
+from enginewright.runtime.bundle.regular_file import open_regular
 
 
 def tensor_places(path: Path) -> dict[str, int]:
     """Where in the file each tensor's bytes begin; the library has checked the header. Raises OSError, ValueError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
@@ -30,7 +31,7 @@ def read_tensor(path: Path, place: int, shape: tuple[int, ...], dtype: torch.dty
     value = torch.empty(shape, dtype=dtype)
     wanted = value.view(-1).view(torch.uint8).numpy().data
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             file.seek(place)
             while wanted and (count := file.readinto(wanted)):
                 wanted = wanted[count:]

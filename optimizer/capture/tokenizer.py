@@ -10,6 +10,7 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from enginewright.plugins.errors import SourceError
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
 from enginewright.runtime.tokenizer import what_tokenizers_raises
 
@@ -17,6 +18,7 @@ from .gguf import quick_reader
 from .huggingface import read_json
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -31,11 +33,16 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
         model = read_json(directory / "tokenizer.json").get("model")
         if not isinstance(model, dict):
             raise SourceError(f"{directory / 'tokenizer.json'}: model is missing", hint="Download the file again.")
-        text = (directory / "tokenizer.json").read_text(encoding="utf-8")
         try:
-            check_token_ids(text)
-        except ValueError as e:
+            check_token_ids(read_regular(directory / "tokenizer.json", most=MOST_TEXT_BYTES).decode())
+        except (OSError, ValueError) as e:
             raise SourceError(f"{directory / 'tokenizer.json'}: {e}", hint="Download the file again.") from e
+    for file in sorted(directory.iterdir()) if gguf_file is None else ():
+        if file.suffix in _SUFFIXES and not file.is_dir():
+            try:
+                open_regular(file, most=MOST_TEXT_BYTES).close()  # transformers would wait for a pipe
+            except OSError as e:
+                raise SourceError(f"{file}: can't be read: {e.strerror}", hint="Download the file again.") from e
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     source = directory / gguf_file if gguf_file else directory
     hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."

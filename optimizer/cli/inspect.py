@@ -9,6 +9,7 @@ import typer
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import print_json, reported
 from .options import AsJson, BundlePath
@@ -98,7 +99,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
     """
     path = bundle.path / REPORT_PATH
     try:
-        report = parse_json(path.read_bytes())
+        report = parse_json(read_regular(path, most=MOST_JSON_BYTES))
         if "verification" not in report:
             return None
         entries: list[dict[str, Any]] = report["verification"]

@@ -10,6 +10,7 @@ import typer
 
 from enginewright.plugins.errors import RequestError
 from enginewright.plugins.json_document import parse_json
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 Tools = Annotated[
     Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
@@ -45,7 +46,7 @@ def template_options(tools: Path | None, variables: list[str] | None) -> dict[st
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     try:
-        value = parse_json(path.read_bytes())
+        value = parse_json(read_regular(path, most=MOST_JSON_BYTES))
     except OSError as e:
         raise RequestError(f"--tools {path}: can't be read: {e.strerror or e}", hint="Pass a JSON file.") from e
     except ValueError as e:

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from enginewright.plugins.errors import RequestError
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
 BUILT_IN = "built-in"
 """Instead of a file: the text, or the questions, that come with the package."""
@@ -31,7 +32,7 @@ def read_text(source: str | Path, option: str, built_in: str) -> str:
         data = resources.files(__package__).joinpath(built_in).read_bytes()
     else:
         try:
-            data = Path(source).read_bytes()
+            data = read_regular(source, most=MOST_TEXT_BYTES)
         except OSError as e:
             raise RequestError(
                 f"{option}: {source} can't be read: {e.strerror}", hint="Pass a file of text in UTF-8."

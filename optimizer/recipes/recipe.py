@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from enginewright.plugins.contracts import CacheDtype
 from enginewright.plugins.errors import RecipeError
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .attention_section import AttentionSection
 from .bucket_section import BucketsSection
@@ -178,7 +179,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             f"there is no recipe {str(name_or_path)!r}", hint=_suggest(str(name_or_path), builtin, "recipe")
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, most=MOST_JSON_BYTES).decode()
     except OSError as e:
         raise RecipeError(
             f"{path}: can't read the recipe: {e.strerror}", hint=_suggest(path.stem, builtin, "recipe")

@@ -32,6 +32,7 @@ from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.errors import CapacityError, RequestError, SourceError
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.output_folder import Inputs, files_in, output_place, shortened
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .sequences import Sequences
 
@@ -119,7 +120,7 @@ class RecoveryFolder:
         """What is in it. Raises SourceError if it is none of ours, damaged, or of a newer format."""
         file = self.path / DESCRIPTION
         try:
-            raw = parse_json(file.read_bytes())
+            raw = parse_json(read_regular(file, most=MOST_JSON_BYTES))
         except OSError as e:
             raise SourceError(
                 f"{self.path} is no recovery: it has no {DESCRIPTION}", hint="Pass a folder that `recover` wrote."
@@ -151,7 +152,7 @@ class RecoveryFolder:
             return None
         state = folders[-1] / _STATE
         try:
-            figures = parse_json(state.read_bytes())
+            figures = parse_json(read_regular(state, most=MOST_JSON_BYTES))
             step = int(figures["step"])
         except (OSError, ValueError, TypeError, LookupError) as e:
             raise SourceError(f"{state} is damaged: {e}", hint="Recover the model anew, with --force.") from e

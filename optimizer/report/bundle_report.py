@@ -11,6 +11,7 @@ from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.progress import Progress, silent
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from . import numbers
 from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedReport, read_report
@@ -53,7 +54,9 @@ class BundleReport:
     def to_json(self) -> dict[str, Any]:
         """report.json with these rooflines, or without one what the bundle itself says."""
         path = self.bundle.path / REPORT_PATH
-        report: dict[str, Any] = parse_json(path.read_bytes()) if self.saved.document is not None else {}
+        report: dict[str, Any] = (
+            parse_json(read_regular(path, most=MOST_JSON_BYTES)) if self.saved.document is not None else {}
+        )
         return report | {
             "storage": [asdict(part) for part in stored_weights(self.bundle)],
             "rooflines": [asdict(roofline) for roofline in self.rooflines],

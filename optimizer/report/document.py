@@ -17,6 +17,7 @@ from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .diffs import ProgramDiff
 from .roofline import Roofline
@@ -257,7 +258,7 @@ def read_report(bundle: Bundle) -> SavedReport:
 def _read(path: Path, kind: TypeAdapter[T]) -> T | None:
     hint = "Remove the file for a report of what the bundle itself says, or export the model again."
     try:
-        return kind.validate_python(parse_json(path.read_bytes()))
+        return kind.validate_python(parse_json(read_regular(path, most=MOST_JSON_BYTES)))
     except FileNotFoundError:
         return None
     except ValidationError as e:

@@ -23,6 +23,7 @@ from enginewright.optimizer.report.document import read_report
 from enginewright.plugins.errors import RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .source_facts import SourceFacts
 
@@ -101,7 +102,7 @@ def _files(bundle: Bundle, progress: Progress) -> dict[str, FileSection]:
     hash_files(bundle, progress)
     files = dict(bundle.files)
     for path in (MANIFEST_PATH, *(target_manifest_path(name) for name in bundle.targets)):
-        data = (bundle.path / path).read_bytes()
+        data = read_regular(bundle.path / path, most=MOST_JSON_BYTES, within=bundle.path)
         files[path] = FileSection(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     return dict(sorted(files.items()))
 

@@ -12,6 +12,7 @@ from enginewright.plugins.errors import MissingDependencyError, SourceError
 from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.manifest import FileSection
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 
 _CHUNK_BYTES = 4 << 20
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)^---\s*$", re.S | re.M)
@@ -70,7 +71,7 @@ def source_facts(bundle: Bundle, source: Path, progress: Progress = silent) -> S
 
 def _hashed(path: Path) -> FileSection:
     digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
@@ -80,7 +81,8 @@ def _hashed(path: Path) -> FileSection:
 def _licence_of_directory(folder: Path) -> str | None:
     """That of the model card's front matter, else of config.json."""
     card = folder / "README.md"
-    if card.is_file() and (matter := _FRONT_MATTER.match(card.read_text(encoding="utf-8", errors="replace"))):
+    text = read_regular(card, most=MOST_TEXT_BYTES).decode(errors="replace") if card.is_file() else ""
+    if matter := _FRONT_MATTER.match(text.replace("\r\n", "\n")):
         # "other" has its name beside it.
         for key in ("license_name", "license"):
             if found := re.search(rf"^{key}:[ \t]*([^\s#\[{{&*|>][^#\n]*)", matter[1], re.M):
@@ -88,7 +90,7 @@ def _licence_of_directory(folder: Path) -> str | None:
     config = folder / "config.json"
     if config.is_file():
         try:
-            document = parse_json(config.read_bytes())
+            document = parse_json(read_regular(config, most=MOST_TEXT_BYTES))
         except ValueError as e:
             raise SourceError(f"{config}: not JSON: {e}", hint="Download the model again.") from e
         licence = document.get("license") if isinstance(document, dict) else None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.errors import BundleError, CapacityError
 from enginewright.plugins.lowered_program import LoweredProgram
 
 from .buckets import Bucket, BucketPlan, plan_path
@@ -25,6 +27,7 @@ from .manifest import (
     target_folder,
     target_manifest_path,
 )
+from .regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, open_regular, read_regular
 from .segments import SegmentSchedule, segments_path
 from .tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
 from .tensorrt_section import TensorRtSection
@@ -32,6 +35,7 @@ from .tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
     SPECIAL_TOKENS_PATH,
+    TOKENIZER_FOLDER,
     TOKENIZER_PATH,
     TokenizerFiles,
 )
@@ -40,7 +44,11 @@ from .weights import INDEX_PATH, TensorEntry, WeightsIndex
 PROGRAM_FILE = "program.json"
 """The lowered program in the folder of a target that starts from one."""
 
+Load = Literal["map", "read"]
+"""How weights get into memory: mapped from their files, or copied."""
+
 _HASH_CHUNK = 1 << 22
+_UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundle again."
 
 
 class Bundle:
@@ -69,6 +77,8 @@ class Bundle:
         self.buckets: dict[str, BucketPlan] = {}
         self.segments: dict[str, SegmentSchedule] = {}
         self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
+        self._mapped: dict[int, tuple[int, tuple[int, int]]] = {}  # blob -> a descriptor of its file, and its state
+        self._copies: dict[tuple[int, int, int], npt.NDArray[np.uint8]] = {}  # blob, offset, size -> in memory
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Bundle:
@@ -85,13 +95,13 @@ class Bundle:
         root = Path(path)
         if not root.is_dir():
             raise BundleError(f"{root} is no folder", hint="Pass a folder that `optimize export` wrote.")
-        if not (root / MANIFEST_PATH).is_file():
+        if not os.path.lexists(root / MANIFEST_PATH):
             raise BundleError(f"{root / MANIFEST_PATH} is missing", hint="Pass a folder that `optimize export` wrote.")
-        manifest = Manifest.from_json(_read(root / MANIFEST_PATH), source=str(root / MANIFEST_PATH))
+        manifest = Manifest.from_json(_read(root, MANIFEST_PATH), source=str(root / MANIFEST_PATH))
         targets = {}
         for name in manifest.targets:
-            path_of = root / target_manifest_path(name)
-            targets[name] = TargetManifest.from_json(_read(path_of), source=str(path_of))
+            path_of = target_manifest_path(name)
+            targets[name] = TargetManifest.from_json(_read(root, path_of), source=str(root / path_of))
         bundle = cls(root, manifest, targets)
         for name in bundle.files:
             bundle._check_file(name)
@@ -145,7 +155,7 @@ class Bundle:
         """The contents of a listed file; raises BundleError if it isn't listed."""
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
-        return _read(self.path / name)
+        return _read(self.path, name)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
@@ -159,11 +169,35 @@ class Bundle:
             raise BundleError(f"{self.path / INDEX_PATH}: no tensor {name!r}", hint="Export the bundle again.")
         return self.index.tensors[name]
 
-    def weight(self, name: str) -> npt.NDArray[np.generic]:
-        """A weight, mapped and read-only: of shape ``TensorEntry.stored_shape``."""
+    def weight(self, name: str, load: Load = "map") -> npt.NDArray[np.generic]:
+        """A weight, read-only: of shape ``TensorEntry.stored_shape``.
+
+        ``load``: "map" maps its file, which must then stay as it is (see ``check_unchanged``); "read" copies it into
+        memory of our own.
+
+        Raises BundleError if the file isn't what it was when the bundle was opened, CapacityError if there is no
+        memory.
+        """
         entry = self.tensor(name)
-        data = self._map(entry.blob)[entry.offset : entry.offset + entry.bytes]
+        if load == "map":
+            data = self._map(entry.blob)[entry.offset : entry.offset + entry.bytes]
+        else:
+            data = self._copy(entry.blob, entry.offset, entry.bytes)
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
+
+    def check_unchanged(self) -> None:
+        """Raises BundleError if a file of weights that is mapped was written to or cut off since.
+
+        It takes a microsecond for each file. Between two calls nothing is noticed: reading behind the end of a file
+        that was cut off ends the process with SIGBUS.
+        """
+        for blob, (descriptor, before) in self._mapped.items():
+            if _state(descriptor) != before:
+                raise BundleError(
+                    f"{self.path / self.index.blobs[blob].file} was changed while it was in use",
+                    hint="Open the bundle again. Replace a bundle by renaming another one into its place, or open it "
+                    'with load="read".',
+                )
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
@@ -171,10 +205,10 @@ class Bundle:
         ``progress`` is called with the number of bytes hashed since the last call.
         """
         for name in (MANIFEST_PATH, *(target_manifest_path(target) for target in self.targets)):
-            check_own_hash(_read(self.path / name), str(self.path / name))
+            check_own_hash(_read(self.path, name), str(self.path / name))
         for name, expected in self.files.items():
             digest = hashlib.sha256()
-            with open(self.path / name, "rb") as file:
+            with _open(self.path, name) as file:
                 while chunk := file.read(_HASH_CHUNK):
                     digest.update(chunk)
                     if progress is not None:
@@ -255,7 +289,7 @@ class Bundle:
                 )
             if section.flavour != "rtx":
                 continue  # TensorRT's own plans have another header, which isn't known here
-            with open(self.path / name, "rb") as file:
+            with _open(self.path, name) as file:
                 header = PlanHeader.parse(file.read(HEADER_BYTES), str(self.path / name))
             check_plan(
                 header,
@@ -276,18 +310,64 @@ class Bundle:
 
     def _map(self, blob: int) -> npt.NDArray[np.uint8]:
         if blob not in self._blobs:
-            path = self.path / self.index.blobs[blob].file
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if not self.index.blobs[blob].bytes:
+                return np.empty(0, np.uint8)  # nothing can be mapped of it
+            with self._open_blob(blob) as file:
+                # Of the size that the manifest states, not of the moment's: it is what the tensors lie in.
+                mapped = mmap.mmap(file.fileno(), self.index.blobs[blob].bytes, access=mmap.ACCESS_READ)
+                descriptor = os.dup(file.fileno())
+            weakref.finalize(self, os.close, descriptor).atexit = False  # the process's end closes it
+            self._mapped[blob] = descriptor, _state(descriptor)
             self._blobs[blob] = np.frombuffer(mapped, np.uint8)
         return self._blobs[blob]
 
+    def _copy(self, blob: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        if (blob, offset, size) not in self._copies:
+            path = self.path / self.index.blobs[blob].file
+            try:
+                memory = mmap.mmap(-1, max(size, 1))  # at a page's beginning: vector loads want 64 bytes
+            except OSError as e:
+                raise CapacityError(f"{path}: no memory for {size:,} bytes of it", hint='Use load="map".') from e
+            with self._open_blob(blob) as file:
+                file.seek(offset)
+                if file.readinto(memoryview(memory)[:size]) != size:
+                    raise BundleError(f"{path}: it was cut off", hint="Copy the bundle again, or export it again.")
+            array = np.frombuffer(memory, np.uint8, size)
+            array.flags.writeable = False
+            self._copies[blob, offset, size] = array
+        return self._copies[blob, offset, size]
 
-def _read(path: Path) -> bytes:
+    def _open_blob(self, blob: int) -> BinaryIO:
+        listed = self.index.blobs[blob]
+        file = _open(self.path, listed.file)
+        if (size := os.fstat(file.fileno()).st_size) != listed.bytes:
+            file.close()
+            raise BundleError(
+                f"{self.path / listed.file}: {size:,} bytes, and it had {listed.bytes:,} when the bundle was opened",
+                hint="Open the bundle again. Replace a bundle by renaming another one into its place.",
+            )
+        return file
+
+
+def _open(root: Path, name: str) -> BinaryIO:
     try:
-        return path.read_bytes()
+        return open_regular(root / name, within=root)
     except OSError as e:
-        raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
+        raise BundleError(f"{root / name}: cannot be read: {e.strerror}", hint=_UNREADABLE) from e
+
+
+def _read(root: Path, name: str) -> bytes:
+    most = MOST_TEXT_BYTES if name.startswith(TOKENIZER_FOLDER) else MOST_JSON_BYTES
+    try:
+        return read_regular(root / name, most=most, within=root)
+    except OSError as e:
+        raise BundleError(f"{root / name}: cannot be read: {e.strerror}", hint=_UNREADABLE) from e
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    """Size and time of the last write."""
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
 
 
 def tuning_path(bundle: Bundle) -> Path:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
 
+TOKENIZER_FOLDER = "tokenizer/"
 TOKENIZER_PATH = "tokenizer/tokenizer.json"
 CHAT_TEMPLATE_PATH = "tokenizer/chat_template.jinja"
 CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"

@@ -12,7 +12,7 @@ from enginewright.plugins.cpu.executable import CpuProgram, isas
 from enginewright.plugins.errors import BundleError
 
 from ..bundle.buckets import BucketPlan
-from ..bundle.reader import Bundle, tuning_path
+from ..bundle.reader import Bundle, Load, tuning_path
 from .base import Deferred
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class CpuExecutor:
         plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
             in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
             same bits.
+        load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -54,9 +55,11 @@ class CpuExecutor:
         isa: str | None = None,
         plan: BucketPlan | None = None,
         tuning: Mapping[str, int] | None = None,
+        load: Load = "map",
     ) -> None:
         program = bundle.program("cpu")
-        weights = {use.name: bundle.weight(use.name) for use in program.weights}
+        self._bundle = bundle
+        weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
         self.caps = ExecutorCaps()
@@ -79,6 +82,7 @@ class CpuExecutor:
         self.profile: StepProfile | None = None
 
     def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
         program, profile = self.program_of(step), self.profile
         if profile is not None:
             return Deferred(partial(profile.run, program), step)

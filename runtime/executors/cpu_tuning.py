@@ -20,6 +20,7 @@ from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.errors import BundleError
 
 from ..bundle.reader import Bundle, tuning_path
+from ..bundle.regular_file import read_regular
 from ..doctor_machine import processor_name
 
 FORMAT_VERSION: Literal[1] = 1
@@ -99,9 +100,7 @@ def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
     """
     path = tuning_path(bundle)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None, f"{path.name} is ignored: it is too large"
-        found = TuningFile.model_validate_json(path.read_bytes())
+        found = TuningFile.model_validate_json(read_regular(path, most=_MOST_BYTES))
     except FileNotFoundError:
         return None, ""
     except OSError as e:

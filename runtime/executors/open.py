@@ -10,7 +10,7 @@ from enginewright.plugins.errors import BundleError, CapacityError, RequestError
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
-from ..bundle.reader import Bundle
+from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
 from .static_shapes import StaticShapes, sink_blocks
@@ -28,12 +28,14 @@ class Placement:
         isa: the cpu target's instruction set; None takes the best there is.
         provider: the onnx target's execution provider; None takes "cpu".
         variant: of the onnx target's file; None takes the fastest that there is for the provider.
+        load: of the cpu target's weights; None maps them.
     """
 
     threads: int = 0
     isa: str | None = None
     provider: str | None = None
     variant: Variant | None = None
+    load: Load | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,14 @@ def _make_cpu(asked: _Asked) -> Executor:
     from .cpu import CpuExecutor  # needs the extension module
 
     placement = asked.placement
-    return CpuExecutor(asked.bundle, asked.blocks, threads=placement.threads, isa=placement.isa, plan=asked.plan)
+    return CpuExecutor(
+        asked.bundle,
+        asked.blocks,
+        threads=placement.threads,
+        isa=placement.isa,
+        plan=asked.plan,
+        load=placement.load or "map",
+    )
 
 
 def _onnx_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
@@ -138,7 +147,7 @@ def _make_engine(asked: _Asked) -> Executor:
 _ENGINES = _Target(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
 _TARGETS: Mapping[str, _Target] = {
-    "cpu": _Target(_cpu_groups, _make_cpu, takes=("isa",)),
+    "cpu": _Target(_cpu_groups, _make_cpu, takes=("isa", "load")),
     "onnx": _Target(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant")),
     "tensorrt-rtx": _ENGINES,
     "tensorrt": _ENGINES,
@@ -208,7 +217,7 @@ def make_executor(
         BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
         RequestError: ``placement`` names what the target doesn't have.
     """
-    for field in ("isa", "provider", "variant"):
+    for field in ("isa", "provider", "variant", "load"):
         said = getattr(placement, field)
         if said is not None and field not in _TARGETS[target].takes:
             owners = " or ".join(repr(name) for name, one in _TARGETS.items() if field in one.takes)

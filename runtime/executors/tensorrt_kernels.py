@@ -20,6 +20,7 @@ from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, splits
 from enginewright.plugins.triton.tiles import FloatType
 
 from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
+from ..bundle.regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, read_regular
 from ..bundle.segments import AttentionKernels, AttentionStep
 from .cuda_driver import Argument, Device
 from .tensorrt_blocks import StepMemory, StepShape
@@ -29,7 +30,7 @@ def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
     """A kernel of a bundle. Raises BundleError where it is missing, damaged, or isn't what its name says."""
     path = folder / f"{stem}.json"
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
         spec = KernelSpec(
             kernel=said["kernel"],
             capability=said["capability"],
@@ -39,7 +40,7 @@ def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
             warps=said["warps"],
             stages=said["stages"],
         )
-        cubin = path.with_suffix(".cubin").read_bytes()
+        cubin = read_regular(path.with_suffix(".cubin"), most=MOST_TEXT_BYTES)
         kernel = CompiledKernel(spec, said["entry"], "", cubin, said["shared_memory"], said["compiler"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e

@@ -20,6 +20,7 @@ import numpy as np
 
 from enginewright.plugins.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 
+from ..bundle.regular_file import open_regular
 from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Cuda, Device, Gpu, load_cuda
 from .tensorrt_checks import FLAVOURS, Flavour, choose_gpu, gpu_problem, library_problem
@@ -136,7 +137,8 @@ class Library:
             BundleError: the library refuses it; says why.
         """
         try:
-            data = path.read_bytes()
+            with open_regular(path) as file:
+                data = file.read()
         except OSError as e:
             raise BundleError(f"{path}: cannot be read: {e.strerror}", hint="Check the file's permissions.") from e
         api = self._runtime.deserialize_cuda_engine(data)

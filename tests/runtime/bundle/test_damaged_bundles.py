@@ -6,6 +6,9 @@ import json
 import os
 import re
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,56 @@ def test_a_bundle_that_was_moved(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     os.rename(bundle, tmp_path / "deep" / "other name")
     check(tmp_path / "deep" / "other name")
+
+
+@contextmanager
+def _within(seconds: int) -> Iterator[None]:
+    """Raises within, where something hangs."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_no_file_is_read_that_is_not_a_regular_file_of_the_bundle(bundle: Path) -> None:
+    outside = bundle.with_name("outside")
+    for path in sorted(path for path in bundle.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        outside.write_bytes(data)
+        for kind in ("pipe", "/dev/zero", str(outside), "folder"):
+            path.unlink()
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "folder":
+                path.mkdir()
+            else:
+                path.symlink_to(kind)
+            with _within(10), pytest.raises(BundleError, match=re.escape(path.name)):
+                check(bundle)
+            if kind == "folder":
+                path.rmdir()
+                path.touch()
+            path.unlink()
+            path.write_bytes(data)
+    check(bundle)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "targets/cpu/manifest.json", "targets/cpu/program.json"])
+def test_a_file_of_gigabytes_is_not_read(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
+    path, size = tmp_path / "a.bundle", 3 << 30
+    shutil.copytree(tiny_bundle, path)
+    os.truncate(path / name, size)
+    listed = path / "targets/cpu/manifest.json"
+    if name.endswith("program.json"):
+        document = json.loads(listed.read_text())
+        document["files"]["program.json"]["bytes"] = size
+        listed.write_text(json.dumps(document))
+    with pytest.raises(BundleError, match=f"{re.escape(name)}: cannot be read: it has 3,221,225,472 bytes, more than"):
+        Bundle.open(path)

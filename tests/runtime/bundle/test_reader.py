@@ -13,6 +13,7 @@ import pytest
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.runtime.bundle import reader
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
@@ -178,11 +179,11 @@ def test_hashes_name_the_file_that_was_altered(make_bundle: Make) -> None:
 
 
 def test_files_that_may_not_be_read(make_bundle: Make, monkeypatch: Any) -> None:
-    def denied(_: Path) -> bytes:
+    def denied(path: Path, **_: Any) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     path = make_bundle()
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(reader, "read_regular", denied)
     with pytest.raises(BundleError, match=r"manifest\.json: cannot be read: Permission denied"):
         Bundle.open(path)
 
