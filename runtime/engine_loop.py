@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError
+from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
 
 from .engine import Engine
 from .outputs import StreamPiece
@@ -143,7 +143,11 @@ class EngineLoop:
 
     def _fail(self, cause: BaseException) -> None:
         kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
-        error = kind(f"the engine failed: {cause!r}", hint="The requests that were running are lost.")
+        error: EnginewrightError = kind(
+            f"the engine failed: {cause!r}", hint="The requests that were running are lost."
+        )
+        if isinstance(cause, BundleError):  # a file of the bundle changed: its hint says what to do
+            error = BundleError(f"{cause.message}; the requests that were running are lost", hint=cause.hint)
         error.__cause__ = cause
         with self._lock:
             self._running = False

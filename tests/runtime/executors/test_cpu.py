@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from enginewright.plugins.contracts import CacheDtype, FloatArray
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.plugins.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
@@ -22,6 +24,7 @@ from enginewright.runtime.bundle.writer import BundleWriter
 from enginewright.runtime.executors.cpu import CpuExecutor
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.sampling import SamplingParams
+from tests.runtime.executors import tiny_onnx
 
 V, H = 260, 8
 CACHES: dict[CacheDtype, int] = {
@@ -296,3 +299,56 @@ def test_an_executor_made_by_hand(bundle: Path) -> None:
     assert executor.blocks == {"full": 4} and executor.cache_groups[0].name == "full"
     with LLM.from_executor(executor, Bundle.open(bundle).model) as llm:
         assert llm.logits([1]).shape == (1, V)
+
+
+@pytest.mark.parametrize("change", ["cut off", "overwritten", "renamed into place", "read"])
+def test_weights_that_change_while_they_are_in_use(tiny_bundle: Path, tmp_path: Path, change: str) -> None:
+    """A file that is written to is noticed before the next step; a bundle that takes its place is nothing to it."""
+    path = tmp_path / "a.bundle"
+    shutil.copytree(tiny_bundle, path)
+    weights = path / "weights/weights-00000.bin"
+    with LLM(path, threads=1, load="read" if change == "read" else "map") as llm:
+        before = llm.generate([[5, 6]], SamplingParams(max_tokens=4))
+        if change == "renamed into place":
+            other = tmp_path / "other.bin"
+            other.write_bytes(bytes(weights.stat().st_size))
+            other.rename(weights)
+        elif change == "cut off":
+            os.truncate(weights, 4096)
+        else:
+            weights.write_bytes(bytes(weights.stat().st_size))
+        if change in ("read", "renamed into place"):
+            assert llm.generate([[5, 6]], SamplingParams(max_tokens=4))[0].token_ids == before[0].token_ids
+            return
+        with pytest.raises(BundleError, match=r"weights-00000\.bin was changed while it was in use(.|\n)*renaming"):
+            llm.generate([[5, 6]], SamplingParams(max_tokens=4))
+    if change == "overwritten":
+        with LLM(path, threads=1) as llm:  # to which they are as they always were
+            llm.generate([[5, 6]], SamplingParams(max_tokens=4))
+
+
+def test_weights_that_are_read_are_the_mapped_ones(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    for use in bundle.program("cpu").weights:
+        mapped, copied = bundle.weight(use.name), bundle.weight(use.name, "read")
+        assert mapped.tobytes() == copied.tobytes() and copied.shape == mapped.shape and copied.dtype == mapped.dtype
+        assert copied.ctypes.data % 64 == 0 and not copied.flags.writeable
+        assert bundle.weight(use.name, "read").ctypes.data == copied.ctypes.data
+
+
+def test_load_is_one_of_two_and_of_the_cpu_target(tiny_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="load: 'mmap' isn't a way to load weights"):
+        LLM(tiny_bundle, load="mmap")  # type: ignore[arg-type]
+    tiny_onnx.write_bundle(tmp_path / "onnx.bundle")
+    with pytest.raises(RequestError, match="load: 'read' is for target 'cpu'"):
+        LLM(tmp_path / "onnx.bundle", load="read")
+
+
+def test_a_file_that_was_cut_off_since_the_bundle_was_opened(tiny_bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "a.bundle")
+    bundle = Bundle.open(tmp_path / "a.bundle")
+    name = bundle.program("cpu").weights[-1].name
+    os.truncate(tmp_path / "a.bundle/weights/weights-00000.bin", 4096)
+    for load in ("map", "read"):
+        with pytest.raises(BundleError, match=r"4,096 bytes, and it had .* when the bundle was opened"):
+            bundle.weight(name, load)
