@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from enginewright.plugins.errors import BundleError, RequestError
 
 from .bundle.tokenizer_files import CHAT_TEMPLATE_PATH
-from .template_sandbox import chat_environment, limited
+from .template_process import StoppedError, template_process
 from .tool_schema import tool_schema
 
 Message = Mapping[str, Any]
@@ -25,22 +23,10 @@ Tool = Mapping[str, Any] | Callable[..., Any]
 # What models and interfaces call a turn's reasoning; templates read the first, some of them the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # ends in a space, to see whether the template trims
-# All that plain data in a sandbox can raise: the filters and methods that a template calls are Python's.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RuntimeError,
-    MemoryError,
-    StopIteration,
-)
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A template. A process of its own renders it, within limits: see ``template_process``.
 
     Args:
         source: its Jinja text.
@@ -48,18 +34,22 @@ class ChatTemplate:
         name: the template's file, for messages.
 
     Raises:
-        BundleError: ``source`` is no valid template; names the line.
+        BundleError: ``source`` isn't a valid template; names the line.
+        EnginewrightError: the process can't be started.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str | bool | None], *, name: str = CHAT_TEMPLATE_PATH
     ) -> None:
         try:
-            self._template = chat_environment().from_string(source)
-        except jinja2.TemplateSyntaxError as e:
-            raise BundleError(f"{name}: line {e.lineno}: {e.message}", hint="Export the bundle again.") from e
-        except (RecursionError, MemoryError, SyntaxError, ValueError) as e:
-            raise BundleError(f"{name}: no usable template: {e}", hint="Export the bundle again.") from e
+            kind, text = template_process.ask(source, None)
+        except StoppedError as e:
+            kind, text = "U", str(e)
+        if kind == "S":
+            line, _, problem = text.partition(" ")
+            raise BundleError(f"{name}: line {line}: {problem}", hint="Export the bundle again.")
+        if kind != "T":
+            raise BundleError(f"{name}: it can't be compiled: {text}", hint="Export the bundle again.")
         self._source = source
         self._name = name
         self._variables = {k: v for k, v in special_tokens.items() if isinstance(v, str)}
@@ -86,7 +76,9 @@ class ChatTemplate:
             variables: what else the template reads, for example ``enable_thinking``; they go before special tokens.
 
         Raises:
-            RequestError: the template refuses the messages (names its line), or something is no plain data.
+            RequestError: the template refuses the messages (names its line) or takes too much time or memory, or
+                something isn't plain data.
+            EnginewrightError: the process that renders can't be started.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
@@ -112,16 +104,20 @@ class ChatTemplate:
 
     def _render(self, **data: Any) -> str:
         try:
-            with limited():
-                return self._template.render(data)
-        except _TEMPLATE_ERRORS as e:
-            # jinja2 puts the template's own lines into the traceback.
-            lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == "<template>"]
-            where = f"{self._name}, line {lines[-1]}" if lines else self._name
+            kind, text = template_process.ask(self._source, data)
+        except StoppedError as e:
             raise RequestError(
-                f"chat: the model's template refuses these messages ({where}): {str(e) or type(e).__name__}",
-                hint="Look at roles, their order, and each message's content.",
+                f"chat: the model's template was stopped ({self._name}): {e}",
+                hint="Shorten the messages, or pass chat_template with the text of another template.",
             ) from e
+        if kind == "T":
+            return text
+        line, _, problem = text.partition(" ")
+        where = self._name if line == "0" else f"{self._name}, line {line}"
+        raise RequestError(
+            f"chat: the model's template refuses these messages ({where}): {problem}",
+            hint="Look at roles, their order, and each message's content.",
+        )
 
     def _mark_end(self, message: dict[str, Any], which: bool | str) -> str:
         """Puts a mark behind the text that is to be continued; returns that text."""

@@ -1,131 +1,161 @@
-"""The Jinja environment of chat templates: what transformers gives them, in its sandbox, and within limits.
+"""Renders chat templates, as a program of its own: ``template_process`` starts it, and talks to it through pipes.
 
-A template comes with a model and is not trusted. The sandbox keeps it from Python's objects; the limits keep it from
-taking all the time or memory that there is. Every pass of a loop costs a step, every call some, and every text or
-list that is put together costs steps by its length.
+A template comes with a model and is not trusted. Jinja's immutable sandbox keeps it from Python's objects, and the
+limits of this process from taking all the time or memory that there is. Jinja has too many ways to use both (filters,
+methods, printing, comparing, sorting) for each to be checked before it is used.
+
+Nothing of ours is imported here, so that the process starts soon. Its messages:
+
+    request    8 bytes length | marshal of (source, variables); variables None: only compile it
+    reply      8 bytes length | kind | UTF-8; a kind in lower case: the process ends, and another is to be started
 """
 
 from __future__ import annotations
 
-import functools
+import codecs
+import html  # noqa: F401  what filters import when they run, and no file can be opened any more
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from contextvars import ContextVar
+import marshal
+import os
+import pprint  # noqa: F401
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import jinja2
+import jinja2.debug
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
-STEPS = 1_000_000
-_STEPS_OF_A_CALL = 3
-_LENGTH_OF_A_STEP = 64  # characters or items
-_LONGEST = STEPS * _LENGTH_OF_A_STEP
-_LARGEST_NUMBER = 10_000  # of an argument: widths, counts
-_MOST_BITS = 100_000  # of an integer
-# A width or precision beyond _LARGEST_NUMBER: of the operator %, and of the method format.
-_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*\d{5}")
-_WIDE_BRACES = re.compile(r"\{[^}]*:[^}]*(\d{5}|\{)")  # or one that is an argument
-# What makes as much as a number says.
-_WIDENING_METHODS = ("center", "expandtabs", "ljust", "rjust", "zfill")
-_WIDENING_FILTERS = ("batch", "center", "indent", "round", "slice", "tojson")
+_KEPT_PAGES = 16 << 10  # resident, beyond which the process ends after its reply and another is started
 
-_steps_left: ContextVar[list[int]] = ContextVar("_steps_left")
+READY = TEXT = b"T"
+SYNTAX = b"S"  # "LINE message"
+UNUSABLE = b"U"  # a template that can't be compiled: "message"
+REFUSED = b"R"  # "LINE message"; line 0 where it isn't known
+
+# All that plain data in a sandbox can raise: the filters and methods that a template calls are Python's.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    MemoryError,
+    StopIteration,
+    OSError,  # no file can be opened, not even one of Python's
+    ImportError,
+)
 
 
-@contextmanager
-def limited() -> Iterator[None]:
-    """Gives the template that is rendered within it its steps; beyond them it raises SecurityError."""
-    token = _steps_left.set([STEPS])
+def serve(cpu_seconds: float, memory: float) -> None:
+    """Answers requests on stdin until it is closed, which it is when the parent ends.
+
+    Args:
+        cpu_seconds: processor time of a request; one that takes more is ended, with the process, by SIGPROF.
+        memory: bytes of address space, besides those that are taken at the start.
+    """
+    environment = chat_environment()
+    templates: dict[str, jinja2.Template] = {}
+    for codec in ("ascii", "latin-1", "utf-8", "utf-16", "utf-32", "unicode-escape"):
+        codecs.lookup(codec)  # which imports it
+    time.localtime()  # reads the time zone's file
+    memory_use = os.open("/proc/self/statm", os.O_RDONLY)
+    taken = int(os.pread(memory_use, 100, 0).split()[0]) * resource.getpagesize()
+    for which, most in (
+        (resource.RLIMIT_AS, taken + int(memory)),
+        (resource.RLIMIT_NOFILE, memory_use + 1),  # those that are open
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(which, (most, most))
+    _write(READY, b"")
+    last = False
+    while not last and (request := _read()):
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        kind, text = answer(environment, templates, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        last = int(os.pread(memory_use, 100, 0).split()[1]) > _KEPT_PAGES
+        _write(kind.lower() if last else kind, text)
+
+
+def answer(
+    environment: jinja2.Environment, templates: dict[str, jinja2.Template], request: bytearray
+) -> tuple[bytes, bytes]:
+    """The reply to a request. ``templates`` keeps those that are compiled, by their source."""
     try:
-        yield
-    finally:
-        _steps_left.reset(token)
+        source, variables = marshal.loads(request)  # noqa: S302  the parent made it, of plain data
+    except MemoryError:
+        return REFUSED, b"0 the messages take too much memory"
+    try:
+        if source not in templates:
+            if len(templates) >= 16:
+                templates.clear()
+            templates[source] = environment.from_string(source)
+    except jinja2.TemplateSyntaxError as e:
+        return SYNTAX, _utf8(f"{e.lineno} {e.message}")
+    except (*_TEMPLATE_ERRORS, SyntaxError) as e:
+        return UNUSABLE, _utf8(_message(e))
+    try:
+        return TEXT, b"" if variables is None else _utf8(templates[source].render(variables))
+    except _TEMPLATE_ERRORS as e:
+        # jinja2 puts the template's own lines into the traceback.
+        frames = traceback.walk_tb(e.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
+        return REFUSED, _utf8(f"{lines[-1] if lines else 0} {_message(e)}")
 
 
-def chat_environment() -> TemplateEnvironment:
+def _message(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "it takes too much memory"
+    return str(error) or type(error).__name__
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _read() -> bytearray:
+    """The next request; empty at the end."""
+    header = _read_all(8)
+    return _read_all(int.from_bytes(header, "little")) if len(header) == 8 else header[:0]
+
+
+def _read_all(size: int) -> bytearray:
+    data = bytearray()
+    while len(data) < size and (piece := os.read(0, min(size - len(data), 1 << 20))):
+        data += piece
+    return data
+
+
+def _write(kind: bytes, text: bytes) -> None:
+    for part in ((len(text) + 1).to_bytes(8, "little") + kind, text):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+
+def chat_environment() -> jinja2.Environment:
     """A new environment with the filters, globals and tags that transformers has."""
-    environment = TemplateEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = _tojson
-    environment.filters = {name: _limited_filter(name, function) for name, function in environment.filters.items()}
     del environment.globals["lipsum"]  # any number of random paragraphs
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals |= {"dict": _Dict(), "namespace": _Namespace}
     return environment
-
-
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """An immutable sandbox that counts what a template does. Rendering is for within ``limited()``."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        template: jinja2.nodes.Template = _CountSteps().visit(super()._parse(source, name, filename))
-        return template
-
-    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        if getattr(__obj, "__self__", None) is __self:  # counted and concatenated, which spend for themselves
-            return super().call(__context, __obj, *args, **kwargs)
-        _spend(_STEPS_OF_A_CALL)
-        if isinstance(getattr(__obj, "__self__", None), str) and __obj.__name__ in _WIDENING_METHODS:
-            _check_numbers(args, kwargs)
-        result = super().call(__context, __obj, *args, **kwargs)
-        _spend_for(result)
-        return result
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        _check_operands(operator, left, right)
-        result = super().call_binop(context, operator, left, right)
-        _spend_for(result)
-        return result
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and _WIDE_BRACES.search(str(value.__self__)):
-            raise jinja2.exceptions.SecurityError("a width in a format is too large")
-        return wrapped
-
-    def counted(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        """The items of ``iterable``, each for a step."""
-        for item in iterable:
-            _spend(1)
-            yield item
-
-    def concatenated(self, *parts: object) -> str:
-        """What the operator ``~`` makes of ``parts``."""
-        texts = [str(part) for part in parts]
-        _spend(1 + sum(map(len, texts)) // _LENGTH_OF_A_STEP)
-        return "".join(texts)
-
-
-class _CountSteps(NodeTransformer):
-    """Has loops and ``~``, which the sandbox has no hooks for, go through the environment."""
-
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.For:  # noqa: N802  jinja2's name
-        self.generic_visit(node)
-        node.iter = self._call("counted", [cast("jinja2.nodes.Expr", node.iter)])
-        return node
-
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Call:  # noqa: N802
-        self.generic_visit(node)
-        return self._call("concatenated", node.nodes)
-
-    @staticmethod
-    def _call(method: str, arguments: list[jinja2.nodes.Expr]) -> jinja2.nodes.Call:
-        callee = jinja2.nodes.EnvironmentAttribute(method)
-        return jinja2.nodes.Call(
-            callee, arguments, [], None, None, lineno=arguments[0].lineno, environment=arguments[0].environment
-        )
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -174,62 +204,6 @@ class _Namespace(Namespace):
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a namespace can't have {name!r}: it begins with an underscore")
-
-
-def _spend(steps: int) -> None:
-    left = _steps_left.get()
-    left[0] -= steps
-    if left[0] < 0:
-        raise jinja2.exceptions.SecurityError("the template takes too many steps, or too much memory")
-
-
-def _spend_for(result: object) -> None:
-    if isinstance(result, (str, bytes, list, tuple, dict)):
-        _spend(len(result) // _LENGTH_OF_A_STEP)
-
-
-def _check_numbers(args: Iterable[Any], kwargs: dict[str, Any]) -> None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > _LARGEST_NUMBER and not isinstance(value, bool):
-            raise jinja2.exceptions.SecurityError(f"an argument is {value}; the largest is {_LARGEST_NUMBER}")
-
-
-def _check_operands(operator: str, left: Any, right: Any) -> None:
-    """Raises SecurityError where the result would be too large to make."""
-    too_large = False
-    if isinstance(left, int) and isinstance(right, int):
-        if operator == "**":
-            too_large = left.bit_length() * abs(right) > _MOST_BITS
-        elif operator == "*":
-            too_large = left.bit_length() + right.bit_length() > _MOST_BITS
-    elif operator == "*":
-        sized, times = (left, right) if isinstance(left, Sized) else (right, left)
-        too_large = isinstance(sized, Sized) and isinstance(times, int) and len(sized) * times > _LONGEST
-    elif operator == "%" and isinstance(left, str):
-        too_large = bool(_WIDE_PERCENT.search(left)) or ("*" in left and _has_large(right))
-    if too_large:
-        raise jinja2.exceptions.SecurityError(f"the result of {operator} is too large")
-
-
-def _has_large(value: Any) -> bool:
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
-    return any(isinstance(v, int) and abs(v) > _LARGEST_NUMBER for v in values)
-
-
-def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)  # with the marks by which jinja2 passes context or environment
-    def limited_filter(*args: Any, **kwargs: Any) -> Any:
-        passed = 2 if hasattr(function, "jinja_pass_arg") else 1  # then comes the value itself
-        _spend(1)
-        if name in _WIDENING_FILTERS:
-            _check_numbers(args[passed:], kwargs)
-        elif name == "format":
-            _check_operands("%", str(args[0]), args[1:] or kwargs)
-        result = function(*args, **kwargs)
-        _spend_for(result)
-        return result
-
-    return limited_filter
 
 
 def _tojson(

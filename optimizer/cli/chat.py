@@ -71,6 +71,9 @@ def command(
     memory: Memory = None,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
+    from enginewright.runtime.template_process import template_process
+
+    template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
     sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)

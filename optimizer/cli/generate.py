@@ -70,6 +70,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
+    from enginewright.runtime.template_process import template_process
+
+    if not raw:
+        template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
     if raw and system is not None:

@@ -16,27 +16,27 @@ PROBE = """
 import json, sys
 from enginewright import LLM, SamplingParams
 with LLM(sys.argv[1], memory="1MiB") as llm:
-    ids = llm.generate(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
+    ids = llm.CALL, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
 print(json.dumps([len(ids), sorted(sys.modules)]))
 """
 
 
-def loaded(bundle: Path, prompt: object, more: str = "") -> set[str]:
+def loaded(bundle: Path, call: str, more: str = "") -> set[str]:
     """Top-level modules, and those of ours, behind the first tokens."""
-    code = more + PROBE.replace("PROMPT", repr(prompt))
+    code = more + PROBE.replace("CALL", call)
     done = subprocess.run([sys.executable, "-c", code, str(bundle)], check=True, capture_output=True, text=True)
     tokens, modules = json.loads(done.stdout)
     assert tokens == 2
     return {name for name in modules if "." not in name or name.startswith("enginewright.")}
 
 
-@pytest.mark.parametrize("prompt", [[5, 6, 7], "start"])
-def test_the_first_token_waits_for_nothing_it_does_not_need(tiny_bundle: Path, prompt: object) -> None:
-    modules = loaded(tiny_bundle, prompt)
+@pytest.mark.parametrize("call", ["generate([5, 6, 7]", "generate('start'", "chat([{'role': 'user', 'content': 'a'}]"])
+def test_the_first_token_waits_for_nothing_it_does_not_need(tiny_bundle: Path, call: str) -> None:
+    modules = loaded(tiny_bundle, call)
     assert {"enginewright.runtime.llm", "enginewright.plugins.cpu.executable", "tokenizers"} <= modules
     assert NEEDLESS.isdisjoint(modules)
     assert not {name for name in modules if name.startswith(("enginewright.optimizer", "enginewright.passes"))}
 
 
 def test_the_probe_sees_what_is_loaded(tiny_bundle: Path) -> None:
-    assert {"asyncio", "jinja2"} <= loaded(tiny_bundle, [5], "import asyncio, jinja2\n")
+    assert {"asyncio", "jinja2"} <= loaded(tiny_bundle, "generate([5]", "import asyncio, jinja2\n")
