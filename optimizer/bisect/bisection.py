@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from enginewright.optimizer.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.recipes.of_bundle import recipe_of
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.plugins.contracts import CacheGroup, ModelInfo
 from enginewright.plugins.errors import ComparisonError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
@@ -27,14 +28,15 @@ from .bundle_side import BundleSide
 from .explain_program import program_reasons
 from .judge import ROUNDING, SAME_INTEGERS, Judge, coarsest
 from .parting import describe_parting
-from .points import Values
+from .points import Used, Values, in_layers, not_covered
 from .program_side import ProgramSide
 from .remake import CAPTURE, Stage, check_calibration, recovery_of, remake
-from .report import BisectReport, Parting
-from .same_model import check_same_cache, check_same_model
+from .report import BisectReport, Parting, SmallestFactor, StoredTensors
+from .same_model import check_layers, check_same_cache, check_same_model
 from .search import Comparison, PassSearch, compare
 from .sides import Side
 from .source_side import SourceSide
+from .stored_tensors import compare_bundles, compare_with_export
 from .tokens import choose_tokens
 
 EMISSION = "emission, stored weights or kernels"
@@ -78,6 +80,7 @@ class Options:
         calibration: a file, for a recipe that needs one.
         tokens, texts: sequences to compare on; none of both: random ones by ``seed``.
         recovered: the folder of ``recover``, for a bundle of what was trained.
+        layers: numbers of the layers to compare; None: all, and what is outside of layers.
     """
 
     tolerance: float | None = None
@@ -87,6 +90,7 @@ class Options:
     texts: Sequence[str] = ()
     seed: int = 0
     recovered: Path | None = None
+    layers: Collection[int] | None = None
 
 
 def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress | None = None) -> BisectReport:
@@ -99,10 +103,14 @@ def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress 
     Every side goes on with the first one's values at the points that both have, so that what is found is a call's own
     doing, and not the consequence of an earlier one.
 
+    Of a bundle every stored tensor is compared as well, bit for bit, with what the repeated export would store or with
+    the other bundle's: rows and experts that no token uses are seen there.
+
     Raises:
+        RequestError: a layer is asked for that the model doesn't have.
         ComparisonError: the two are different models, have no point in common, or the calibration can't be repeated.
-        SourceError, UnsupportedModelError, BundleError, RecipeError, PassError, RequestError, CapacityError: as for an
-            export and for opening a bundle.
+        SourceError, UnsupportedModelError, BundleError, RecipeError, PassError, CapacityError: as for an export and for
+            opening a bundle.
     """
     _check_meaning(a, b, options or Options())
     with tempfile.TemporaryDirectory(prefix="enginewright-") as scratch:
@@ -122,6 +130,8 @@ class _Run:
     progress: Progress
     scratch: Path
     notes: list[str] = field(default_factory=list)
+    tensors: StoredTensors | None = None
+    used: Used = field(default_factory=dict)
     start: float = field(default_factory=time.perf_counter)
 
     # ---- what can be compared
@@ -154,6 +164,8 @@ class _Run:
         check_same_cache(last.cache_groups, source.name, _groups(bundle, target), given.name)
         sequences = self._tokens(bundle.model, bundle.tokenizer_files)
         side = self._source(source, bundle.model.context_length)
+        lowering = lower_program(last)
+        self.tensors = compare_with_export(lowering, bundle, target, self.options.layers, self.progress)
         search = self._search(side, stages, sequences, recipe)
         if (found := self._first_pass(search, source.name, name, sequences)) is not None:
             return found
@@ -164,11 +176,12 @@ class _Run:
         values = emitted.run(sequences, shared)
         judge = self._judge(exact=not recipe.rounded)
         expected = search.values(len(stages) - 1, shared)
-        compared = compare(made, emitted, expected, values, judge)
+        compared = compare(made, emitted, expected, values, judge, self.options.layers)
+        self.used = emitted.used
         parting = describe_parting(EMISSION, None, made, emitted, expected, values, compared, judge, shared)
         if parting is not None:
             calls = [call for call in emitted.calls if emitted.describe(call) in parting.calls]
-            more = program_reasons(last, emitted.program, calls)
+            more = program_reasons(lowering.program, emitted.program, calls)
             parting = replace(parting, reasons=[*parting.reasons, *more])
         return self._report(source.name, f"{name} ({emitted.isa})", sequences, search, compared, parting)
 
@@ -195,6 +208,7 @@ class _Run:
         search = self._search(side, stages, sequences, recipe)
         name = f"{source.name} through the passes of recipe {recipe.name}"
         found = self._first_pass(search, source.name, name, sequences)
+        self.used = search.program(len(stages) - 1).used
         return found or self._report(source.name, name, sequences, search, None, None)
 
     def two_bundles(self, a: Given, b: Given) -> BisectReport:
@@ -208,6 +222,8 @@ class _Run:
             BundleSide(bundle, _describe_bundle(given, target), target=target, isa=given.isa)
             for given, bundle, target in zip((a, b), bundles, targets, strict=True)
         ]
+        for one in sides:
+            check_layers(self.options.layers, one.leaves)
         groups = [_groups(bundle, target) for bundle, target in zip(bundles, targets, strict=True)]
         check_same_cache(groups[0], a.name, groups[1], b.name)
         recipes = [recipe_of(bundle) for bundle in bundles]
@@ -222,8 +238,11 @@ class _Run:
         if not alike:
             judge = self._coarse(max(recipes, key=coarsest))
             self.notes.append("the two have other formats: what rounding may do is allowed")
+        layers = self.options.layers
+        self.tensors = compare_bundles(first, targets[0], second, targets[1], alike, layers, self.progress)
         of_a, of_b = self._each(sides, sequences)
-        compared = compare(sides[0], sides[1], of_a, of_b, judge)
+        compared = compare(sides[0], sides[1], of_a, of_b, judge, layers)
+        self.used = sides[1].used
         parting = describe_parting("", None, sides[0], sides[1], of_a, of_b, compared, judge, of_a)
         names = [f"{side.name} ({side.isa})" for side in sides]
         return self._report(names[0], names[1], sequences, None, compared, parting)
@@ -237,9 +256,11 @@ class _Run:
         sides = [self._source(given, context) for given in (a, b)]
         of_a, of_b = self._each(sides, sequences)
         judge = self._judge(exact=True)
-        compared = compare(sides[0], sides[1], of_a, of_b, judge)
-        # Transformers' modules tell no calls: the program as captured has them.
+        compared = compare(sides[0], sides[1], of_a, of_b, judge, self.options.layers)
+        # Transformers' modules tell no calls: the program as captured has them, and tells what tokens use.
         made = ProgramSide(captured[1].program, b.name, leaves=sides[1].leaves)
+        made.run(sequences, of_a)
+        self.used = made.used
         parting = describe_parting("", None, sides[0], made, of_a, of_b, compared, judge, of_a)
         return self._report(a.name, b.name, sequences, None, compared, parting)
 
@@ -252,7 +273,9 @@ class _Run:
         return captured
 
     def _source(self, source: Given, context_length: int) -> SourceSide:
-        return SourceSide(source.what, source.name, context_length=context_length)
+        side = SourceSide(source.what, source.name, context_length=context_length)
+        check_layers(self.options.layers, side.leaves)
+        return side
 
     def _tokens(self, info: ModelInfo, read_files: Callable[[], TokenizerFiles | None]) -> list[torch.Tensor]:
         options = self.options
@@ -280,7 +303,8 @@ class _Run:
         self.progress(ProgressEvent("compare", 0, 0, side.name))
         given = side.run(sequences)
         judges = self._judge(exact=True), self._judge(exact=not recipe.rounded), self._coarse(recipe)
-        return PassSearch(side, given, stages, sequences, judges, WeightCache(), self.progress)
+        layers = self.options.layers
+        return PassSearch(side, given, stages, sequences, judges, WeightCache(), self.progress, layers)
 
     def _first_pass(self, search: PassSearch, a: str, b: str, sequences: Sequence[torch.Tensor]) -> BisectReport | None:
         found = search.first()
@@ -297,6 +321,7 @@ class _Run:
             found.judge,
             found.given,
         )
+        self.used = found.after.used
         return self._report(a, b, sequences, search, found.comparison, parting)
 
     def _report(
@@ -310,15 +335,24 @@ class _Run:
     ) -> BisectReport:
         nearest = [x for x in (comparison and comparison.nearest, search and search.worst) if x]
         largest = max(nearest, default=None) if parting is None else None
+        blind = dict(search.blindest) if search else {}
+        if comparison and comparison.blindest and not (parting and parting.pass_name):
+            blind["steps of the bundle" if self.tensors else "modules"] = comparison.blindest
+        layers = self.options.layers
+        used = {key: mask for key, mask in self.used.items() if in_layers(key[0], layers)}
         return BisectReport(
             a=a,
             b=b,
             sequences=[len(s) for s in sequences],
+            layers=None if layers is None else sorted(layers),
             points=max(comparison.points if comparison else 0, search.points if search else 0),
             tolerance=self._judge(exact=True).tolerance,
             largest_error=None if largest is None else largest[0],
             largest_error_at=None if largest is None else str(largest[1]),
             parting=parting,
+            tensors=self.tensors,
+            not_covered=not_covered(used),
+            smallest_factors=[SmallestFactor(kind, factor, str(point)) for kind, (factor, point) in blind.items()],
             notes=self.notes,
             seconds=round(time.perf_counter() - self.start, 3),
         )

@@ -20,7 +20,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 
 from .cached_keys import put_keys
-from .points import Point, Recording, Values, leaves_of
+from .points import Point, Recording, Used, Values, leaves_of
 from .rows import token_axis
 from .scaling import Scaling
 from .sides import Role, Tensor
@@ -60,6 +60,8 @@ class BundleSide:
         scaling: Scaling | None = None,
     ) -> None:
         self.scaling = scaling or Scaling()
+        self.used: Used = {}
+        """What tokens of the last run have used; see ``points.not_covered``."""
         self.bundle = bundle
         self.name = name
         self.program = bundle.program(target)
@@ -78,6 +80,7 @@ class BundleSide:
         """The values at its points, of sequences [S]; see ``Recording`` for ``given``."""
         lengths = [len(s) for s in sequences]
         recording = Recording(sum(lengths), given, self.scaling.scales, self.scaling.unknown)
+        self.used = recording.used
         plan = _Plan(lengths, self.program)
         weights = {use.name: self.bundle.weight(use.name) for use in self.program.weights}
         executable = CpuProgram(self.program, weights, blocks=plan.blocks, isa=self.isa)
@@ -191,7 +194,7 @@ class _Plan:
 
 @dataclass
 class _Sum:
-    """The first input of a step that adds: where it is, what it was, and what it was given instead."""
+    """An input of a step that adds: where it is, what it was, and what it was given instead."""
 
     place: npt.NDArray[Any]
     value: npt.NDArray[Any]
@@ -211,8 +214,9 @@ class _Places:
     ) -> None:
         self._executable = executable
         self._program = executable.lowered
-        self._slots = given.slots
+        self._given = given
         self._own: _Sum | None = None
+        self._residual: _Sum | None = None
         self._recording = recording
         self._tokens = tokens
         self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
@@ -223,7 +227,16 @@ class _Places:
         step = self._program.steps[index]
         if before:
             self._before_sum(index, arrays)
+            self._before_residual(index, arrays)
+            self._note_rows(step, arrays)
+        elif step.op == "route_experts":
+            starts = arrays[-1]
+            assert starts is not None
+            self._recording.use(step.where, "experts", np.flatnonzero(np.diff(starts)), len(starts) - 1)
         for tap in self._taps.get((index, before), ()):
+            if tap.residual:
+                self._after_residual(tap, arrays[tap.slot])
+                continue
             if tap.cached:
                 self._after_write(tap, step)
                 continue
@@ -242,6 +255,17 @@ class _Places:
             given = self._recording.see(tap.point, rows, self._tokens)
             if given is not None:
                 moved[...] = given.reshape(moved.shape)
+
+    def _note_rows(self, step: Step, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        """Notes which rows of a table a step takes."""
+        if step.op not in ("embedding", "quantized_embedding"):
+            return
+        table = next(o for o in step.inputs if o.kind == "weight")
+        at = next(i for i, o in enumerate(step.inputs) if o.kind != "weight")
+        of_step = {"ids": self._given.ids, "positions": self._given.positions}
+        ids = arrays[at] if step.inputs[at].kind == "buffer" else of_step.get(step.inputs[at].name)
+        if ids is not None:
+            self._recording.use(step.where, "rows", ids.reshape(-1), table.shape[0].constant)
 
     def _before_sum(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
         """Makes a step that adds its first two inputs find the sum that is given."""
@@ -264,16 +288,44 @@ class _Places:
         if not np.may_share_memory(own.place, total):
             own.place[...] = own.value
 
+    def _before_residual(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
+        """Makes a product add something of its own size, so that nothing is lost when that is taken off again.
+
+        In a deep layer the residual is a hundred times what the product adds to it.
+        """
+        for tap in [tap for tap in self._taps.get((index, False), ()) if tap.residual]:
+            *others, residual = arrays
+            assert residual is not None
+            given = self._recording.instead(tap.point, residual.size // len(self._tokens), self._tokens)
+            other = np.zeros_like(residual) if given is None else given.reshape(residual.shape)
+            value = residual.copy()
+            if any(array is not None and np.may_share_memory(array, residual) for array in others):
+                other = value  # it is a factor of the product as well
+            residual[...] = other
+            self._residual = _Sum(residual, value, other)
+
+    def _after_residual(self, tap: Tap, total: npt.NDArray[Any] | None) -> None:
+        """What the product gave; then the sum as it would have been, of the product that is given."""
+        own, self._residual = self._residual, None
+        assert own is not None
+        assert total is not None
+        rows: FloatArray = (total - own.other).reshape(len(self._tokens), -1).astype(np.float32)
+        given = self._recording.see(tap.point, rows, self._tokens)
+        total[...] = (rows if given is None else given).reshape(total.shape) + own.value
+        if not np.may_share_memory(own.place, total):
+            own.place[...] = own.value
+
     def _after_write(self, tap: Tap, step: Step) -> None:
         """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written, and put back there."""
         (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
         group, _, layer = cache.name.rpartition("/")
         keys, _ = self._executable.cache_arrays(group, int(layer))
-        blocks, places = np.divmod(self._slots[group], keys.shape[3])
+        slots = self._given.slots[group]
+        blocks, places = np.divmod(slots, keys.shape[3])
         rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
         given = self._recording.see(tap.point, rows.reshape(len(rows), -1), self._tokens)
         if given is not None:
-            put_keys(self._executable, group, int(layer), self._slots[group], given.reshape(rows.shape))
+            put_keys(self._executable, group, int(layer), slots, given.reshape(rows.shape))
 
 
 def _axis(operand: Operand) -> int | None:

@@ -75,11 +75,13 @@ def how_tensors_part(a: FloatArray, b: FloatArray, *, chance: bool) -> str | Non
         return None
     if not np.isfinite(b).all():
         return "has values that are not finite"
-    if power and not b.any():
+    if not power:
+        return "is all zeros on side A, and not on B"
+    if not b.any():
         return "is all zeros"
-    scatter = apart / np.sqrt(power) if power else np.inf
-    gain = float((a.astype(np.float64) * b).sum() / power) if power else 1.0
-    left = float(np.linalg.norm(b - gain * a)) / np.sqrt(power) if power else np.inf
+    scatter = apart / np.sqrt(power)
+    gain = float((a.astype(np.float64) * b).sum() / power)
+    left = float(np.linalg.norm(b - gain * a)) / np.sqrt(power)
     by_chance = 5 * scatter / np.sqrt(a.size) + scatter**2 if chance else 0.0
     if abs(gain - 1) > 2e-4 + by_chance and (chance or left < 0.2 * abs(gain - 1)):
         return f"is {gain:.4f} times what it is on side A"

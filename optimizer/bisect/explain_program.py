@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from enginewright.passes.ir.program import Program
-from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.plugins.lowered_program import LoweredProgram, Step
 
 from .taps import Call
@@ -15,9 +13,8 @@ _MOST = 0.1
 """A larger part of other steps is another version's lowering, and no fault."""
 
 
-def program_reasons(made: Program, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
-    """What the steps ``calls`` of a stored program are other than in the one lowered from ``made``; maybe nothing."""
-    lowered = lower_program(made).program
+def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
+    """What the steps ``calls`` of a stored program are other than in the one that the export makes; maybe nothing."""
     ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
     changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.plugins.contracts import FloatArray
 
-from .points import Point, Values
+from .points import Point, Values, in_layers
 from .values import Difference, difference
 
 ROUNDING = 1e-4
@@ -46,9 +46,14 @@ class Judge:
     tolerance: float
     chance: bool = False
 
-    def parts(self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None) -> Difference | None:
-        """How b is apart from a, [T, N] each, if it is by more than is allowed. ``bias`` [N]: what a was added to."""
-        found = difference(a, b)
+    def parts(
+        self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None, apart: Difference | None = None
+    ) -> Difference | None:
+        """How b is apart from a, [T, N] each, if it is by more than is allowed.
+
+        ``bias`` [N]: what a was added to. ``apart``: their difference, where it is known.
+        """
+        found = apart or difference(a, b)
         if not found.error <= self.tolerance:
             return found
         if not self.chance:
@@ -61,6 +66,26 @@ class Judge:
             return found
         missing = bias is not None and bias.shape == a.shape[1:] and lacks(a, b, bias)
         return found if missing else None
+
+    def smallest_factor(self, a: FloatArray, found: Difference) -> float:
+        """The least factor that would be seen for certain, if b were all multiplied by it.
+
+        ``found``: how b is apart from ``a`` as it is. A factor f adds (f - 1) to the relative error of each column, of
+        which at least one is no smaller than the average.
+        """
+        least = self.tolerance + found.error
+        if self.chance and a.shape[1]:
+            # A factor is apart from a by chance and by itself; ``parts`` sees it beyond what it allows to that.
+            tried = np.geomspace(_GAIN / 2, max(least, _GAIN), _TRIED)
+            scatter = np.hypot(found.scatter, tried)
+            beyond = tried - abs(found.gain - 1) - _GAIN - scatter**2
+            seen = tried[beyond > 5 * scatter / np.sqrt(a.shape[1] * directions(a))]
+            least = min(least, float(seen.min(initial=np.inf)))
+        return 1 + least
+
+
+_TRIED = 400
+"""Factors that are tried, each larger than the one before by a hundredth or so."""
 
 
 def directions(a: FloatArray) -> float:
@@ -77,9 +102,10 @@ def lacks(a: FloatArray, b: FloatArray, bias: FloatArray) -> bool:
     return bool(np.linalg.norm(b - (a - bias)) < 0.5 * apart)
 
 
-def comparable(a: Values, b: Values) -> list[Point]:
-    """The points of both sides that can be compared, in the order of a."""
-    return [point for point, value in a.items() if point in b and b[point].shape == value.shape]
+def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> list[Point]:
+    """The points of both sides that can be compared, in the order of a; of some layers only, or all."""
+    both = [point for point, value in a.items() if point in b and b[point].shape == value.shape]
+    return [point for point in both if in_layers(point.path, layers)]
 
 
 def coarsest(recipe: Recipe) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .explain import explain
 from .judge import Judge
 from .points import Point, Values
@@ -38,8 +40,9 @@ def describe_parting(
         return None
     point, found = comparison.parting[0]
     calls = region(b.calls, b.taps, point, given.keys())
-    all_tensors = [tensor for call in calls for tensor in b.tensors_of(call)]
-    tensors = _concerned(point, all_tensors)
+    of_calls = [b.tensors_of(call) for call in calls]
+    all_tensors = [tensor for of_call in of_calls for tensor in of_call]
+    tensors = _concerned(point, of_calls)
     others = [str(other) for other, _ in comparison.parting[1:]]
     return Parting(
         stage=stage,
@@ -61,7 +64,11 @@ def describe_parting(
     )
 
 
-def _concerned(point: Point, tensors: list[Tensor]) -> list[Tensor]:
-    """Of a fused product's tensors those of the point's own module, if there are any."""
-    own = [tensor for tensor in tensors if tensor.path == point.path]
-    return own if own and point.what == "output" else tensors
+def _concerned(point: Point, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of a fused product's tensors those of the point's own module; and those of what comes before it, as a norm that
+    is fused with rounding."""
+    found: list[Tensor] = []
+    for tensors in of_calls:
+        own = [tensor for tensor in tensors if tensor.path == point.path]
+        found += own if own and point.what == "output" else tensors
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from enginewright.passes.ir.provenance import layer_path
 from enginewright.plugins.contracts import FloatArray
@@ -48,8 +49,41 @@ class Point:
 
 LOGITS = Point("", "logits")
 
+
+def layer_number(path: str) -> int | None:
+    """3 of "model.layers.3.mlp"; None outside of layers."""
+    found = layer_path(path)
+    return int(found.rpartition(".")[2]) if found else None
+
+
+def in_layers(path: str, layers: Collection[int] | None) -> bool:
+    """Whether a module, or a tensor by its name, is in one of these layers; None: all are meant."""
+    return layers is None or layer_number(path) in layers
+
+
 Values = Mapping[Point, FloatArray]
 """A value [T, N] at each point, in the order of execution."""
+
+
+Parts = Literal["rows", "experts"]
+Used = dict[tuple[str, Parts], npt.NDArray[np.bool_]]
+"""A module that a token uses a part of -> which rows of an embedding, or which experts, were used in a run."""
+
+
+def not_covered(used: Used) -> list[str]:
+    """What no token of a run has used, in words."""
+    found = []
+    for (path, what), mask in used.items():
+        left = np.flatnonzero(~mask)
+        if len(left):
+            some = f" ({', '.join(map(str, left))})" if len(left) <= _LISTED else ""
+            verb = "has" if what == "rows" else "went to"
+            found.append(f"{path}: {len(left):,} of {len(mask):,} {what}{some}, which no token {verb}")
+    return found
+
+
+_LISTED = 8
+"""Numbers of rows or experts that are listed."""
 
 
 def leaves_of(paths: Iterable[str]) -> frozenset[str]:
@@ -79,6 +113,7 @@ class Recording:
     ) -> None:
         self.tokens = tokens
         self.values: dict[Point, FloatArray] = {}
+        self.used: Used = {}
         self.given = given or {}
         self._scales = scales or {}
         self._dropped: set[Point] = set(without)
@@ -110,6 +145,10 @@ class Recording:
         some = given if tokens is None else given[tokens]
         scale = self._scales.get(point)
         return some if scale is None else some * scale
+
+    def use(self, path: str, what: Parts, which: np.ndarray, size: int) -> None:
+        """Notes which rows or experts of a module, of ``size``, tokens of the run have."""
+        self.used.setdefault((path, what), np.zeros(size, np.bool_))[which] = True
 
     def drop(self, point: Point) -> None:
         """The point is computed more than once in a run, so nobody can say which is meant."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.node import Node
 
@@ -16,8 +18,9 @@ from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.match import bound_arguments
 from enginewright.passes.step_inputs import packed_inputs
 from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.ops.cache import rounded_heads
 
-from .points import Point, Recording, Values, leaves_of
+from .points import Point, Recording, Used, Values, in_layers, leaves_of
 from .rows import from_rows, to_rows, token_axis
 from .scaling import scaling_of
 from .sides import Role, Tensor
@@ -46,24 +49,44 @@ class ProgramSide:
         self.taps = find_taps(self.calls, self.leaves, _value_of(program.logits))
         self.scaling = scaling_of(program, self.calls)
         self._fast = FastEvaluation(program, cache)
+        self.used: Used = {}
+        """What tokens of the last run have used; see ``points.not_covered``."""
 
     @property
     def points(self) -> Collection[Point]:
         """See ``Side.points``."""
         return {tap.point for tap in self.taps}
 
-    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values at its points, of sequences [S] packed in one step; see ``Recording`` for ``given``."""
+    def run(
+        self,
+        sequences: Sequence[torch.Tensor],
+        given: Values | None = None,
+        layers: Collection[int] | None = None,
+    ) -> Values:
+        """The values at its points, of sequences [S] packed in one step; see ``Recording`` for ``given``.
+
+        Of ``layers`` only, if there are some: then nothing is computed that values given can stand for.
+        """
         tokens = sum(len(s) for s in sequences)
         recording = Recording(tokens, given, self.scaling.scales, self.scaling.unknown)
+        self.used = recording.used
         places = _Places(self.program, self.taps, recording)
+        needed = None if layers is None else places.needed(layers)
+        weights = None if needed is None else {str(a.target) for node in needed for a in node.all_input_nodes}
+
+        def read(name: str) -> torch.Tensor:
+            return self._fast.read(name) if weights is None or name in weights else _NOTHING
 
         def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            if needed is not None and node not in needed:
+                return places.whole(node)
+            _note_use(recording, node, args, kwargs)
             values, named = places.before(node, args, kwargs)
             own = places.before_sum(node, values)
-            return places.after(node, values, self._fast.compute(node, values, named), own)
+            residual = places.before_residual(node, values, named)
+            return places.after(node, values, self._fast.compute(node, values, named), own, residual)
 
-        self.program.evaluate(packed_inputs(self.program, sequences), compute=compute, read=self._fast.read)
+        self.program.evaluate(packed_inputs(self.program, sequences), compute=compute, read=read)
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
@@ -128,6 +151,45 @@ class _Places:
         for tap in taps:
             self._taps[tap.key, tap.before].append(tap)
 
+    def needed(self, layers: Collection[int]) -> set[Node]:
+        """The calls that values in some layers are computed by, from values that are given."""
+        wanted = {tap.key for taps in self._taps.values() for tap in taps if in_layers(tap.point.path, layers)}
+        found: set[Node] = set()
+        waiting = list(wanted)
+        while waiting:
+            node = waiting.pop()
+            assert isinstance(node, Node)
+            if node in found:
+                continue
+            found.add(node)
+            waiting += [n for n in node.all_input_nodes if n in wanted or self.whole(n) is None]
+        return found
+
+    def whole(self, node: Node) -> torch.Tensor | None:
+        """A call's result, where values that are given are all of it; else None."""
+        fake = node.meta["val"] if node.op == "call_function" else None
+        axis = _axis(self._program, fake) if isinstance(fake, torch.Tensor) else None
+        if axis is None:
+            return None
+        assert isinstance(fake, torch.Tensor)
+        tokens = self._recording.tokens
+        shape = [tokens if i == axis else int(self._program.expression(n)) for i, n in enumerate(fake.shape)]
+        width = math.prod(shape) // tokens
+        pieces: list[tuple[int, FloatArray]] = []
+        for tap in self._taps.get((node, False), ()):
+            if tap.residual or tap.added or tap.cached:
+                continue
+            first, last = tap.columns or (0, width)
+            given = self._recording.instead(tap.point, last - first)
+            if given is not None:
+                pieces.append((first, given))
+        pieces.sort(key=lambda piece: piece[0])
+        ends = [0, *(first + given.shape[1] for first, given in pieces)]
+        if not pieces or [first for first, _ in pieces] != ends[:-1] or ends[-1] != width:
+            return None
+        rows = np.concatenate([given for _, given in pieces], axis=1)
+        return from_rows(rows, torch.empty(shape, dtype=fake.dtype), axis)
+
     def before(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """A call's arguments, as it is to get them."""
 
@@ -155,9 +217,42 @@ class _Places:
                     return first  # type: ignore[no-any-return]
         return None
 
-    def after(self, node: Node, args: Sequence[Any], result: Any, own: torch.Tensor | None) -> Any:
-        """A call's result, as the program is to go on with it. ``own``: see ``before_sum``."""
+    def before_residual(
+        self, node: Node, values: list[Any], named: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Makes a product add something of its own size, so that nothing is lost when that is taken off again; what it
+        would have added, and what it adds."""
         for tap in self._taps.get((node, False), ()):
+            axis = _axis(self._program, node.meta["val"]) if tap.residual else None
+            if axis is not None:
+                position = list(bound_arguments(node)).index("residual")
+                residual = named["residual"] if "residual" in named else values[position]
+                given = self._recording.instead(tap.point, residual.numel() // residual.shape[axis])
+                other = torch.zeros_like(residual) if given is None else from_rows(given, residual, axis)
+                if "residual" in named:
+                    named["residual"] = other
+                else:
+                    values[position] = other
+                return residual, other
+        return None
+
+    def after(
+        self,
+        node: Node,
+        args: Sequence[Any],
+        result: Any,
+        own: torch.Tensor | None,
+        residual: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> Any:
+        """A call's result, as the program is to go on with it; see ``before_sum`` and ``before_residual``."""
+        for tap in self._taps.get((node, False), ()):
+            if tap.residual:
+                if residual is not None:
+                    real, added = residual
+                    product = result - added
+                    given = self._see(tap, product, node.meta["val"])
+                    result = (product if given is None else given) + real
+                continue
             if tap.added and own is not None:
                 # Its own sum: what it would have been, and what the call does to a sum.
                 axis = _axis(self._program, node.meta["val"][tap.slot])
@@ -165,7 +260,7 @@ class _Places:
                 self._recording.see(tap.point, to_rows(own + (result[tap.slot] - args[0]), axis))
                 continue
             if tap.cached:
-                result = self._after_write(tap, args[list(bound_arguments(node)).index("slots")], result)
+                result = self._after_write(tap, node, args[list(bound_arguments(node)).index("slots")], result)
                 continue
             several = isinstance(result, (tuple, list))
             value = result[tap.slot] if several else result
@@ -175,13 +270,17 @@ class _Places:
                 result = (*result[: tap.slot], given, *result[tap.slot + 1 :]) if several else given
         return result
 
-    def _after_write(self, tap: Tap, slots: torch.Tensor, result: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The second of the results is the cache of keys, [P, K, Nkv, D]; ``slots`` [T] are those just written."""
+    def _after_write(
+        self, tap: Tap, node: Node, slots: torch.Tensor, result: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The second of the results is the cache of keys, [P, K, Nkv, D]; ``slots`` [T] are those just written. What is
+        given is rounded as the cache rounds it: a program that isn't fused does that with what it is given before."""
         query, cache, *others = result
         keys = cache.flatten(0, 1)[slots.long()]
         given = self._recording.see(tap.point, to_rows(keys, 0))
         if given is not None:
-            cache = cache.flatten(0, 1).index_put((slots.long(),), from_rows(given, keys, 0)).view_as(cache)
+            new = rounded_heads(from_rows(given, keys, 0), bound_arguments(node)["dtype"])
+            cache = cache.flatten(0, 1).index_put((slots.long(),), new).view_as(cache)
         return query, cache, *others
 
     def _see(self, tap: Tap, value: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
@@ -197,6 +296,31 @@ class _Places:
         if given is None:
             return None
         return torch.cat([value[..., :start], from_rows(given, part, axis), value[..., stop:]], -1)
+
+
+_NOTHING = torch.empty(0, device="meta")
+"""A weight that no call needs."""
+
+_IDS: Mapping[str, tuple[str, str]] = {
+    "embedding": ("ids", "table"),
+    "quantized_embedding": ("ids", "table"),
+    "aten.embedding": ("indices", "weight"),
+}
+"""What ops call the rows that they take, and the table."""
+
+
+def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Notes which rows of a table, or which experts, a call uses."""
+    op, where = op_name(node), node.meta.get(WHERE, ())
+    if not where or op not in (*_IDS, "moe", "route_experts"):
+        return
+    given = dict(zip(bound_arguments(node), args, strict=False)) | dict(kwargs)
+    if op in _IDS:
+        ids, table = (given[name] for name in _IDS[op])
+        recording.use(where[0], "rows", ids.numpy().reshape(-1), table.shape[0])
+    else:
+        count = given["experts"] if op == "route_experts" else given["gate_up"].shape[0]
+        recording.use(where[0], "experts", given["expert_ids"].numpy().reshape(-1), count)
 
 
 def _axis(program: Program, fake: torch.Tensor) -> int | None:

@@ -15,7 +15,12 @@ def region(calls: Sequence[Call], taps: Sequence[Tap], point: Point, known: Coll
         for slot, value in call.writes:
             made[value] = (call, slot)
     tap = next(tap for tap in taps if tap.point == point)
-    given = {(tap.key, tap.before, tap.slot) for tap in taps if tap.point in known and tap.point != point}
+    # A product without its residual is a part of the value that is there, and doesn't stand for it.
+    given = {
+        (tap.key, tap.before, tap.slot)
+        for tap in taps
+        if tap.point in known and tap.point != point and not tap.residual
+    }
     at = {call.key: call for call in calls}
     first = at[tap.key]
     waiting: list[Hashable] = [value for slot, value in first.reads if tap.before and slot == tap.slot]

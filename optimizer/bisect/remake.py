@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.fx.node import Node, map_arg
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.calibration import calibrate
@@ -34,7 +35,7 @@ class Stage:
     Attributes:
         name: the pass; "capture" before the first one.
         target: whose pass it is; "" for those of the common pipeline.
-        exact: whether nothing but rounding may differ from the stage before.
+        exact: whether nothing but rounding may differ from the stage before: the pass says so, or changed nothing.
         program: a copy.
         reshapes: whether it is another model than the stage before, on purpose.
     """
@@ -130,9 +131,30 @@ def remake(
     )
     for done, (owner, one) in enumerate(chosen, 1):
         record = one.run(program, context)
-        stages.append(Stage(one.name, owner, one.exact, program.copy(), one.reshapes and record.matched > 0))
+        exact = one.exact or same_program(stages[-1].program, program)
+        stages.append(Stage(one.name, owner, exact, program.copy(), one.reshapes and record.matched > 0))
         progress(ProgressEvent("passes", done, len(chosen), one.name))
     return stages
+
+
+def same_program(a: Program, b: Program) -> bool:
+    """Whether the two have the same calls of the same weights, one by one. What isn't seen to be the same is not."""
+    if a.graph is b.graph:
+        return True
+    first, second = list(a.graph.nodes), list(b.graph.nodes)
+    numbers = {node: i for nodes in (first, second) for i, node in enumerate(nodes)}
+
+    def calls(nodes: list[Node]) -> list[object]:
+        return [(n.op, n.target, *map_arg((n.args, n.kwargs), lambda x: ("node", numbers[x]))) for n in nodes]
+
+    names = list(a.weights)
+    return (
+        len(first) == len(second)
+        and names == list(b.weights)
+        and all(a.weights[name] is b.weights[name] for name in names)
+        and a.cache_groups == b.cache_groups
+        and calls(first) == calls(second)
+    )
 
 
 def _tokens(

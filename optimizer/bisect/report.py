@@ -56,23 +56,100 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class BisectReport:
-    """The outcome. ``parting`` is None if the sides agree; then ``largest_error`` is what is between them, and where.
+class TensorDifference:
+    """A stored tensor that is not what it should be.
 
-    ``sequences``: the lengths of what was run. ``tolerance``: what was allowed where nothing is rounded to fewer bits.
+    Attributes:
+        name: in the bundle.
+        modules: whose tensor it is.
+        layer: path of the layer; "" outside of layers.
+        sources: the source's tensors that the values which differ are made of, and their rows.
+        differing, values: how many values differ, of how many.
+        factor: what A's values are multiplied by to give B's, where that explains the difference.
+        places: the experts, rows, columns or groups that differ; "" if some do along all of each.
+        reason: all of it in words.
+    """
+
+    name: str
+    modules: list[str]
+    layer: str
+    sources: list[str]
+    differing: int
+    values: int
+    factor: float | None
+    places: str
+    reason: str
+
+    def __str__(self) -> str:
+        made = ", ".join(self.sources[:_SHOWN]) + (", ..." if len(self.sources) > _SHOWN else "")
+        return f"{self.name} (of {made}): {self.reason}" if made else f"{self.name}: {self.reason}"
+
+
+_SHOWN = 4
+"""Sources that are named in a line."""
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """Tensors that were compared bit for bit: how many, of how many bytes, those that differ, and those left out."""
+
+    compared: int
+    bytes: int
+    differing: list[TensorDifference]
+    not_compared: list[str]
+
+
+@dataclass(frozen=True)
+class SmallestFactor:
+    """Values that are all multiplied by less than ``factor`` may pass at ``point``, where the least can be seen.
+
+    ``between``: of what is compared, such as "passes that round".
+    """
+
+    between: str
+    factor: float
+    point: str
+
+
+@dataclass(frozen=True)
+class BisectReport:
+    """The outcome. ``parting`` is None if all values agree; then ``largest_error`` is what is between them, and where.
+
+    Attributes:
+        a, b: what was compared.
+        sequences: the lengths of what was run.
+        layers: what the comparison was restricted to; None: nothing.
+        points: how many values were compared.
+        tolerance: what was allowed where nothing is rounded to fewer bits.
+        largest_error, largest_error_at: see above.
+        parting: where values differ first.
+        tensors: the stored tensors, beside what they should be; None where nothing is stored.
+        not_covered: rows and experts that no token of the run has used.
+        smallest_factors: what could be seen in values.
+        notes: what else to know.
+        seconds: that it took.
     """
 
     a: str
     b: str
     sequences: list[int]
+    layers: list[int] | None
     points: int
     tolerance: float
     largest_error: float | None
     largest_error_at: str | None
     parting: Parting | None
+    tensors: StoredTensors | None
+    not_covered: list[str]
+    smallest_factors: list[SmallestFactor]
     notes: list[str]
     seconds: float
 
+    @property
+    def agrees(self) -> bool:
+        """Whether no value and no stored tensor differs."""
+        return self.parting is None and not (self.tensors and self.tensors.differing)
+
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json``."""
-        return asdict(self)
+        return {"agrees": self.agrees} | asdict(self)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from enginewright.plugins.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.errors import ComparisonError
+from enginewright.plugins.errors import ComparisonError, RequestError
+
+from .points import layer_number
 
 
 def check_same_model(a: ModelInfo, name_a: str, b: ModelInfo, name_b: str) -> None:
@@ -17,6 +19,16 @@ def check_same_model(a: ModelInfo, name_a: str, b: ModelInfo, name_b: str) -> No
 def check_same_cache(a: Sequence[CacheGroup], name_a: str, b: Sequence[CacheGroup], name_b: str) -> None:
     """Raises ComparisonError, naming what differs, for models with other layers, heads or windows."""
     _check(_facts(a), name_a, _facts(b), name_b)
+
+
+def check_layers(layers: Collection[int] | None, paths: Collection[str]) -> None:
+    """Raises RequestError for a layer that none of a model's module paths is in."""
+    if layers is None:
+        return
+    there = sorted({number for path in paths if (number := layer_number(path)) is not None})
+    if missing := sorted(set(layers) - set(there)):
+        known = f"0 to {there[-1]}" if there == list(range(len(there))) and there else f"{there or 'none'}"
+        raise RequestError(f"layer {missing[0]} is not one of the model's: it has {known}", hint="See --layers.")
 
 
 def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:

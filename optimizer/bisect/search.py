@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,16 +28,24 @@ class Comparison:
         points: how many there are.
         parting: those that part, in the order of execution, and how.
         nearest: the largest error among the others, and where it is.
+        blindest: of what modules give (an output, or the logits), where a common factor would be seen last, and the
+            smallest that would be.
     """
 
     points: int
     parting: tuple[tuple[Point, Difference], ...]
     nearest: tuple[float, Point] | None
+    blindest: tuple[float, Point] | None = None
 
 
-def compare(a: Side, b: Side, of_a: Values, of_b: Values, judge: Judge) -> Comparison:
-    """The values of both sides, point by point. Raises ComparisonError if they have no point in common."""
-    points = comparable(of_a, of_b)
+def compare(
+    a: Side, b: Side, of_a: Values, of_b: Values, judge: Judge, layers: Collection[int] | None = None
+) -> Comparison:
+    """The values of both sides, point by point, of some layers or all.
+
+    Raises ComparisonError if they have no point in common.
+    """
+    points = comparable(of_a, of_b, layers)
     if not points:
         raise ComparisonError(
             f"{a.name} and {b.name} have no point in common that could be compared",
@@ -45,15 +53,19 @@ def compare(a: Side, b: Side, of_a: Values, of_b: Values, judge: Judge) -> Compa
         )
     parting: list[tuple[Point, Difference]] = []
     nearest: tuple[float, Point] | None = None
+    blindest: tuple[float, Point] | None = None
     for point in points:
+        apart = difference(of_a[point], of_b[point])
         bias = _bias(a, point) if judge.chance and point.what == "output" else None
-        found = judge.parts(of_a[point], of_b[point], bias)
+        found = judge.parts(of_a[point], of_b[point], bias, apart)
         if found is not None:
             parting.append((point, found))
         else:
-            error = difference(of_a[point], of_b[point]).error
-            nearest = max(nearest or (error, point), (error, point))
-    return Comparison(len(points), tuple(parting), nearest)
+            nearest = max(nearest or (apart.error, point), (apart.error, point))
+            if point.what in ("output", "logits"):
+                factor = judge.smallest_factor(of_a[point], apart)
+                blindest = max(blindest or (factor, point), (factor, point))
+    return Comparison(len(points), tuple(parting), nearest, blindest)
 
 
 def _bias(side: Side, point: Point) -> FloatArray | None:
@@ -86,6 +98,7 @@ class PassSearch:
         given: the source's values.
         stages: what was captured, and what each pass left.
         judges: of exact passes before anything is rounded, of exact ones after that, and of those that round.
+        layers: to compare; None: all.
     """
 
     def __init__(
@@ -97,16 +110,20 @@ class PassSearch:
         judges: tuple[Judge, Judge, Judge],
         cache: WeightCache,
         progress: Progress,
+        layers: Collection[int] | None = None,
     ) -> None:
         self.given = given
         self._source, self._stages, self._sequences = source, stages, sequences
         self._judges, self._cache, self._progress = judges, cache, progress
+        self._layers = layers
         self._kept: dict[tuple[int, frozenset[Point]], Values] = {}
         self._sides: dict[int, ProgramSide] = {}
         self._evaluations = 0
         self.worst: tuple[float, Point] | None = None
         """The largest error of an exact stage that is no parting."""
         self.points = 0
+        self.blindest: dict[str, tuple[float, Point]] = {}
+        """Of exact passes, and of those that round: see ``Comparison``."""
 
     def side(self, index: int) -> Side:
         """A stage as a side; -1 is the source."""
@@ -133,7 +150,7 @@ class PassSearch:
         if key not in self._kept:
             self._evaluations += 1
             self._progress(ProgressEvent("compare", self._evaluations, 0, self._stages[index].label))
-            self._kept[key] = self.program(index).run(self._sequences, given)
+            self._kept[key] = self.program(index).run(self._sequences, given, self._layers)
         return self._kept[key]
 
     def first(self) -> Found | None:
@@ -167,13 +184,17 @@ class PassSearch:
         found = self._compare(before, after)
         if not found.parting and self._stages[after].exact and found.nearest is not None:
             self.worst = max(self.worst or found.nearest, found.nearest)
+        if not found.parting and found.blindest is not None:
+            kind = "exact passes" if self._stages[after].exact else "passes that round"
+            self.blindest[kind] = max(self.blindest.get(kind, found.blindest), found.blindest)
         self.points = max(self.points, found.points)
         return bool(found.parting)
 
     def _compare(self, before: int, after: int) -> Comparison:
         given = self.common(before, self.program(after))
         of_before, of_after = self.values(before, given), self.values(after, given)
-        return compare(self.side(before), self.program(after), of_before, of_after, self._judge(after))
+        side, judge = self.program(after), self._judge(after)
+        return compare(self.side(before), side, of_before, of_after, judge, self._layers)
 
     def _judge(self, index: int) -> Judge:
         exact, after_rounding, coarse = self._judges

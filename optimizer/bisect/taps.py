@@ -27,7 +27,7 @@ _ATTENTION: Mapping[str, tuple[tuple[int, What], ...]] = {
     "attention": ((0, "query"), (1, "key"), (2, "value")),
     "paged_attention": ((0, "query"),),
 }
-Store = Literal["", "activation", "residual"]
+Store = Literal["", "activation", "residual", "both"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Tap:
 
     ``cached``: it is what the call has written for its tokens to the cache of keys. ``added``: it is result ``slot``,
     the sum of the first two arguments, which the call itself goes on with; for another sum it needs another argument.
+    ``residual``: the value is the result less the residual that the call adds to it.
     """
 
     point: Point
@@ -82,6 +83,7 @@ class Tap:
     columns: tuple[int, int] | None = None
     cached: bool = False
     added: bool = False
+    residual: bool = False
 
 
 def find_taps(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -> list[Tap]:
@@ -108,8 +110,16 @@ def find_taps(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -
             makers[value].append((call, slot))
     at = {call.key: call for call in calls}
     moved = [(_where_made(tap, at, makers), tap) for tap in once]
+    # A product without its residual comes before the sum, which is made of it.
     ordered = sorted(
-        moved, key=lambda m: (order[m[0].key], not m[0].before, m[0] is not m[1], m[1].point.what != "input")
+        moved,
+        key=lambda m: (
+            order[m[0].key],
+            not m[0].before,
+            not m[0].residual,
+            m[0] is not m[1],
+            m[1].point.what != "input",
+        ),
     )
     return [tap for tap, _ in ordered]
 
@@ -217,6 +227,8 @@ def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
 
 def store_of(activation: bool, residual: bool) -> Store:
     """What a product does before it stores: a residual comes after an activation."""
+    if activation and residual:
+        return "both"
     return "residual" if residual else "activation" if activation else ""
 
 
@@ -232,6 +244,8 @@ def _of_call(call: Call, leaves: frozenset[str]) -> list[Tap]:
             taps += [tap(piece.path, "input", 0, before=True) for piece in call.pieces]
         if call.store == "activation":
             taps += [tap(path, "output", 0, before=False) for path in _apart(own, call.pieces)]
+        elif call.store == "residual" and len(call.pieces) == 1:
+            taps.append(replace(tap(call.pieces[0].path, "output", 0, before=False), residual=True))
         elif not call.store:
             whole = len(call.pieces) == 1
             columns = [None if whole else (p.start, p.stop) for p in call.pieces]

@@ -33,6 +33,9 @@ class Difference:
 
 def difference(a: FloatArray, b: FloatArray) -> Difference:
     """Of a and b, [T, N]. What is not finite on one side alone makes the error infinite; what is the same counts 0."""
+    if np.array_equal(a, b):
+        first = (float(a[0, 0]), float(b[0, 0])) if a.size else (0.0, 0.0)
+        return Difference(0.0, 1.0, 0.0, 0, 0, *first)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     same = (wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b))
     with np.errstate(invalid="ignore", over="ignore"):

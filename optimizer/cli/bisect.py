@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from enginewright.plugins.errors import MissingDependencyError
+
 from .console import print_json, reported
 from .options import AsJson
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.bisect import BisectReport, Parting
+    from enginewright.optimizer.bisect import BisectReport, Parting, StoredTensors
     from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "bisect"
 EXIT_PARTED = 13
 """What the command exits with if the two sides part."""
+MOST_TENSORS = 10
+"""Tensors that are named on the screen."""
 EPILOG = (
     "Examples:\n\n"
     "  optimize bisect SmolLM2-135M-Instruct smollm2.bundle\n\n"
@@ -56,6 +60,9 @@ def command(
     tokens: Annotated[
         list[str] | None, typer.Option("--tokens", help="Compare on these token ids: 1,529,25; may be repeated.")
     ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Compare only these layers, such as 3,7-9. Default: all.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random tokens.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option("--tolerance", help="Relative error to allow, instead of what rounding explains.")
@@ -70,10 +77,12 @@ def command(
     if tolerance is not None and not tolerance > 0:
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
     sequences = [_ids(one) for one in tokens or ()]
+    wanted = None if layers is None else _layers(layers)
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    from enginewright.optimizer.bisect import Given, Options, bisect
+    with MissingDependencyError.of_export("bisect: repeating an export"):
+        from enginewright.optimizer.bisect import Given, Options, bisect
 
     columns = (TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet or as_json, transient=True) as bar:
@@ -86,14 +95,14 @@ def command(
         report = bisect(
             Given(Path(a), target_a, isa_a),
             Given(Path(a if b is None else b), target_b, isa_b),
-            Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered),
+            Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered, wanted),
             tell,
         )
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
-    if report.parting is not None:
+    if not report.agrees:
         raise typer.Exit(EXIT_PARTED)
 
 
@@ -104,18 +113,52 @@ def _ids(text: str) -> list[int]:
         raise typer.BadParameter(f"{text!r} is no list of token ids", param_hint="--tokens") from e
 
 
+def _layers(text: str) -> frozenset[int]:
+    """3,7-9 -> 3, 7, 8, 9."""
+    found: set[int] = set()
+    for word in text.replace(" ", "").split(","):
+        first, dash, last = word.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)) or (dash and int(first) > int(last)):
+            raise typer.BadParameter(f"{word!r} isn't a layer's number, nor a range such as 7-9", param_hint="--layers")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
 def _print(report: BisectReport) -> None:
     lengths = report.sequences
     _row("A", report.a)
     _row("B", report.b)
     _row("compared", f"{report.points} points on {sum(lengths)} tokens in {len(lengths)} sequences")
+    if report.layers is not None:
+        _row("layers", ", ".join(map(str, report.layers)))
     for note in report.notes:
         _row("note", note)
-    if report.parting is None:
+    if report.tensors is not None:
+        _print_tensors(report.tensors)
+    for i, smallest in enumerate(report.smallest_factors):
+        least = f"{smallest.factor:.4g}" if smallest.factor > 1.001 else f"1 + {smallest.factor - 1:.2g}"
+        _row("" if i else "sees", f"in {smallest.between}: factors of {least} and more; least at {smallest.point}")
+    for i, left in enumerate(report.not_covered):
+        _row("" if i else "not run", left)
+    if report.agrees:
         at = f", at {report.largest_error_at}" if report.largest_error_at else ""
         _row("result", f"they agree: the largest relative error is {report.largest_error or 0:.2g}{at}")
         return
-    _print_parting(report.parting)
+    if report.parting is None:
+        _row("result", "stored tensors differ; the values on these tokens agree")
+    else:
+        _print_parting(report.parting)
+
+
+def _print_tensors(tensors: StoredTensors) -> None:
+    same = "all the same" if not tensors.differing else f"{len(tensors.differing)} differ"
+    _row("tensors", f"{tensors.compared} compared bit for bit, {tensors.bytes / 1e6:,.1f} MB: {same}")
+    for found in tensors.differing[:MOST_TENSORS]:
+        _row("", str(found))
+    if (more := len(tensors.differing) - MOST_TENSORS) > 0:
+        _row("", f"and {more} more; --json has all")
+    if tensors.not_compared:
+        _row("", f"{len(tensors.not_compared)} are the same file's or of other formats, and were not compared")
 
 
 def _print_parting(parting: Parting) -> None:

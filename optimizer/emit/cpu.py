@@ -88,8 +88,13 @@ def add_weight(writer: BundleWriter, use: WeightUse, expr: WeightExpr) -> Tensor
         UnsupportedModelError: it has values that the type it is stored in doesn't have.
         SourceError, BundleError, CapacityError: it can't be read, or not written.
     """
-    stored = (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
+    stored = stored_chunks(use, expr)
     return writer.weights().add(use.name, stored, use.layout, source_rows(expr), shape=use.shape, dtype=use.dtype)
+
+
+def stored_chunks(use: WeightUse, expr: WeightExpr) -> Iterator[Array]:
+    """A weight's stored elements in order, a piece at a time. Raises UnsupportedModelError as ``add_weight``."""
+    return (chunk for p in pieces(expr) for chunk in _chunks(use, _stored_type(use, p.evaluate())))
 
 
 def source_rows(expr: WeightExpr) -> tuple[SourceRows, ...]:
