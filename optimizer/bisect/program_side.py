@@ -82,6 +82,8 @@ class ProgramSide:
                 return places.whole(node)
             _note_use(recording, node, args, kwargs)
             values, named = places.before(node, args, kwargs)
+            if node.target is torch.ops.ew.paged_attention.default and _cache_dtype(node) != "f32":
+                values[0] = values[0].bfloat16().to(values[0].dtype)  # as every kernel does (docs/numerics.md)
             own = places.before_sum(node, values)
             residual = places.before_residual(node, values, named)
             return places.after(node, values, self._fast.compute(node, values, named), own, residual)
@@ -321,6 +323,14 @@ def _note_use(recording: Recording, node: Node, args: Sequence[Any], kwargs: Map
     else:
         count = given["experts"] if op == "route_experts" else given["gate_up"].shape[0]
         recording.use(where[0], "experts", given["expert_ids"].numpy().reshape(-1), count)
+
+
+def _cache_dtype(attention: Node) -> str:
+    """What the cache is stored in whose keys an attention reads: what was written last says so."""
+    node = bound_arguments(attention)["k_cache"]
+    while isinstance(node, Node) and node.target is operator.getitem:
+        node = node.args[0]
+    return str(bound_arguments(node).get("dtype", "f32")) if isinstance(node, Node) else "f32"
 
 
 def _axis(program: Program, fake: torch.Tensor) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,8 @@ def compare_with_export(
     expected: dict[str, _Tensor] = {}
     for use in lowering.program.weights:
         expr = lowering.weights[use.name]
-        expected[use.name] = _Tensor(
-            use.dtype, use.shape, use.layout, source_rows(expr), lambda use=use, expr=expr: stored_chunks(use, expr)
-        )
+        chunks = partial(stored_chunks, use, expr)
+        expected[use.name] = _Tensor(use.dtype, use.shape, use.layout, source_rows(expr), chunks)
     program = bundle.program(target)
     return _compare(expected, lowering.program, _of_bundle(bundle, program), program, layers, progress)
 
@@ -103,12 +103,13 @@ def compare_bundles(
 
 
 def _of_bundle(bundle: Bundle, program: LoweredProgram) -> dict[str, _Tensor]:
+    def chunks(name: str) -> Iterator[Array]:
+        yield bundle.weight(name)
+
     found = {}
     for use in program.weights:
         entry = bundle.tensor(use.name)
-        found[use.name] = _Tensor(
-            entry.dtype, entry.shape, entry.layout, entry.parts, lambda name=use.name: iter((bundle.weight(name),))
-        )
+        found[use.name] = _Tensor(entry.dtype, entry.shape, entry.layout, entry.parts, partial(chunks, use.name))
     return found
 
 
@@ -269,7 +270,7 @@ def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.N
     if differs is not None:
         for lead in range(1, min(len(shape), 2) + 1):  # of experts that the source has one by one, the rows of each
             if sum(sizes) == int(np.prod(shape[:lead])):
-                rows = differs.reshape(sum(sizes), -1).any(axis=1)
+                rows = np.logical_or.reduce(differs.reshape(sum(sizes), -1), axis=1)
                 break
     found, at = [], 0
     for part, size in zip(parts, sizes, strict=True):

@@ -59,8 +59,12 @@ def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
     assert places([embed, active, norm])[f"output of {LAYER}.act"] == (1, False, 0)
     assert f"output of {LAYER}.o" not in places([embed, active, norm])
     found = places([embed, added, norm])
-    assert f"output of {LAYER}.o" not in found
-    assert found[f"input of {LAYER}.norm"] == (2, False, 0)  # the residual, where it is made
+    assert found[f"output of {LAYER}.o"] == (2, False, 0)  # without the residual
+    assert found[f"input of {LAYER}.norm"] == (2, False, 0)  # with it, where it is made
+    (product, total) = [t for t in find_taps([embed, added, norm], LEAVES, "logits") if t.key == 2][:2]
+    assert product.residual and not total.residual  # in this order: the sum is made of the product
+    both = call(2, "linear", f"{LAYER}.act + {LAYER}.o", ["x", "x"], ["y"], pieces=pieces, store="both")
+    assert not {f"output of {LAYER}.o", f"output of {LAYER}.act"} & places([embed, both, norm]).keys()
 
 
 def test_sums_within_norms_and_keys_in_caches() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,9 @@ def test_json(tiny_bundle: Path, changed: Path) -> None:
         (["--tokens", "5,x"], 2, "no list of token ids"),
         (["--tolerance", "0"], 2, "is not above 0"),
         (["--tokens", "999"], 8, "token 999"),
+        (["--layers", "3-1"], 2, "isn't a layer's number"),
+        (["--layers", "3,x"], 2, "isn't a layer's number"),
+        (["--layers", "9"], 8, "layer 9"),
         (["--target-b", "gpu"], 7, "no target 'gpu'"),
     ],
 )
@@ -65,6 +70,48 @@ def test_bad_options(options: list[str], code: int, words: str, tiny_bundle: Pat
     done = CLI.invoke(app, ["bisect", str(tiny_bundle), *options])
     assert done.exit_code == code
     assert words in done.output
+
+
+def test_stored_tensors_are_named(tiny_folder: Path, changed: Path) -> None:
+    done = CLI.invoke(app, ["bisect", str(tiny_folder), str(changed), "--quiet", "--layers", "1"])
+    assert done.exit_code == EXIT_PARTED
+    for words in (
+        "layers    1\n",
+        "compared bit for bit",
+        f"{NAME} (of model.layers.1.self_attn.v_proj.weight[0:32]): ",
+        "(rows 96:128); there B is 1.0100 times A",
+        "sees      in exact passes: factors of ",
+    ):
+        assert words in done.stdout, done.stdout
+    others = CLI.invoke(app, ["bisect", str(tiny_folder), str(changed), "--json", "--layers", "0-0"])
+    assert others.exit_code == 0 and json.loads(others.stdout)["agrees"] is True
+    missing = CLI.invoke(app, ["bisect", str(tiny_folder), str(changed), "--layers", "0,5"])
+    assert missing.exit_code == 8 and "layer 5 is not one of the model's" in missing.output
+
+
+def test_a_row_that_no_token_has_is_named(tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    planting = Planting(tiny_bundle, tmp_path / "row.bundle")
+    scale_rows(planting, "model.embed_tokens.weight", 77, 78)
+    done = CLI.invoke(app, ["bisect", str(tiny_folder), str(planting.folder), "--tokens", "5,6,7"])
+    assert done.exit_code == EXIT_PARTED
+    for words in (
+        "stored tensors differ; the values on these tokens agree",
+        "model.embed_tokens.weight (of model.embed_tokens.weight[77:78])",
+        "not run   model.embed_tokens: ",
+    ):
+        assert words in done.stdout, done.stdout
+
+
+def test_without_torch_it_says_what_to_install(tiny_bundle: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from enginewright.optimizer.cli.app import main\n"
+        f"sys.argv = ['optimize', 'bisect', {str(tiny_bundle)!r}]\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 10 and "Traceback" not in done.stderr
+    assert "needs torch, which is not installed" in done.stderr and "enginewright[export]" in done.stderr
 
 
 def test_no_such_model(tiny_bundle: Path, tmp_path: Path) -> None:
