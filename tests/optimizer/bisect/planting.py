@@ -134,7 +134,7 @@ def _buffer(program: dict[str, Any], name: str, dtype: str, shape: list[Any], st
     return {"kind": "buffer", "name": name, "dtype": dtype, "shape": shape, "strides": strides}
 
 
-def emit_bundle(model: PreTrainedModel, folder: Path, recipe: str = "f32") -> Path:
+def emit_bundle(model: PreTrainedModel | Path, folder: Path, recipe: str = "f32") -> Path:
     """A model's bundle as an export writes it, without its comparisons with the source."""
     chosen, captured = load_recipe(recipe), capture(model)
     scratch = folder.parent / f"{folder.name}.scratch"

@@ -11,7 +11,9 @@ from enginewright.optimizer.bisect.bundle_side import BundleSide
 from enginewright.optimizer.bisect.points import LOGITS, Point
 from enginewright.optimizer.bisect.program_side import ProgramSide
 from enginewright.optimizer.bisect.source_side import SourceSide
+from enginewright.optimizer.bisect.values import difference
 from enginewright.runtime.bundle.reader import Bundle
+from tests.optimizer.bisect.conftest import Made
 from tests.optimizer.bisect.planting import Bundles
 from tests.passes.captured import captured, tiny
 
@@ -91,3 +93,25 @@ def test_experts() -> None:
     model = tiny("Mixtral", num_local_experts=4, num_experts_per_tok=2)[0]
     report = bisect(Given(model), Given(model), Options(recipe="int8"))
     assert report.parting is None and report.points > 40
+
+
+def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bundles, made: Made) -> None:
+    """Keys that are given are rounded, fused with the rotation or not, and queries as kernels round them: with queries
+    as long as a trained model's, what is left is the rounding of attention's weights, 2^-9."""
+    source = SourceSide(tiny("Qwen2")[0], "source")
+    tokens = sequences((37, 23))
+    given = dict(source.run(tokens))
+    for layer in range(2):
+        query = Point(f"model.layers.{layer}.self_attn", "query")
+        given[query] = given[query] * np.float32(24)
+    bundle = BundleSide(Bundle.open(bundles("Qwen2", "int8")), "bundle", leaves=source.leaves)
+    stages = {stage.name: stage for stage in made.stages[id(tiny("Qwen2")[0]), "int8"]}
+    before, after = (
+        ProgramSide(stages[name].program, name, leaves=source.leaves)
+        for name in ("fuse_norm_quantize", "fuse_rope_kv_write")
+    )
+    values = [side.run(tokens, given) for side in (before, after, bundle)]
+    for layer in range(2):
+        point = Point(f"model.layers.{layer}.self_attn", "context")
+        assert difference(values[0][point], values[1][point]).error < 1e-6
+        assert difference(values[1][point], values[2][point]).error < 4e-3

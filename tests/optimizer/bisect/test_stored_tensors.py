@@ -19,7 +19,7 @@ from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.plugins.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from tests.optimizer.bisect.conftest import Made
-from tests.optimizer.bisect.planting import Array, Bundles, Planting, drop_bias, scale_rows, write_bundle
+from tests.optimizer.bisect.planting import Array, Bundles, Planting, drop_bias, emit_bundle, scale_rows, write_bundle
 from tests.passes.captured import tiny
 
 pytestmark = pytest.mark.usefixtures("remade_once")
@@ -279,3 +279,47 @@ def test_the_smallest_factor_is_one_that_is_seen(recipe: str, bundles: Bundles, 
         report = bisect(Given(tiny("Qwen2")[0]), Given(planting.folder))
         assert (report.parting is not None) == seen
         assert not report.agrees  # the tensor itself is another by a bit
+
+
+SMOLLM2 = [  # layer, tensor without what its scales are called, rows, and the tensor of the GGUF file
+    (0, "self_attn.q_proj+k_proj+v_proj.weight", (0, 576), "attn_q"),
+    (3, "self_attn.q_proj+k_proj+v_proj.weight", (576, 768), "attn_k"),
+    (6, "self_attn.q_proj+k_proj+v_proj.weight", (768, 960), "attn_v"),
+    (9, "self_attn.o_proj.weight", (0, 576), "attn_output"),
+    (26, "self_attn.o_proj.weight", (0, 576), "attn_output"),
+    (12, "mlp.gate_proj+up_proj.weight", (0, 1536), "ffn_gate"),
+    (15, "mlp.gate_proj+up_proj.weight", (1536, 3072), "ffn_up"),
+    (18, "mlp.down_proj.weight", (0, 576), "ffn_down"),
+    (28, "mlp.down_proj.weight", (0, 576), "ffn_down"),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+def test_plants_in_smollm2(recipe: str, smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Each linear by its tensor and by its values; norms and a row of the table by their tensors."""
+    bundle = emit_bundle(smollm2_gguf, tmp_path / "bundle", recipe)
+    clean = bisect(Given(smollm2_gguf), Given(bundle))
+    assert clean.agrees and clean.tensors is not None and clean.tensors.compared > 250
+    planting = Planting(bundle, tmp_path / "planted")
+    names = {}
+    for layer, tensor, rows, source in SMOLLM2:
+        name = f"model.layers.{layer}.{tensor}.scales"
+        scale_rows(planting, name, *rows)
+        names[name] = f"blk.{layer}.{source}.weight[0:{rows[1] - rows[0]}]"
+    for layer, norm, source in ((21, "input_layernorm", "attn_norm"), (22, "post_attention_layernorm", "ffn_norm")):
+        name = f"model.layers.{layer}.{norm}.weight"
+        planting.change_weight(name, lambda weight: weight * np.float32(1.01))
+        names[name] = f"blk.{layer}.{source}.weight[0:576]"
+    planting.change_weight("model.norm.weight", lambda weight: weight * np.float32(1.01))
+    names["model.norm.weight"] = "output_norm.weight[0:576]"
+    scale_rows(planting, "lm_head.weight.scales", 40_000, 40_001)  # the embedding's table too
+    names["lm_head.weight.scales"] = "token_embd.weight[40000:40001]"
+    report = bisect(Given(smollm2_gguf), Given(planting.folder))
+    assert report.tensors is not None and report.parting is not None
+    found = {one.name: one for one in report.tensors.differing}
+    assert found.keys() - {name.replace("scales", "offsets") for name in names} == names.keys()
+    for name, source in names.items():
+        assert found[name].sources == [source] and found[name].factor == pytest.approx(1.01, abs=5e-4)
+    assert report.parting.module == "model.layers.0.self_attn.q_proj"
+    assert report.parting.others_count >= len(SMOLLM2) - 1
