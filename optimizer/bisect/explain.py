@@ -40,8 +40,7 @@ def explain(
     swapped = _swapped(a, beside, point.path)
     found = [_tensor_reason(a, t, beside, chance=chance) for t in tensors if not (swapped and t.role == "weight")]
     reasons = [*swapped, *(reason for reason in found if reason is not None)]
-    for path in dict.fromkeys(tensor.path for tensor in tensors):
-        reasons += _missing(a, path, tensors)
+    reasons += [f"B doesn't add the bias {tensor}" for tensor in missing_biases(a, tensors)]
     return reasons + value_reasons(point, a, of_a, of_b, known=bool(reasons))
 
 
@@ -59,6 +58,10 @@ def _tensor_reason(a: Side, tensor: Tensor, among: Sequence[Tensor], *, chance: 
             return f"A adds no bias there, B adds {tensor}"
         return None
     theirs, ours = twin.read(), tensor.read()
+    if tensor.role == "bias" and theirs.any() != ours.any():
+        if ours.any():
+            return f"A adds no bias there, as it is all zeros; B adds {tensor}"
+        return f"B doesn't add the bias {tensor}: it is all zeros"
     if theirs.shape != ours.shape:
         return f"{tensor} has shape {list(ours.shape)}, on side A {list(theirs.shape)}"
     found = how_tensors_part(theirs, ours, chance=chance)
@@ -105,11 +108,13 @@ def _rows(rows: np.ndarray) -> str:
     return f"the first of them {first}"
 
 
-def _missing(a: Side, path: str, tensors: Sequence[Tensor]) -> list[str]:
-    there = {t.role for t in tensors if t.path == path}
-    if not any(t.path == path for t in tensors):
-        return []
-    return [f"B doesn't add the bias {t}" for t in a.tensors(path) if t.role == "bias" and "bias" not in there]
+def missing_biases(a: Side, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The biases of a's modules that b's ``tensors`` have none of."""
+    roles: dict[str, set[str]] = {}
+    for tensor in tensors:
+        roles.setdefault(tensor.path, set()).add(tensor.role)
+    without = [path for path, there in roles.items() if "bias" not in there]
+    return [t for path in without for t in a.tensors(path) if t.role == "bias"]
 
 
 def _swapped(a: Side, tensors: Sequence[Tensor], path: str) -> list[str]:

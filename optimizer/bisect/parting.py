@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .explain import explain
+from .explain import explain, missing_biases
 from .judge import Judge
 from .points import Point, Values
 from .region import region
@@ -53,7 +53,10 @@ def describe_parting(
         module=point.path,
         point=str(point),
         calls=[b.describe(call) for call in calls],
-        tensors=[str(tensor) for tensor in tensors],
+        tensors=[
+            *(f"{tensor}, which B doesn't add" for tensor in missing_biases(a, tensors)),
+            *(str(tensor) for tensor in tensors),
+        ],
         error=found.error,
         tolerance=judge.tolerance,
         gain=found.gain,

@@ -75,7 +75,7 @@ class ProgramSide:
         weights = None if needed is None else {str(a.target) for node in needed for a in node.all_input_nodes}
 
         def read(name: str) -> torch.Tensor:
-            return self._fast.read(name) if weights is None or name in weights else _NOTHING
+            return self._fast.read(name) if weights is None or name in weights else torch.empty(0, device="meta")
 
         def compute(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             if needed is not None and node not in needed:
@@ -169,14 +169,14 @@ class _Places:
 
     def whole(self, node: Node) -> torch.Tensor | None:
         """A call's result, where values that are given are all of it; else None."""
-        fake = node.meta["val"] if node.op == "call_function" else None
-        axis = _axis(self._program, fake) if isinstance(fake, torch.Tensor) else None
-        if axis is None:
+        fake = node.meta["val"]
+        if node.op != "call_function" or not isinstance(fake, torch.Tensor):
             return None
-        assert isinstance(fake, torch.Tensor)
-        tokens = self._recording.tokens
-        shape = [tokens if i == axis else int(self._program.expression(n)) for i, n in enumerate(fake.shape)]
-        width = math.prod(shape) // tokens
+        axis = _axis(self._program, fake)
+        if axis is None or any(not isinstance(n, int) for i, n in enumerate(fake.shape) if i != axis):
+            return None
+        shape = [self._recording.tokens if i == axis else int(n) for i, n in enumerate(fake.shape)]
+        width = math.prod(shape) // self._recording.tokens
         pieces: list[tuple[int, FloatArray]] = []
         for tap in self._taps.get((node, False), ()):
             if tap.residual or tap.added or tap.cached:
@@ -299,9 +299,6 @@ class _Places:
             return None
         return torch.cat([value[..., :start], from_rows(given, part, axis), value[..., stop:]], -1)
 
-
-_NOTHING = torch.empty(0, device="meta")
-"""A weight that no call needs."""
 
 _IDS: Mapping[str, tuple[str, str]] = {
     "embedding": ("ids", "table"),

@@ -133,7 +133,7 @@ def test_another_source_is_refused(
         check_bundle(tiny_bundle, source=same_shape)
     hint = str(error.value.hint)
     assert "may be another checkpoint" in hint and Bundle.open(tiny_bundle).manifest.source.name in hint
-    assert f"optimize bisect {tiny_bundle} --source {same_shape}" in hint and "report it" not in hint
+    assert f"optimize bisect {same_shape} {tiny_bundle}" in hint and "report it" not in hint
 
 
 def test_targets_that_do_not_run_here(bundle: Path) -> None:

@@ -67,6 +67,24 @@ def test_two_models_part_where_one_was_changed() -> None:
     assert same.parting is None and same.largest_error == 0
 
 
+@pytest.mark.parametrize("dropped_in", ["A", "B"])
+def test_a_bias_that_one_of_two_models_has(dropped_in: str) -> None:
+    original = tiny("Qwen2")[0]
+    changed = copy.deepcopy(original)
+    name = "model.layers.1.self_attn.q_proj"
+    with torch.no_grad():
+        changed.get_submodule(name).bias.zero_()
+    a, b = (changed, original) if dropped_in == "A" else (original, changed)
+    found = bisect(Given(a), Given(b)).parting
+    assert found is not None and found.point == f"output of {name}"
+    assert not any("inf" in reason for reason in found.reasons)
+    if dropped_in == "A":
+        assert found.reasons[0].startswith(f"A adds no bias there, as it is all zeros; B adds {name}.bias")
+    else:
+        assert found.reasons[0].startswith(f"B doesn't add the bias {name}.bias")
+        assert found.reasons[0].endswith("it is all zeros")
+
+
 @pytest.mark.parametrize(
     ("other", "overrides", "message"),
     [

@@ -117,3 +117,4 @@ def test_a_dropped_bias(
     assert found.point == f"output of {layer}.{module}"
     assert found.reasons[0].startswith("B doesn't add the bias") and f"{layer}.{tensor}" in found.reasons[0]
     assert "it was dropped" in found.reasons[1]
+    assert f"{layer}.{tensor}" in found.tensors[0] and found.tensors[0].endswith("which B doesn't add")
