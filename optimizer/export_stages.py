@@ -47,6 +47,7 @@ from .report.export_report import storage_and_speed
 from .report.fusion_effects import FusionEffects, fusion_effects
 from .report.roofline import Roofline
 from .report.storage import StoredBytes
+from .resources import give_back_freed
 from .rewrite import Rewritten, rewrite
 from .verify import PassMeasurements, VerificationReport, measure_against, verify
 
@@ -94,6 +95,7 @@ def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
     asked.tell(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
     captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length)
+    give_back_freed()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     asked.tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None
     if asked.trained is not None:
