@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,9 @@ from enginewright.plugins.contracts import FloatArray
 
 _BLOCK = 1 << 17
 """Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""
+
+_THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""Blocks that are compared side by side: numpy leaves Python's lock to others while it computes."""
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -87,23 +92,53 @@ class Divergence:
         return self.agreed / self.tokens
 
     def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int] | None = None) -> None:
-        """Logits [n, V] of both before each of the tokens [n], if these are known."""
-        for rows in _blocks(logits):
-            p, q = log_softmax(reference[rows]), log_softmax(logits[rows])  # [b, V]
-            if targets is not None:
-                for of, likelihood in ((p, self.reference), (q, self.model)):
-                    likelihood.tokens += len(of)
-                    likelihood.total += float(_of_targets(of, targets[rows]).sum())
-            self.tokens += len(p)
+        """Logits [n, V] of both before each of the tokens [n], if these are known.
+
+        Blocks are compared side by side, and added in their order: sums are the same for any number of cores.
+        """
+
+        def compare(rows: slice) -> _Compared:
+            return _Compared.of(logits[rows], reference[rows], None if targets is None else targets[rows])
+
+        blocks = list(_blocks(logits))
+        with ThreadPoolExecutor(max(1, min(len(blocks), _THREADS))) as threads:
+            for found in threads.map(compare, blocks):
+                self._add(found)
+
+    def _add(self, found: _Compared) -> None:
+        for total, likelihood in zip(found.likelihoods, (self.reference, self.model), strict=False):
+            likelihood.tokens += len(found.kl)
+            likelihood.total += total
+        self.tokens += len(found.kl)
+        self.kl_sum += float(found.kl.sum())
+        self.kl_max = max(self.kl_max, float(found.kl.max()))
+        self.agreed += found.agreed
+        self.logit_difference = max(self.logit_difference, found.logit_difference)
+        self.largest_logit = max(self.largest_logit, found.largest_logit)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What ``Divergence`` adds up, of a block of rows; ``kl`` [b], likelihoods of the reference and of the model."""
+
+    kl: npt.NDArray[np.float64]
+    likelihoods: tuple[float, ...]
+    agreed: int
+    logit_difference: float
+    largest_logit: float
+
+    @staticmethod
+    def of(logits: FloatArray, reference: FloatArray, targets: Sequence[int] | None) -> _Compared:
+        p, q = log_softmax(reference), log_softmax(logits)  # [b, V]
+        return _Compared(
             # Never negative but for rounding; of equal logits exactly 0.
-            kl = np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0)  # [b]
-            self.kl_sum += float(kl.sum())
-            self.kl_max = max(self.kl_max, float(kl.max()))
+            kl=np.maximum((np.exp(p) * (p - q)).sum(axis=-1), 0.0),
+            likelihoods=() if targets is None else tuple(float(_of_targets(of, targets).sum()) for of in (p, q)),
             # On the logits themselves: subtracting the norm may round two of them to one.
-            self.agreed += int((reference[rows].argmax(axis=-1) == logits[rows].argmax(axis=-1)).sum())
-            difference = np.abs(reference[rows].astype(np.float64) - logits[rows]).max()
-            self.logit_difference = max(self.logit_difference, float(difference))
-            self.largest_logit = max(self.largest_logit, float(np.abs(reference[rows]).max()))
+            agreed=int((reference.argmax(axis=-1) == logits.argmax(axis=-1)).sum()),
+            logit_difference=float(np.abs(reference.astype(np.float64) - logits).max()),
+            largest_logit=float(np.abs(reference).max()),
+        )
 
 
 def _of_targets(log_probabilities: npt.NDArray[np.float64], targets: Sequence[int]) -> npt.NDArray[np.float64]:

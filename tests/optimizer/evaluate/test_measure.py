@@ -67,3 +67,19 @@ def test_perplexity_of_a_guess() -> None:
     likelihood.add(np.zeros((3, 50), np.float32), [4, 0, 49])
     assert likelihood.perplexity == pytest.approx(50, rel=TOLERANCE)
     assert Likelihood(1, -1e6).perplexity == math.inf
+
+
+@pytest.mark.parametrize(("n", "v"), SIZES)
+def test_sums_are_the_same_for_any_number_of_cores(n: int, v: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_BLOCK", v)  # a row each
+    a, b, ids = logits(n, v, 1), logits(n, v, 2), targets(n, v)
+    found = []
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(measure, "_THREADS", threads)
+        found.append(measured(a, b, ids))
+    assert found[0] == found[1] == found[2]
+    assert found[0].tokens == n
+
+
+def test_nothing_is_compared_where_there_is_nothing() -> None:
+    assert measured(np.empty((0, 5), np.float32), np.empty((0, 5), np.float32), []).tokens == 0
