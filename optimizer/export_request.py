@@ -138,7 +138,7 @@ def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
 def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
     for name in targets:
         if name not in EMITTERS:
-            raise RecipeError(f"there is no target {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
+            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
     if not targets:
         raise RecipeError("no target is given", hint=f"Targets: {', '.join(EMITTERS)}.")
     for name in targets:

@@ -72,7 +72,7 @@ def examine(machine: Machine, bundle: Bundle | None = None, named: Sequence[str]
     """
     for name in named:
         if name not in _CHECKS and (bundle is None or name not in bundle.targets):
-            raise RequestError(f"target: there is no {name!r}", hint=f"Take one of {', '.join(_CHECKS)}.")
+            raise RequestError(f"target: there is no {name!r}", hint=f"Take one of {', '.join(TARGETS)}.")
     names = named or (tuple(_CHECKS) if bundle is None else tuple(bundle.targets))
     return Examination(machine, tuple(_finding(machine, bundle, name) for name in dict.fromkeys(names)))
 
@@ -212,3 +212,6 @@ _CHECKS: dict[str, Callable[[Machine, TargetManifest | None], _Checked]] = {
     "torch-tensorrt": _check_torch_tensorrt,
 }
 """In the order in which they are shown."""
+
+TARGETS = tuple(_CHECKS)
+"""All targets that there are."""

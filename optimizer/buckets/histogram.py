@@ -150,7 +150,7 @@ def read_trace(path: str | Path) -> Trace:
 def default_histogram(name: str, longest: int) -> Histogram:
     """One of ``DEFAULTS``, its lengths cut to ``longest``. Raises RequestError for another name."""
     if name not in DEFAULTS:
-        raise RequestError(f"there is no default {name!r}", hint=f"Defaults: {', '.join(DEFAULTS)}.")
+        raise RequestError(f"default: there is no {name!r}", hint=f"Defaults: {', '.join(DEFAULTS)}.")
     quantile = DEFAULTS[name]
     lengths = (quantile((i + 0.5) / _SAMPLES) for i in range(_SAMPLES))
     counts = Counter(min(max(1, round(length)), longest) for length in lengths)

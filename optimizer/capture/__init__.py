@@ -20,7 +20,7 @@ from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
-from .build_model import build_model
+from .build_model import build_model, check_decoder
 from .convert_weights import by_model_names
 from .freeze_rope import freeze_rope
 from .model_info import model_info
@@ -72,6 +72,7 @@ def capture(
 def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does."""
     config = huggingface.read_config(directory)
+    check_decoder(config)  # before weights are asked for that would be no use
     tensors = huggingface.read_tensors(directory)
     model = build_model(config)
     return model, bind_weights(model, by_model_names(model, tensors, source=str(directory)), source=str(directory))
@@ -129,10 +130,9 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
     except OSError as e:
         raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
     if magic != gguf.MAGIC:
-        raise SourceError(
-            f"{path} is no GGUF file (it begins with {magic!r})",
-            hint="Pass a GGUF file, or the directory of a Hugging Face model, not one of its files.",
-        )
+        begins = f"it begins with {magic!r}" if magic else "it is empty"
+        folder = path.parent if (path.parent / huggingface.CONFIG).is_file() else "the folder of a Hugging Face model"
+        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
     file = gguf.open_gguf(path)
     model, weights = build_from_gguf(file)
     context = freeze_rope(model, context_length)

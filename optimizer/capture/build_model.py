@@ -43,7 +43,7 @@ def build_model(config: PretrainedConfig, model_class: type[PreTrainedModel] | N
     Raises:
         UnsupportedModelError: no decoder-only language model, or one whose attention isn't on transformers' interface.
     """
-    _check_decoder(config, model_class)
+    check_decoder(config, model_class)
     config = copy.deepcopy(config)
     config.use_cache = False
     attention_interface.register()
@@ -80,7 +80,8 @@ def architecture(config: PretrainedConfig) -> str:
     return str(named[0]) if named else str(config.model_type)
 
 
-def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None) -> None:
+def check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] | None = None) -> None:
+    """Raises UnsupportedModelError for any other kind of model. ``model_class``: see ``build_model``."""
     name = architecture(config)
     hint = "Enginewright compiles decoder-only language models of text."
     if getattr(config, "auto_map", None):
@@ -96,7 +97,7 @@ def _check_decoder(config: PretrainedConfig, model_class: type[PreTrainedModel] 
     )
     if other_kind:
         kind = name if model_class is None else model_class.__name__
-        raise UnsupportedModelError(f"{kind} is no decoder-only language model", hint=hint)
+        raise UnsupportedModelError(f"{kind} isn't a decoder-only language model", hint=hint)
 
 
 def _is_decoder(model_class: type[PreTrainedModel]) -> bool:

@@ -85,6 +85,12 @@ class _Reader(gguf.GGUFReader):
     of tokenizers reads them by itself. Other numbers are tuples of one.
     """
 
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        end = int(offset) + int(count) * np.dtype(dtype).itemsize
+        if end > len(self.data):
+            raise ValueError(f"it has {len(self.data):,} bytes, and should have {end:,} or more")
+        return super()._get(offset, dtype, count, override_order)
+
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type != gguf.GGUFValueType.ARRAY:
             parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)

@@ -45,7 +45,6 @@ app = typer.Typer(
         "  optimize chat smollm2.bundle"
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -29,7 +29,9 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as e:
-        raise typer.BadParameter(f"{option}: {text!r} are no numbers with commas between them, such as 1,4,16") from e
+        raise typer.BadParameter(
+            f"{option}: {text!r} is not a list of numbers with commas between them, such as 1,4,16"
+        ) from e
 
 
 @reported
@@ -69,11 +71,14 @@ def command(
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.kv_cache.cache_groups import parse_size
 
+    sizes = _sizes("--prompts", prompts), _sizes("--batches", batches), _sizes("--contexts", contexts)
+    if sizes[0] == () and () in sizes[1:]:
+        raise typer.BadParameter("there is nothing to measure: no prompts, and no batches with contexts")
     options = BenchOptions(
         target=target,
-        prompts=_sizes("--prompts", prompts),
-        batches=_sizes("--batches", batches),
-        contexts=_sizes("--contexts", contexts),
+        prompts=sizes[0],
+        batches=sizes[1],
+        contexts=sizes[2],
         steps=steps,
         rounds=rounds,
         threads=threads,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath
+from .options import AsJson, BundlePath, known_target
 
 if TYPE_CHECKING:
     from enginewright.optimizer.progress import ProgressEvent
@@ -23,7 +23,9 @@ EPILOG = (
 @reported
 def command(
     bundle: BundlePath,
-    target: Annotated[str, typer.Option("--target", "-t", help="The target to build.")] = "tensorrt",
+    target: Annotated[
+        str, typer.Option("--target", "-t", callback=known_target, help="The target to build.")
+    ] = "tensorrt",
     again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from enginewright.plugins.errors import RequestError
 
-from .console import print_error, print_styled, reported
+from .console import print_error, print_json, print_styled, reported
 from .options import (
+    AsJson,
     BundlePath,
     Context,
     MaxTokens,
@@ -28,7 +32,7 @@ from .options import (
     TopK,
     TopP,
 )
-from .streaming import StreamPrinter
+from .streaming import StreamPrinter, result_row
 from .template_options import Set, Tools, template_options
 
 if TYPE_CHECKING:
@@ -69,6 +73,7 @@ def command(
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
+    as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
     from enginewright.runtime.template_process import template_process
@@ -80,6 +85,8 @@ def command(
     params = SamplingParams(**sampling.given())
     options = template_options(tools, variables)
     interactive = sys.stdin.isatty()
+    if interactive and as_json:
+        raise typer.BadParameter("--json is for a conversation from a pipe, which has an end")
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
     with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
@@ -87,10 +94,23 @@ def command(
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:
             print(f"{llm.model.name}. /help shows what can be typed.", file=sys.stderr)
-        _converse(llm, params, system, options, interactive)
+        if not as_json:
+            _converse(lambda messages: _answer(llm, messages, params, options, interactive), system, interactive)
+            return
+        rows: list[dict[str, Any]] = []
+
+        def collect(messages: list[dict[str, Any]]) -> str:
+            (result,) = llm.chat(messages, params, **options)
+            rows.append({"prompt": messages[-1]["content"]} | result_row(result))
+            return result.text
+
+        start = time.perf_counter()
+        _converse(collect, system, interactive)
+    print_json({"results": rows, "seconds": time.perf_counter() - start})
 
 
-def _converse(llm: LLM, params: SamplingParams, system: str | None, options: dict[str, Any], interactive: bool) -> None:
+def _converse(answer: Callable[[list[dict[str, Any]]], str], system: str | None, interactive: bool) -> None:
+    """``answer``: what the model says to a conversation."""
     turns: list[dict[str, Any]] = []
     for line in _lines(interactive):
         word, _, rest = line.partition(" ")
@@ -111,7 +131,7 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, options: dic
             turns.append({"role": "user", "content": line})
             before = [{"role": "system", "content": system}] if system is not None else []
             try:
-                answer = _answer(llm, [*before, *turns], params, options, interactive)
+                said = answer([*before, *turns])
             except RequestError as e:
                 if not interactive:
                     raise
@@ -120,7 +140,7 @@ def _converse(llm: LLM, params: SamplingParams, system: str | None, options: dic
                 if turns:
                     print_styled("  /reset forgets the conversation so far.", dim=True)
             else:
-                turns.append({"role": "assistant", "content": answer})
+                turns.append({"role": "assistant", "content": said})
 
 
 def _answer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import io
 import json
 import os
@@ -12,20 +13,22 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError
+from enginewright.plugins.errors import CapacityError, EnginewrightError, RecipeError, RequestError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 P = ParamSpec("P")
 
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
@@ -45,8 +48,9 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
                 command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
-            print_error(e, as_json=bool(kwargs.get("as_json", False)))
-            raise typer.Exit(e.exit_code) from e
+            shown, code = _as_typed(e, command, kwargs)
+            print_error(shown, as_json=bool(kwargs.get("as_json", False)), exit_code=code)
+            raise typer.Exit(code) from e
         except KeyboardInterrupt as e:
             print("\ninterrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from e
@@ -61,6 +65,40 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(full.exit_code) from e
 
     return run
+
+
+_FLAGS = {"overwrite=True": "--force", "resume=True": "--resume"}
+"""What hints call by the argument of a function, which a command spells as an option."""
+
+
+def _as_typed(
+    error: EnginewrightError, command: Callable[..., None], given: Mapping[str, object]
+) -> tuple[EnginewrightError, int]:
+    """``error`` in the words of the command line, and what to exit with.
+
+    A message that begins with an option that was given ("max_tokens: -5 is out of range") is a mistake in the command
+    line, as those are that the parser finds. If the option names a file, it is the file that is wrong.
+    """
+    message, hint, code = error.message, error.hint, error.exit_code
+    for argument, flag in _FLAGS.items():
+        hint = None if hint is None else hint.replace(argument, flag)
+    name, colon, rest = message.partition(":")
+    if colon and isinstance(error, RequestError | RecipeError):
+        flag = _flag_of(command, name, given)
+        message, code = (message, code) if flag is None else (f"{flag}:{rest}", EXIT_USAGE)
+    return type(error)(message, hint=hint), code
+
+
+def _flag_of(command: Callable[..., None], name: str, given: Mapping[str, object]) -> str | None:
+    """The option of the command's parameter ``name``; None if it has none, names a file, or has its default."""
+    parameter = inspect.signature(command).parameters.get(name)
+    if parameter is None or given.get(name) == parameter.default:
+        return None
+    hint = get_type_hints(command, include_extras=True)[name]
+    option = next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, OptionInfo)), None)
+    if option is None or option.metavar == "FILE" or Path in (get_args(hint)[0], *get_args(get_args(hint)[0])):
+        return None
+    return next((d for d in option.param_decls or () if d.startswith("--")), f"--{name.replace('_', '-')}")
 
 
 @contextmanager
@@ -112,11 +150,11 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def print_error(error: EnginewrightError, *, as_json: bool = False) -> None:
-    """Says what is wrong and what to do about it."""
+def print_error(error: EnginewrightError, *, as_json: bool = False, exit_code: int | None = None) -> None:
+    """Says what is wrong and what to do about it. ``exit_code``: instead of the error's own."""
     if as_json:
         body = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-        print_json({"error": body | {"exit_code": error.exit_code}})
+        print_json({"error": body | {"exit_code": error.exit_code if exit_code is None else exit_code}})
     print_styled("error: ", fg="red", bold=True, nl=False)
     typer.echo(error.message, err=True)
     if error.hint:

@@ -82,7 +82,7 @@ def command(
     gpu: Annotated[
         list[str] | None,
         typer.Option(
-            "--gpu", help="Compute capabilities that engines are built for, such as 8.9,12.0; may be repeated."
+            "--gpu", help="GPUs that engines are built for, by name or compute capability: h100,8.9; may be repeated."
         ),
     ] = None,
     kv_cache: Annotated[

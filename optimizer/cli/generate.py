@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ from .options import (
     TopK,
     TopP,
 )
-from .streaming import StreamPrinter
+from .streaming import StreamPrinter, result_row
 from .template_options import Set, Tools, template_options
 
 NAME = "generate"
@@ -68,6 +69,7 @@ def command(
     memory: Memory = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
     from enginewright.runtime.template_process import template_process
@@ -76,6 +78,8 @@ def command(
         template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
+    if not bundle.exists() and Path(prompts[0]).is_dir():
+        raise typer.BadParameter(f"{bundle} doesn't exist, and {prompts[0]} is a folder: the bundle comes first")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
     if raw and (tools is not None or variables):
@@ -95,7 +99,8 @@ def command(
             stream = llm.stream_chat(conversations[0], params, **options) if chat else llm.stream(texts[0], params)
             printer = StreamPrinter()
             printer.print(stream)
-            print(printer.speed(), file=sys.stderr)
+            if not quiet:
+                print(printer.speed(), file=sys.stderr)
             if stats:
                 _print_stats(llm.info())
             return
@@ -106,13 +111,7 @@ def command(
     tokens = sum(len(result.token_ids) for result in results)
     pairs = zip(texts, results, strict=True)
     if as_json:
-        keys = ("text", "token_ids", "prompt_token_ids", "finish_reason")
-        rows = [
-            {"prompt": prompt}
-            | {key: getattr(result, key) for key in keys}
-            | ({} if result.error is None else {"error": result.error.message})
-            for prompt, result in pairs
-        ]
+        rows = [{"prompt": prompt} | result_row(result) for prompt, result in pairs]
         answer = {"results": rows, "seconds": seconds, "tokens_per_second": tokens / seconds}
         print_json(answer | ({"stats": info} if stats else {}))
         if any(result.error is not None for result in results):
@@ -120,7 +119,8 @@ def command(
         return
     for prompt, result in pairs:
         print(f"> {prompt}\n{result.text}\n")
-    print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
+    if not quiet:
+        print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
     if stats:
         _print_stats(info)
     for result in results:

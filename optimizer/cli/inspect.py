@@ -12,7 +12,7 @@ from enginewright.plugins.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath
+from .options import AsJson, BundlePath, known_target
 from .verification import figures
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def command(
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
     passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and turned down.")] = False,
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Whose program --program shows; default cpu.")
+        str | None,
+        typer.Option("--target", "-t", callback=known_target, help="Whose program --program shows; default cpu."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

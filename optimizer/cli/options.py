@@ -8,6 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
+
+def known_target(value: str | None) -> str | None:
+    """Raises typer.BadParameter for a target that doesn't exist; whether a bundle has it is seen later."""
+    if value is not None:
+        from enginewright.runtime.executors.open import ORDER
+
+        if value not in ORDER:
+            from enginewright.runtime.doctor import TARGETS
+
+            if value not in TARGETS:
+                raise typer.BadParameter(f"there is no target {value!r}; choose from {', '.join(TARGETS)}")
+    return value
+
+
+def known_targets(values: list[str] | None) -> list[str] | None:
+    """The same of several."""
+    for value in values or ():
+        known_target(value)
+    return values
+
+
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
@@ -31,6 +52,7 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-t",
+        callback=known_target,
         help="What to run of the bundle: cpu, onnx, tensorrt-rtx or tensorrt; by default the first of these.",
     ),
 ]

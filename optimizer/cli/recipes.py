@@ -10,17 +10,23 @@ from .console import print_json, reported
 from .options import AsJson
 
 NAME = "recipes"
-EPILOG = "Examples:\n\n  optimize recipes\n\n  optimize recipes --show f32 > mine.toml\n\n  optimize recipes --json"
+EPILOG = "Examples:\n\n  optimize recipes\n\n  optimize recipes int8 > mine.toml\n\n  optimize recipes --json"
 
 
 @reported
 def command(
-    show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="Print this recipe's TOML.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's TOML; none: list them all.")
+    ] = None,
+    show: Annotated[str | None, typer.Option("--show", metavar="NAME", help="The same as the argument.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists the built-in recipes, or prints one as a start for your own."""
     from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe, recipe_text
 
+    if name is not None and show is not None:
+        raise typer.BadParameter("give one recipe, as the argument or with --show")
+    show = show if name is None else name
     if show is not None:
         if as_json:
             print_json(load_recipe(show).model_dump(mode="json"))

@@ -37,7 +37,7 @@ def command(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimizer.")] = 300,
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens of a step.")] = 2048,
     sequence_length: Annotated[int, typer.Option("--sequence-length", min=8, help="Most tokens of a sequence.")] = 256,
-    lr: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4,
+    learning_rate: Annotated[float, typer.Option("--lr", help="The highest learning rate.")] = 1e-4,
     temperature: Annotated[float, typer.Option("--temperature", help="Of the distributions that are compared.")] = 1.0,
     hidden: Annotated[
         float, typer.Option("--hidden", help="What errors of hidden states count beside the logits; 0 is off.")
@@ -77,7 +77,7 @@ def command(
                 steps=steps,
                 batch_tokens=batch_tokens,
                 sequence_length=sequence_length,
-                learning_rate=lr,
+                learning_rate=learning_rate,
                 temperature=temperature,
                 hidden=hidden,
                 accumulate=accumulate,

@@ -1,14 +1,20 @@
-"""Prints pieces of text as they come, and how fast they came."""
+"""Prints what requests give: pieces of text as they come, how fast they came, and a row of JSON."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginewright.runtime.outputs import StreamPiece
+    from enginewright.runtime.outputs import RequestOutput, StreamPiece
+
+
+def result_row(result: RequestOutput) -> dict[str, Any]:
+    """A finished request as ``--json`` has it."""
+    row = {key: getattr(result, key) for key in ("text", "token_ids", "prompt_token_ids", "finish_reason")}
+    return row if result.error is None else row | {"error": result.error.message}
 
 
 class StreamPrinter:

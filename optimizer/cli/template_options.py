@@ -26,15 +26,17 @@ _TAKEN = ("messages", "params", "self")  # arguments of LLM.chat
 def template_options(tools: Path | None, variables: list[str] | None) -> dict[str, Any]:
     """Keyword arguments for ``LLM.chat``. A value that is JSON is what it says (true, 3, [1, 2]), and text otherwise.
 
-    Raises RequestError naming the file, or the option that has no name.
+    Raises RequestError naming the file, typer.BadParameter for an option that has no name.
     """
     options: dict[str, Any] = {}
     for text in variables or []:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise RequestError(f"--set {text}: not of the form NAME=VALUE", hint="Such as enable_thinking=false.")
+            raise typer.BadParameter(f"--set {text}: not of the form NAME=VALUE, such as enable_thinking=false")
         if name in _TAKEN:
-            raise RequestError(f"--set {text}: {name!r} can't be set, only variables that the template reads besides")
+            raise typer.BadParameter(
+                f"--set {text}: {name!r} can't be set, only variables that the template reads besides"
+            )
         try:
             options[name] = json.loads(value)
         except ValueError:

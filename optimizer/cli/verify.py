@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Provider
+from .options import AsJson, BundlePath, Provider, known_targets
 from .progress import stage_bars
 from .verification import figures
 
@@ -33,7 +33,8 @@ def command(
         typer.Option("--source", "-s", metavar="MODEL", help="Compare with the folder or GGUF file it was made from."),
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Look at this target alone; may be repeated.")
+        list[str] | None,
+        typer.Option("--target", "-t", callback=known_targets, help="Look at this target alone; may be repeated."),
     ] = None,
     provider: Provider = None,
     as_json: AsJson = False,

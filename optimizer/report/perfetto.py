@@ -189,9 +189,9 @@ def _shape(operand: Operand, sizes: StepSizes) -> str:
 
 
 def _check(bundle: Bundle, prompt: int, decode: int, batch: int) -> None:
-    for name, value, least in (("prompt", prompt, 1), ("decode", decode, 0), ("batch", batch, 1)):
+    for name, value, least in (("prompt_tokens", prompt, 1), ("decode", decode, 0), ("batch", batch, 1)):
         if value < least:
-            raise RequestError(f"{name} is {value}, and must be {least} at least")
+            raise RequestError(f"{name}: {value} is out of range", hint=f"It must be {least} or more.")
     if prompt + decode > (most := bundle.model.context_length):
         raise RequestError(
             f"a prompt of {prompt:,} tokens and {decode:,} decode steps are longer than the bundle's {most:,} tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import shlex
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -93,10 +94,8 @@ class Bundle:
             BundleError: names the file and the field that is wrong.
         """
         root = Path(path)
-        if not root.is_dir():
-            raise BundleError(f"{root} is no folder", hint="Pass a folder that `optimize export` wrote.")
-        if not os.path.lexists(root / MANIFEST_PATH):
-            raise BundleError(f"{root / MANIFEST_PATH} is missing", hint="Pass a folder that `optimize export` wrote.")
+        if not root.is_dir() or not os.path.lexists(root / MANIFEST_PATH):
+            raise _not_a_bundle(root)
         manifest = Manifest.from_json(_read(root, MANIFEST_PATH), source=str(root / MANIFEST_PATH))
         targets = {}
         for name in manifest.targets:
@@ -128,7 +127,8 @@ class Bundle:
         if target is None:
             there = ", ".join(sorted(self.targets)) or "none"
             raise BundleError(
-                f"{self.path}: no target {name!r}; it has {there}", hint=f"Export again with --target {name}."
+                f"{self.path}: the bundle has no target {name!r}; it has {there}",
+                hint=f"Take one of these, or export the model again with --target {name}.",
             )
         if target.state != "ready":
             raise BundleError(
@@ -374,3 +374,18 @@ def tuning_path(bundle: Bundle) -> Path:
     """Where what ``optimize tune`` found for a bundle is kept: beside its folder."""
     folder = bundle.path.absolute()
     return folder.with_name(f"{folder.name}.tune.json")
+
+
+def _not_a_bundle(root: Path) -> BundleError:
+    """What is there instead; a model must be exported first."""
+    model = root.suffix == ".gguf" if root.is_file() else (root / "config.json").is_file()
+    if model:
+        name = root.resolve().name.removesuffix(".gguf")
+        return BundleError(
+            f"{root} is a model, not a bundle",
+            hint=f"Export it first: optimize export {shlex.quote(str(root))} -o {shlex.quote(f'{name}.bundle')}",
+        )
+    hint = "Pass a folder that `optimize export` wrote."
+    if root.is_dir():
+        return BundleError(f"{root} is not a bundle: it has no {MANIFEST_PATH}", hint=hint)
+    return BundleError(f"{root} is a file, not a bundle" if root.exists() else f"{root} doesn't exist", hint=hint)

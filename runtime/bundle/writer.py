@@ -237,7 +237,7 @@ class BundleWriter:
         if (why := why_not_a_bundle(path)) is not None:
             raise BundleError(f"{path} {why}", hint="Choose another path, or remove it yourself.")
         if not self._overwrite:
-            raise BundleError(f"{path} exists", hint="Pass overwrite=True (--force) to replace it, or another path.")
+            raise BundleError(f"{path} exists", hint="Pass overwrite=True to replace it, or another path.")
 
     def _sibling(self, role: str) -> Path:
         return self.final_path.with_name(f".{self.final_path.name}.{role}-{uuid.uuid4().hex[:12]}")

@@ -37,7 +37,7 @@ def test_what_is_said_beside_a_recipe_counts_more() -> None:
     ("given", "error", "message"),
     [
         ({"recipe": "f23"}, RecipeError, "there is no recipe 'f23'"),
-        ({"targets": ["gpu"]}, RecipeError, "there is no target 'gpu'"),
+        ({"targets": ["gpu"]}, RecipeError, "target: there is no 'gpu'"),
         ({"targets": []}, RecipeError, "no target is given"),
         (
             {"recipe": Recipe(name="mine", passes={"fuse_everything": True})},

@@ -102,7 +102,7 @@ def test_the_report_says_what_others_leave(file: str) -> None:
         ({"multiple": 0}, "multiple: 0"),
         ({"max_batch": 0}, "max_batch: 0"),
         ({"chunk": 0}, "chunk: 0"),
-        ({"histogram": None, "default": "books"}, "there is no default 'books'"),
+        ({"histogram": None, "default": "books"}, "default: there is no 'books'"),
     ],
 )
 def test_what_is_refused(change: dict[str, object], message: str, file: str) -> None:

@@ -168,5 +168,5 @@ def test_defaults_are_what_they_say(name: str) -> None:
 
 def test_the_other_histograms() -> None:
     assert uniform(3).counts == ((1, 1), (2, 1), (3, 1))
-    with pytest.raises(RequestError, match="there is no default 'books'"):
+    with pytest.raises(RequestError, match="default: there is no 'books'"):
         default_histogram("books", 100)

@@ -42,10 +42,10 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.T5Config(), "no decoder-only language model"),
-        (transformers.ViTConfig(), "no decoder-only language model"),
-        (transformers.CLIPConfig(), "no decoder-only language model"),
-        (transformers.BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM is no decoder-only"),
+        (transformers.T5Config(), "isn't a decoder-only language model"),
+        (transformers.ViTConfig(), "isn't a decoder-only language model"),
+        (transformers.CLIPConfig(), "isn't a decoder-only language model"),
+        (transformers.BertConfig(architectures=["BertForMaskedLM"]), "BertForMaskedLM isn't a decoder-only"),
         (transformers.LlamaConfig(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
         (
             transformers.GPTJConfig(n_embd=32, n_layer=2, n_head=4, vocab_size=64, rotary_dim=8),
@@ -70,7 +70,7 @@ def test_refused(config, message):
 
 @pytest.mark.parametrize("kind", ["LlamaForTokenClassification", "LlamaModel"])
 def test_a_class_without_a_language_model_head_is_refused(kind):
-    with pytest.raises(UnsupportedModelError, match=f"{kind} is no decoder-only language model"):
+    with pytest.raises(UnsupportedModelError, match=f"{kind} isn't a decoder-only language model"):
         build_model(transformers.LlamaConfig(**SIZES), getattr(transformers, kind))
 
 

@@ -121,7 +121,17 @@ def test_config_that_is_no_json(directory, text):
         ({"model_type": None}, SourceError, "model_type is missing"),
         ({"model_type": "no-such-model"}, UnsupportedModelError, "'no-such-model'"),
         ({"auto_map": {"AutoConfig": "x.Y"}}, UnsupportedModelError, "auto_map"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, UnsupportedModelError, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedModelError, "quantized already; its packed weights can't"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            UnsupportedModelError,
+            r"(?s)quantized already by GPTQ.*--recipe int4-gptq",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            UnsupportedModelError,
+            r"(?s)quantized already by AWQ.*--recipe int4-awq",
+        ),
         ({"hidden_size": "many"}, SourceError, "hidden_size"),
         ({"intermediate_size": 96}, SourceError, r"mlp\.\w+\.weight has shape \(\d+, \d+\).*\(\d+, \d+\)"),
         ({"architectures": {"a": 1}}, SourceError, "architectures is {'a': 1}, and no list"),
@@ -143,6 +153,36 @@ def test_no_weights(directory):
     (directory / "model.safetensors").unlink()
     with pytest.raises(SourceError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         capture(directory)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
+        {"model_type": "clip", "architectures": ["CLIPModel"]},
+    ],
+)
+def test_what_is_no_decoder_is_said_before_weights_are_asked_for(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    named = config["architectures"][0]
+    with pytest.raises(UnsupportedModelError, match=f"{named} isn't a decoder-only language model"):
+        capture(tmp_path)
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base", "peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"(?s)is a LoRA adapter of some/base.*merge_and_unload"):
+        capture(tmp_path)
+
+
+def test_a_bundle_is_one_already(tmp_path):
+    bundle = tmp_path / "a model.bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"(?s)is a bundle already.*optimize generate '.*a model\.bundle' PROMPT"):
+        capture(bundle)
 
 
 def test_pickles_are_never_loaded(directory):
@@ -217,7 +257,7 @@ def test_shards_that_are_missing_or_elsewhere(tiny_model, tmp_path):
 
 
 def test_one_file_of_a_directory(directory):
-    with pytest.raises(SourceError, match=r"model\.safetensors is no GGUF file"):
+    with pytest.raises(SourceError, match=r"model\.safetensors isn't a GGUF file"):
         capture(directory / "model.safetensors")
 
 

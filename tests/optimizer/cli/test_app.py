@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
 
-COMMANDS = ("export", "generate", "chat", "inspect", "recipes")
+COMMANDS = tuple(command.name or "" for command in app.registered_commands)
 
 
 def test_help_lists_every_command() -> None:
@@ -27,6 +27,20 @@ def test_each_command_shows_examples(command: str) -> None:
     assert result.exit_code == 0
     assert "Examples:" in result.output
     assert f"optimize {command}" in result.output
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "enginewright", "--help"], capture_output=True, text=True, check=True)
+    assert "python -m enginewright" in done.stdout
+    assert "export" in done.stdout
+
+
+def test_shells_can_complete() -> None:
+    environment = os.environ | {"_OPTIMIZE_COMPLETE": "complete_bash", "COMP_WORDS": "optimize ex", "COMP_CWORD": "1"}
+    code = "import sys; sys.argv = ['optimize']\nfrom enginewright.optimizer.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["export"], done.stderr
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
 
 
 def test_version() -> None:

@@ -33,10 +33,12 @@ def test_json(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (["--prompts", "4,x"], 2, "no numbers with commas"),
-        (["--prompts", "none", "--batches", "none"], 8, "nothing to measure"),
-        (["--prompts", "9999"], 8, "leave no room"),
-        (["--memory", "lots"], 8, "is no size"),
+        (["--prompts", "4,x"], 2, "not a list of numbers"),
+        (["--prompts", "none", "--batches", "none"], 2, "nothing to measure"),
+        (["--prompts", "9999"], 2, "--prompts: "),
+        (["--prompts", "-4"], 2, "--prompts: -4 is out of range"),
+        (["--steps", "0"], 2, "--steps: 0 is out of range"),
+        (["--memory", "lots"], 2, "is no size"),
         (["--target", "onnx"], 7, "onnx"),
         (["--plot", "absent/a.svg", *SMALL], 7, "no such folder"),
     ],

@@ -51,12 +51,12 @@ def test_json_and_every_option(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 8, "nothing given"),
-        (("--default", "chat", "--trace", "x"), 8, "trace and default given"),
+        ((), 2, "give one of --histogram, --trace and --default"),
+        (("--default", "chat", "--trace", "x"), 2, "not 2 of them"),
         (("--histogram", "none.csv"), 8, "none.csv: can't be read"),
-        (("--default", "chat", "--most", "0"), 8, "most: 0"),
+        (("--default", "chat", "--most", "0"), 2, "--most: 0"),
         (("--default", "chat", "--most", "many"), 2, "Invalid value"),
-        (("--default", "books"), 8, "Defaults: chat, documents, code"),
+        (("--default", "books"), 2, "Defaults: chat, documents, code"),
     ],
 )
 def test_errors(arguments: tuple[str, ...], code: int, message: str) -> None:

@@ -43,6 +43,16 @@ def test_each_line_is_a_turn_of_one_conversation(tiny_bundle: Path) -> None:
     assert result.stdout != answers(tiny_bundle, ["Hello"]) + answers(tiny_bundle, ["Who are you?"])
 
 
+def test_json_is_one_document_at_the_end(tiny_bundle: Path) -> None:
+    said = chat(tiny_bundle, "Hello\nWho are you?\n")
+    result = chat(tiny_bundle, "Hello\nWho are you?\n", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["results"]
+    assert [row["prompt"] for row in rows] == ["Hello", "Who are you?"]
+    assert "".join(row["text"] + "\n" for row in rows) == said.stdout
+    assert all(row["finish_reason"] in ("stop", "length") and row["token_ids"] for row in rows)
+
+
 def test_reset_forgets(tiny_bundle: Path) -> None:
     result = chat(tiny_bundle, "Hello\n/reset\nWho are you?\n/exit\nnever asked\n")
     assert result.exit_code == 0, result.output

@@ -47,7 +47,7 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path, tmp_p
         (PLAIN, [str(tiny_bundle), "--target", "cpu"], 0),
         (PLAIN, [str(tiny_bundle), "--target", "cpu", "--target", "tensorrt-rtx"], 15),
         (bare, [str(tiny_bundle)], 15),
-        (PLAIN, ["--target", "rocket"], 8),
+        (PLAIN, ["--target", "rocket"], 2),
         (PLAIN, [str(tmp_path)], 7),
     ):
         code, printed = run(monkeypatch, machine, *arguments)

@@ -62,8 +62,8 @@ def test_json_is_one_document(tiny_bundle: Path, text: Path) -> None:
     ("arguments", "code", "named"),
     [
         (["--text", "absent.txt"], 8, "absent.txt"),
-        (["--text", "TEXT", "--window", "9999"], 8, "window"),
-        (["--text", "TEXT", "--window", "8", "--stride", "8"], 8, "stride"),
+        (["--text", "TEXT", "--window", "9999"], 2, "--window"),
+        (["--text", "TEXT", "--window", "8", "--stride", "8"], 2, "--stride"),
         (["--text", "TEXT", "--choices", "TEXT"], 8, "text.txt:1: not json"),
         (["--text", "TEXT", "--against", "absent"], 3, "absent"),
         (["--text", "TEXT", "--memory", "1"], 9, "memory"),

@@ -136,6 +136,7 @@ def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_p
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code == 7
     assert "a.bundle" in refused.stderr
+    assert "Pass --force to replace it" in refused.stderr
     assert CliRunner().invoke(app, [*arguments, "--force"]).exit_code == 0
     assert (tmp_path / "a.bundle" / "manifest.json").read_bytes() == before
 
@@ -146,7 +147,10 @@ def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_p
         ("absent", [], 3, "absent"),
         ("empty", [], 3, "empty"),
         ("tiny", ["--recipe", "f23"], 5, "f23"),
-        ("tiny", ["--target", "cuda"], 5, "cuda"),
+        ("tiny", ["--target", "cuda"], 2, "--target: there is no 'cuda'"),
+        ("tiny", ["--kv-cache", "f8"], 2, "--kv-cache: "),
+        ("tiny", ["--max-memory", "lots"], 2, "--max-memory: "),
+        ("tiny", ["--gpu", "h1000"], 15, "h1000"),
     ],
 )
 def test_what_goes_wrong_is_named(

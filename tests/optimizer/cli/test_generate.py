@@ -73,12 +73,19 @@ def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (["Hello", "--top-p", "1.5"], 8, "top_p"),
-        (["Hello", "--temperature", "-1"], 8, "temperature"),
-        (["Hello", "--max-tokens", "0"], 8, "max_tokens"),
+        (["Hello", "--top-p", "1.5"], 2, "--top-p: 1.5 is out of range"),
+        (["Hello", "--temperature", "-1"], 2, "--temperature"),
+        (["Hello", "--max-tokens", "0"], 2, "--max-tokens"),
+        (["Hello", "-n", "-5"], 2, "--max-tokens: -5 is out of range"),
+        (["Hello", "--seed", "-1"], 2, "--seed"),
+        (["Hello", "--context", "0"], 2, "--context"),
+        (["Hello", "--target", "gpu"], 2, "no target 'gpu'; choose"),
+        (["Hello", "--target", "onnx"], 7, "no target 'onnx'; it has cpu"),
+        (["Hello", "--provider", "cuda"], 2, "--provider"),
+        (["Hello", "--set", "x"], 2, "name=value"),
         ([""], 8, "prompt"),
         (["x" * 600, "--raw"], 8, "prompt"),
-        (["Hello", "--memory", "lots"], 8, "memory"),
+        (["Hello", "--memory", "lots"], 2, "--memory"),
         (["Hello", "--memory", "1"], 9, "memory"),
         (["-", "-"], 2, "stdin"),
         (["caf\udce9"], 8, "prompt"),  # an argument that is no UTF-8
@@ -91,6 +98,27 @@ def test_bad_requests_name_what_is_wrong(arguments: list[str], code: int, named:
     assert result.exit_code == code, result.output
     assert named in result.stderr.lower()
     assert result.stdout == ""
+
+
+def test_a_mistake_in_an_option_is_a_document_too(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "Hello", "-n", "-5", "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert (error["type"], error["exit_code"]) == ("RequestError", 2)
+    assert error["message"] == "--max-tokens: -5 is out of range"
+
+
+def test_arguments_in_the_wrong_order(tiny_bundle: Path) -> None:
+    result = CliRunner().invoke(app, ["generate", "Hello", str(tiny_bundle)])
+    assert result.exit_code == 2
+    assert "the bundle comes first" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_quiet_leaves_the_text_alone(tiny_bundle: Path) -> None:
+    loud, quiet = (generate(tiny_bundle, "Hello", "-n", "3", *more) for more in ([], ["--quiet"]))
+    assert (quiet.stdout, quiet.stderr) == (loud.stdout, "")
+    assert "tokens/s" in loud.stderr
+    assert generate(tiny_bundle, "One", "Two", "-n", "3", "-q").stderr == ""
 
 
 def test_no_bundle(tmp_path: Path) -> None:
@@ -137,9 +165,9 @@ def test_a_target_and_a_context(tiny_bundle: Path) -> None:
     ("options", "code", "message"),
     [
         (["--target", "onnx"], 7, "no target 'onnx'; it has cpu"),
-        (["--provider", "cuda"], 8, "provider: 'cuda' is for target 'onnx', not 'cpu'"),
+        (["--provider", "cuda"], 2, "--provider: 'cuda' is for target 'onnx', not 'cpu'"),
         (["--context", "513"], 9, "context: 513 tokens are more than the 512"),
-        (["--context", "1"], 8, "context: 1 is out of range"),
+        (["--context", "1"], 2, "--context: 1 is out of range"),
     ],
 )
 def test_what_does_not_run(tiny_bundle: Path, options: list[str], code: int, message: str) -> None:

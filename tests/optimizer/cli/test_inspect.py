@@ -112,6 +112,6 @@ def test_a_damaged_bundle(damage: str, tiny_bundle: Path, tmp_path: Path) -> Non
 
 
 def test_a_target_that_is_not_there(tiny_bundle: Path) -> None:
-    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--target", "cuda"])
+    result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--target", "onnx"])
     assert result.exit_code == 7
-    assert "cuda" in result.stderr
+    assert "no target 'onnx'; it has cpu" in result.stderr

@@ -16,8 +16,9 @@ def test_the_list_has_a_line_for_each() -> None:
     assert any(line.startswith("f32  ") for line in result.output.splitlines())
 
 
-def test_what_is_shown_is_a_recipe(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["recipes", "--show", "f32"])
+@pytest.mark.parametrize("arguments", [["f32"], ["--show", "f32"]])
+def test_what_is_shown_is_a_recipe(arguments: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["recipes", *arguments])
     path = tmp_path / "mine.toml"
     path.write_text(result.output)
     assert load_recipe(path) == load_recipe("f32")
@@ -30,8 +31,12 @@ def test_json(arguments: list[str]) -> None:
     assert recipe["weights"]["default"]["storage"] == "f32"
 
 
+def test_two_names_are_one_too_many() -> None:
+    assert CliRunner().invoke(app, ["recipes", "f32", "--show", "int8"]).exit_code == 2
+
+
 def test_an_unknown_name() -> None:
-    result = CliRunner().invoke(app, ["recipes", "--show", "f23", "--json"])
+    result = CliRunner().invoke(app, ["recipes", "f23", "--json"])
     assert result.exit_code == 5
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "RecipeError"

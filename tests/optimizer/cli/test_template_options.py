@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import enginewright as ew
@@ -61,13 +62,13 @@ def test_values(text: str, value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["a", "=1", "a b=1"])
 def test_what_is_no_variable(text: str) -> None:
-    with pytest.raises(ew.RequestError, match=rf"--set {text}: not of the form NAME=VALUE"):
+    with pytest.raises(typer.BadParameter, match=rf"--set {text}: not of the form NAME=VALUE"):
         template_options(None, [text])
 
 
 @pytest.mark.parametrize("name", ["messages", "params", "self"])
 def test_what_is_taken(name: str) -> None:
-    with pytest.raises(ew.RequestError, match=rf"--set {name}=1: '{name}' can't be set"):
+    with pytest.raises(typer.BadParameter, match=rf"--set {name}=1: '{name}' can't be set"):
         template_options(None, [f"{name}=1"])
 
 

@@ -34,6 +34,14 @@ def test_sizes_and_json(tiny_bundle: Path, tmp_path: Path) -> None:
     assert next(e for e in events if e["name"] == "process_name")["args"]["name"].endswith(", 1 threads)")
 
 
+@pytest.mark.parametrize(("option", "value"), [("--batch", "0"), ("--prompt-tokens", "0"), ("--decode", "-1")])
+def test_sizes_that_can_not_be(option: str, value: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["trace", str(tiny_bundle), "-o", str(tmp_path / "a.json"), option, value])
+    assert result.exit_code == 2
+    assert f"{option}: {value} is out of range" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_prompt_that_is_too_long(tiny_bundle: Path, tmp_path: Path) -> None:
     arguments = ["trace", str(tiny_bundle), "-o", str(tmp_path / "a.json"), "--prompt-tokens", "600"]
     result = CliRunner().invoke(app, arguments)

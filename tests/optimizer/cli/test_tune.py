@@ -78,7 +78,7 @@ def test_json_of_a_dry_run(bundle: Path) -> None:
 
 
 def test_errors(bundle: Path, tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["tune", str(bundle), "--seconds", "0"]).exit_code == 8
+    assert CliRunner().invoke(app, ["tune", str(bundle), "--seconds", "0"]).exit_code == 2
     assert CliRunner().invoke(app, ["tune", str(tmp_path / "absent")]).exit_code == 7
 
 

@@ -48,8 +48,8 @@ def test_json(tiny_bundle: Path) -> None:
 
 def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: Path) -> None:
     code, _, err = run(tiny_bundle, "--provider", "cpu")
-    assert code == 8
-    assert "provider: 'cpu' is for target 'onnx', and cpu is looked at" in err
+    assert code == 2
+    assert "--provider: 'cpu' is for target 'onnx', and cpu is looked at" in err
     path = tiny_onnx.write_bundle(tmp_path / "tiny.bundle")
     code, out, _ = run(path, "--provider", "cpu")
     assert code == 0
@@ -57,4 +57,7 @@ def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: P
     code, _, err = run(path, "--provider", "cuda")
     assert code == 10
     assert "has no CUDAExecutionProvider" in err
-    assert run(path, "--provider", "quantum")[0] == 8
+    assert run(path, "--provider", "quantum")[0] == 2
+    code, _, err = run(tiny_bundle, "--target", "gpu")
+    assert code == 2
+    assert "there is no target 'gpu'" in err

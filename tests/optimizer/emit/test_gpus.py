@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.optimizer.emit import gpus
 from enginewright.optimizer.emit.gpus import check_formats, parse_capabilities, parse_capability
 from enginewright.plugins.errors import TargetError
 
@@ -13,13 +14,45 @@ def test_one_capability_in_many_ways(text: str) -> None:
     assert parse_capability(text) == "8.9"
 
 
+@pytest.mark.parametrize(
+    ("text", "capability"),
+    [
+        ("h100", "9.0"),
+        ("H100", "9.0"),
+        ("A100-SXM-80GB", "8.0"),
+        ("NVIDIA GeForce RTX 4090", "8.9"),
+        ("rtx4070 super", "8.9"),
+        ("RTX PRO 6000 Blackwell", "12.0"),
+        ("l40s", "8.9"),
+        ("t4", "7.5"),
+        ("b300", "10.3"),
+        ("dgx-spark", "12.1"),
+    ],
+)
+def test_gpus_are_known_by_name(text: str, capability: str) -> None:
+    assert parse_capability(text) == capability
+
+
+def test_every_product_has_a_capability_that_is_known_and_one_spelling() -> None:
+    names = [name for products in gpus._PRODUCTS.values() for name in products.split(", ")]
+    assert set(gpus._PRODUCTS) == set(gpus.KNOWN)
+    assert len({gpus._key(name) for name in names}) == len(names)
+    for capability, products in gpus._PRODUCTS.items():
+        assert {parse_capability(name) for name in products.split(", ")} == {capability}
+
+
+def test_a_name_that_is_nearly_one_is_suggested() -> None:
+    with pytest.raises(TargetError, match=r"Did you mean RTX 4090 \(8\.9\)\? Pass a name, such as h100"):
+        parse_capability("rtx4091x")
+
+
 def test_lists_are_in_rising_order_and_without_doubles() -> None:
     assert parse_capabilities(["SM120,8.0", "8.9", "89"]) == ("8.0", "8.9", "12.0")
 
 
 @pytest.mark.parametrize("text", ["", "9.9", "8", "sm", "8.9a", "1200", "hopper", "8.0,"])
 def test_what_is_unknown_is_named(text: str) -> None:
-    with pytest.raises(TargetError, match=r"gpu: .* is no compute capability .*\n.*7\.5, 8\.0"):
+    with pytest.raises(TargetError, match=r"gpu: .* is not a GPU or a compute capability .*\n.*7\.5, 8\.0"):
         parse_capabilities([text])
 
 

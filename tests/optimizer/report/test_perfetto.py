@@ -80,9 +80,9 @@ def test_a_trace(prompt: int, decode: int, batch: int, tiny_bundle: Path, tmp_pa
 @pytest.mark.parametrize(
     ("sizes", "named"),
     [
-        ({"prompt": 0}, "prompt is 0"),
-        ({"batch": 0}, "batch is 0"),
-        ({"decode": -1}, "decode is -1"),
+        ({"prompt": 0}, "prompt_tokens: 0"),
+        ({"batch": 0}, "batch: 0"),
+        ({"decode": -1}, "decode: -1"),
         ({"prompt": 500, "decode": 20}, "longer than the bundle's 512"),
         ({"prompt": 500, "batch": 20}, "8,192 tokens of a step"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,20 @@ def test_what_else_is_in_it(make_bundle: Make) -> None:
 @pytest.mark.parametrize("path", ["none.bundle", "file", "."])
 def test_what_is_no_bundle(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match=r"is no folder|manifest\.json is missing"):
+    with pytest.raises(BundleError, match=r"is a file, not a bundle|doesn\'t exist|it has no manifest\.json"):
         Bundle.open(tmp_path / path)
+
+
+@pytest.mark.parametrize(("path", "named"), [("a model.gguf", "a model"), ("folder", "folder")])
+def test_a_model_is_to_be_exported_first(tmp_path: Path, path: str, named: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/config.json").write_text("{}")
+    (tmp_path / "a model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BundleError, match="is a model, not a bundle") as caught:
+        Bundle.open(tmp_path / path)
+    assert caught.value.hint is not None
+    command = shlex.split(caught.value.hint.partition(": ")[2])
+    assert command == ["optimize", "export", str(tmp_path / path), "-o", f"{named}.bundle"]
 
 
 @pytest.mark.parametrize(

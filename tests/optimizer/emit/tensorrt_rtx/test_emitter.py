@@ -100,7 +100,7 @@ def test_verify_names_what_is_wrong_with_a_plan(
     ("gpus", "engines", "error", "message"),
     [
         (["9.0"], {}, TargetError, r"TensorRT-RTX builds no engine for compute capability 9\.0"),
-        (["8.8"], {}, TargetError, r"'8\.8' is no compute capability"),
+        (["8.8"], {}, TargetError, r"'8\.8' is not a GPU or a compute capability"),
         (["7.5", "8.0"], {"dtype": "bf16"}, TargetError, r"7\.5 has no bf16, .*\n.*--gpu 8\.0"),
         (["8.9"], {"context": 1000}, RecipeError, r"engines.context: slots of 1,000 tokens are longer"),
     ],
