@@ -387,5 +387,5 @@ def _not_a_bundle(root: Path) -> BundleError:
         )
     hint = "Pass a folder that `optimize export` wrote."
     if root.is_dir():
-        return BundleError(f"{root} is not a bundle: it has no {MANIFEST_PATH}", hint=hint)
+        return BundleError(f"{root} is not a bundle: {root / MANIFEST_PATH} is missing", hint=hint)
     return BundleError(f"{root} is a file, not a bundle" if root.exists() else f"{root} doesn't exist", hint=hint)

@@ -96,5 +96,5 @@ def test_a_file_longer_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_no_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"it has no manifest\.json"):
+    with pytest.raises(BundleError, match=r"manifest\.json is missing"):
         diff_bundles(tiny_bundle, tmp_path)

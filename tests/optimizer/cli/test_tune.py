@@ -40,7 +40,7 @@ def test_text_and_the_file(bundle: Path) -> None:
 def test_too_short_a_time_says_what_to_do(bundle: Path) -> None:
     result = CliRunner().invoke(app, ["tune", str(bundle), "--seconds", "0.001", "--threads", "1"])
     assert result.exit_code == 0, result.output
-    assert "0.001 s were too short for 12 of 12 choices: pass a larger --seconds" in result.stdout
+    assert "0.001 seconds were too short for 12 of 12 choices: pass a larger --seconds" in result.stdout
     assert result.stdout.rstrip().endswith("own.bundle.tune.json was not written")
     assert [p.name for p in bundle.parent.iterdir()] == ["own.bundle"]
 

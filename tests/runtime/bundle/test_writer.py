@@ -134,7 +134,7 @@ def test_an_interruption_while_it_begins(tmp_path: Path, monkeypatch: Any) -> No
 def test_an_existing_bundle_is_replaced_only_if_asked(make_bundle: Make, manifest: Manifest) -> None:
     path = make_bundle()
     before = contents(path)
-    with pytest.raises(BundleError, match=r"toy\.bundle exists\n.*--force"):
+    with pytest.raises(BundleError, match=r"toy\.bundle exists\n.*overwrite=True"):
         make_bundle()
     assert contents(path) == before
     with BundleWriter(path, overwrite=True) as writer:
