@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from enginewright.optimizer.report.numbers import count, duration, format_bytes, percent, rate
+from enginewright.optimizer.report.numbers import count, duration, format_bytes, of_limit, percent, rate
 
 from .result import BenchResult, Profile, ProfileLine, Spread
 
@@ -64,7 +64,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "" if share is None else percent(share)
+    return "" if share is None else of_limit(share)
 
 
 def _prompts(result: BenchResult) -> Table:

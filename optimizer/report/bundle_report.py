@@ -127,7 +127,7 @@ def _speed(view: RooflineView) -> list[str]:
             line += f", {numbers.count(cost.multiply_adds)} multiply-adds"
         else:
             line += f"{numbers.rate(shape.tokens_per_second)} tokens/s"
-            line += f", {shape.share:.0%} of this machine's limit" if shape.share is not None else ""
+            line += f", {numbers.of_machine(shape.share)}" if shape.share is not None else ""
         lines.append(line)
     return lines
 

@@ -161,6 +161,8 @@ class FusionEntry(_Section):
     decode_with: float | None = None
     prefill_without: float | None = None
     prefill_with: float | None = None
+    decode_saves: tuple[float, float] | None = None
+    prefill_saves: tuple[float, float] | None = None
 
 
 class FusionEffectsEntry(_Section):
@@ -171,6 +173,8 @@ class FusionEffectsEntry(_Section):
     prefill_tokens: int
     effects: tuple[FusionEntry, ...] = ()
     skipped: str = ""
+    decode_noise: float | None = None
+    prefill_noise: float | None = None
 
 
 class ParetoEntry(_Section):

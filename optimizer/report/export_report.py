@@ -16,6 +16,7 @@ from enginewright.runtime.kv_cache.cache_groups import free_memory
 
 from .diffs import ProgramDiff
 from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport
+from .machine import MOST_BYTES
 from .page import render_page
 from .roofline import Roofline, measure, predict
 from .storage import StoredBytes, stored_weights
@@ -24,7 +25,7 @@ _SHARE = 0.03
 _MOST_SECONDS = 3.0
 """Of an export's time so far, and at most, that its steps are timed for."""
 
-_BESIDE_WEIGHTS = 512 << 20
+_BESIDE_WEIGHTS = (256 << 20) + MOST_BYTES
 """Bytes of KV caches, of what a prompt's step computes, and of what the bandwidth is measured with, at most."""
 
 _RUN_HERE = ("cpu",)

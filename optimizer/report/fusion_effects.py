@@ -1,11 +1,14 @@
 """What each fusion of a target changes in the time of a step: measured here, with and without it, on the same weights.
 
 The whole list of fusions is compared with the list less one, so that a fusion isn't credited with what another does.
-Both programs take turns, and medians count: a machine that slows down slows both.
+All programs take turns, in another order each round, and are compared round by round: a machine that slows down slows
+all. Where a program lies in memory makes it faster or slower too, so the program with all fusions is there twice: what
+differs between these two is noise, and so is what differs no more than they do.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +32,19 @@ _CONTEXT = 64
 """Tokens in a request's cache at the measured decode step, where the model takes that many."""
 _PREFILL = (256, 128, 64, 32)
 """Tokens of a prefill: the first of these that the time allows."""
-_FEWEST, _MOST = 3, 100
-"""Runs of each program."""
+_FEWEST, _MOST = 6, 100
+"""Runs of each program; of fewer an interval can't be said."""
 _BESIDE_WEIGHTS = 512 << 20
 """Bytes that the programs need together for what they compute, at most."""
 _SHARE = 0.4
 """Of the seconds, for decode; the rest is prefill's."""
+
+
+Interval = tuple[float, float]
+"""The lower and the upper end."""
+
+_TWIN = "the same again"
+"""Stands among the names of fusions for the program with all of them a second time."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class FusionEffect:
         matched: how many places it changed.
         decode_without, decode_with: with all fusions but this one, and with all.
         prefill_without, prefill_with: the same.
+        decode_saves, prefill_saves: the share of the time that the fusion saves, as an interval of confidence (95 %) of
+            the median over rounds; below 0 it costs time. None if it can't be told from noise.
     """
 
     fusion: str
@@ -54,17 +66,26 @@ class FusionEffect:
     decode_with: float | None = None
     prefill_without: float | None = None
     prefill_with: float | None = None
+    decode_saves: Interval | None = None
+    prefill_saves: Interval | None = None
 
 
 @dataclass(frozen=True)
 class FusionEffects:
-    """The effects of a target's fusions. ``skipped``: why nothing was measured; empty if something was."""
+    """The effects of a target's fusions.
+
+    Attributes:
+        skipped: why nothing was measured; empty if something was.
+        decode_noise, prefill_noise: the share by which the program may differ from itself; None if not measured.
+    """
 
     target: str
     context: int
     prefill_tokens: int
     effects: tuple[FusionEffect, ...]
     skipped: str = ""
+    decode_noise: float | None = None
+    prefill_noise: float | None = None
 
 
 def fusion_effects(
@@ -113,6 +134,7 @@ def fusion_effects(
 
     try:
         runners = {"": runner(whole)}
+        twin = runner(whole)
         step = runners[""].step(decode)
         if (least := min(_time(runners[""], step) for _ in range(_FEWEST))) < shortest:
             return skipped(f"a step takes {least * 1e6:.0f} microseconds: what a fusion changes would be lost in noise")
@@ -121,12 +143,13 @@ def fusion_effects(
             if set(lowered.weights) != set(whole.weights):
                 return skipped(f"without {p.name} the program has other weights")
             runners[p.name] = runner(lowered)
+        runners[_TWIN] = twin
     except (BundleError, CapacityError) as e:
         return skipped(f"the program can't run here: {e}")
     decoded = _paired(runners, decode, seconds * _SHARE)
     if not decoded:
         return skipped(f"a few steps take more than {seconds:g} seconds")
-    tokens, prefilled = 0, dict[str, float]()
+    tokens, prefilled = 0, _Times({})
     shortest_prefill = prefills[-1].lengths[0]
     once = _time(runners[""], runners[""].step(prefills[-1])) / shortest_prefill
     for sizes in prefills:
@@ -138,14 +161,18 @@ def fusion_effects(
         FusionEffect(
             p.name,
             matched.get(p.name, 0),
-            decoded.get(p.name),
-            decoded[""] if p in compared else None,
-            prefilled.get(p.name),
-            prefilled.get("") if p in compared else None,
+            decoded.median(p.name),
+            decoded.median("") if p in compared else None,
+            prefilled.median(p.name),
+            prefilled.median("") if p in compared else None,
+            decoded.saves(p.name),
+            prefilled.saves(p.name),
         )
         for p in fusions
     )
-    return FusionEffects("cpu", context, tokens if prefilled else 0, tuple(effects))
+    return FusionEffects(
+        "cpu", context, tokens if prefilled else 0, tuple(effects), "", decoded.noise(), prefilled.noise()
+    )
 
 
 def _lowered(program: Program, passes: Sequence[Pass], caches: Sequence[CacheGroupModel]) -> LoweredProgram:
@@ -158,20 +185,69 @@ def _prefill(tokens: int) -> StepSizes:
     return StepSizes(lengths=(tokens,), contexts=(tokens,))
 
 
-def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> dict[str, float]:
-    """Medians in microseconds by runner, which take turns; empty if the seconds aren't enough for a few."""
+@dataclass(frozen=True)
+class _Times:
+    """Seconds of each program by round; empty if nothing was measured."""
+
+    by_name: Mapping[str, Sequence[float]]
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def median(self, name: str) -> float | None:
+        """In microseconds."""
+        return round(median(self.by_name[name]) * 1e6, 1) if name in self.by_name else None
+
+    def noise(self) -> float | None:
+        """How far from 0 the interval of the program beside itself reaches."""
+        found = self._interval(_TWIN)
+        return None if found is None else max(abs(found[0]), abs(found[1]))
+
+    def saves(self, name: str) -> Interval | None:
+        """The interval of what the fusion saves, if all of it is beyond the noise."""
+        found, noise = self._interval(name), self.noise()
+        if found is None or noise is None or (found[0] <= noise and found[1] >= -noise):
+            return None
+        return found
+
+    def _interval(self, name: str) -> Interval | None:
+        if name not in self.by_name:
+            return None
+        pairs = zip(self.by_name[name], self.by_name[""], strict=True)
+        return median_interval([(without - all_of_them) / without for without, all_of_them in pairs])
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """An interval that holds the median with a confidence of 95 % at least, whatever the values' distribution.
+
+    From one order statistic to the one as far from the other end: the number of values below the median is binomial
+    (Conover, Practical Nonparametric Statistics, 3.2). None for fewer than 6 values, which have no such interval.
+    """
+    count, ordered, below = len(values), sorted(values), 0.0
+    found = None
+    for k in range((count + 1) // 2):
+        below += math.comb(count, k) / 2**count  # that at most k values are below the median
+        if 2 * below > 0.05:
+            break
+        found = (ordered[k], ordered[count - 1 - k])
+    return found
+
+
+def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> _Times:
+    """Times of runners that take turns; empty if the seconds aren't enough for a few rounds."""
     steps = {name: runner.step(sizes) for name, runner in runners.items()}
     first = sum(_time(runners[name], step) for name, step in steps.items())  # warms up, and is not counted
     if first * _FEWEST > 4 * seconds:
-        return {}
+        return _Times({})
     times: dict[str, list[float]] = {name: [] for name in runners}
     start = time.perf_counter()
     for done in range(_MOST):
         if done >= _FEWEST and time.perf_counter() - start > seconds:
             break
-        for name, step in steps.items():
-            times[name].append(_time(runners[name], step))
-    return {name: round(median(t) * 1e6, 1) for name, t in times.items()}
+        names = list(steps)
+        for name in names[done % len(names) :] + names[: done % len(names)]:
+            times[name].append(_time(runners[name], steps[name]))
+    return _Times(times)
 
 
 def _time(runner: StepRunner, step: StepInput) -> float:

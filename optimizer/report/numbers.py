@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
-__all__ = ["count", "duration", "format_bytes", "gain", "percent", "rate", "significant"]
+__all__ = ["count", "duration", "format_bytes", "gain", "of_limit", "of_machine", "percent", "rate", "significant"]
 
 _THOUSANDS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _ROUNDS_UP = 0.9995
@@ -36,6 +36,17 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """A share of 1: 96.0 %, 0.4 %."""
     return f"{share:.1%}".replace("%", " %")
+
+
+def of_limit(share: float) -> str:
+    """A share of what the machine can do: 68 %. More than all of it can't be of memory: a cache had it."""
+    return f"{share:.0%}".replace("%", " %") if share < 1.005 else "in cache"
+
+
+def of_machine(share: float) -> str:
+    """The same as a phrase: "68 % of this machine's limit"."""
+    text = of_limit(share)
+    return f"{text} of this machine's limit" if text.endswith("%") else f"{text}: faster than memory"
 
 
 def gain(share: float) -> str:

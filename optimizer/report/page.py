@@ -151,7 +151,7 @@ def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView
         for s in view.shapes:
             if s.tokens_per_second is None:
                 continue
-            note = f"{s.share:.0%}".replace("%", " %") + " of this machine's limit" if s.share is not None else ""
+            note = numbers.of_machine(s.share) if s.share is not None else ""
             found.append(
                 Tile(s.shape.name[:1].upper() + s.shape.name[1:], numbers.rate(s.tokens_per_second), "tokens/s", note)
             )
@@ -200,6 +200,7 @@ def _environment() -> Environment:
         "count": numbers.count,
         "duration": numbers.duration,
         "gain": numbers.gain,
+        "of_limit": numbers.of_limit,
         "percent": numbers.percent,
         "rate": numbers.rate,
         "significant": numbers.significant,

@@ -1,7 +1,8 @@
 """What each step of a program costs at some sizes, how long it took, and how near that is to this machine's limits.
 
 The model is the roofline's (Williams, Waterman and Patterson, doi:10.1145/1498765.1498785): a step takes at least as
-long as its bytes need at the memory's bandwidth, and at least as long as its multiply-adds need at the kernels' peak.
+long as its bytes need at the memory's bandwidth, and at least as long as its multiply-adds need at the processor's
+peak. Both are measured in the same run, before the steps are timed and after.
 """
 
 from __future__ import annotations
@@ -133,11 +134,13 @@ def measure(
     runner = StepRunner(bundle, [shape.sizes for shape in predicted.shapes], threads=threads)
     runner.fill_caches()
     types = {kind for shape in predicted.shapes for kind in shape.cost.products}
-    machine = measure_machine(runner.program.isa, runner.program.threads, types)
+    limits = runner.program.isa, runner.program.threads, types, predicted.shapes[0].cost.memory
+    machine = measure_machine(*limits)
     shapes: list[ShapeCosts] = []
     for done, shape in enumerate(predicted.shapes):
         progress(ProgressEvent("roofline", done, total, shape.name))
         shapes.append(_timed(runner, shape, seconds / total, machine))
+    machine = machine.at_best(measure_machine(*limits))
     progress(ProgressEvent("roofline", total, total))
     return Roofline("cpu", measured, machine, shapes)
 

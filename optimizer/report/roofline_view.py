@@ -16,6 +16,11 @@ from .storage import kind_of
 WIDTH, HEIGHT = 760.0, 380.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 24.0, 16.0, 44.0
 _LETTER, _LINE, _LONGEST = 6.6, 15.0, 34
+_NEARBY = 40.0
+"""Of one kind's names, which are then one too many."""
+
+_Corners = tuple[float, float, float, float]
+"""left, top, right, bottom"""
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A limit in the chart."""
+    """A limit in the chart, and where its name is; the name of one that slopes is along it."""
 
     x1: float
     y1: float
     x2: float
     y2: float
     label: str
+    label_x: float = 0.0
+    label_y: float = 0.0
+    anchor: str = "start"
 
     @property
     def angle(self) -> float:
@@ -138,9 +146,8 @@ def chart(roofline: Roofline, views: Sequence[ShapeView]) -> RooflineChart | Non
     ridge = top / machine.bandwidth
     x = LogAxis.around([*(x for _, _, x, _ in found), ridge * 1.01], _LEFT, WIDTH - _RIGHT)
     y = LogAxis.around([*(y for *_, y in found), top * 1.01], HEIGHT - _BOTTOM, _TOP)
-    lines = [_slope(machine.bandwidth, x, y, top)]
-    for kind, peak in sorted(machine.peaks.items(), key=lambda item: item[1]):
-        lines.append(Line(x.at(peak / machine.bandwidth), y.at(peak), x.at(x.high), y.at(peak), f"{kind} products"))
+    slope = _slope(machine.bandwidth, x, y, top)
+    lines = [slope, *_roofs(machine, x, y, slope)]
     points = [
         Point(
             x.at(per_byte),
@@ -156,28 +163,70 @@ def chart(roofline: Roofline, views: Sequence[ShapeView]) -> RooflineChart | Non
         tuple((y.at(t), _power(t / 1e9)) for t in y.ticks()),
         tuple(lines),
         tuple(points),
-        tuple(_labels([(p, g.kind) for p, (_, g, _, _) in zip(points, found, strict=True)], [n.y1 for n in lines[1:]])),
+        tuple(_labels([(p, g.kind) for p, (_, g, _, _) in zip(points, found, strict=True)], lines)),
     )
 
 
-def _labels(points: Sequence[tuple[Point, str]], roofs: Sequence[float]) -> list[tuple[float, float, str, str]]:
-    """Names beside the largest points, where they cover neither one another nor leave the picture.
+def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
+    """A line for each type of products, lowest first, each named where no other name stands."""
+    taken = [_slope_label(slope)]
+    found = []
+    for kind, peak in sorted(machine.peaks.items(), key=lambda item: item[1]):
+        start, end, height, text = x.at(peak / machine.bandwidth), x.at(x.high), y.at(peak), f"{kind} products"
+        places = [(start + 24, height - 6, "start"), (end - 6, height - 6, "end")]
+        places += [(start + 24, height + _LINE, "start"), (end - 6, height + _LINE, "end")]
+        at = next((p for p in places if not _covers(_text_box(*p, text), taken)), places[0])
+        taken.append(_text_box(*at, text))
+        found.append(Line(start, height, end, height, text, *at))
+    return found
 
-    ``roofs``: where lines go through the picture, which would strike a name out: it goes below them.
+
+def _labels(points: Sequence[tuple[Point, str]], lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
+    """Names beside, below or above the largest points, where nothing else is: no name, no line, no other point.
+
+    A kind of module that has been named at a point nearby is not named again.
     """
+    slope, *roofs = lines
+    taken = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
+    taken += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
+    taken += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _ in points]
+    steps = [i / 100 for i in range(101)]
+    taken += [
+        (x - 1, y - 1, x + 1, y + 1)
+        for x, y in ((slope.x1 + s * (slope.x2 - slope.x1), slope.y1 + s * (slope.y2 - slope.y1)) for s in steps)
+    ]
     found: list[tuple[float, float, str, str]] = []
-    taken: list[tuple[float, float, float]] = []
     for point, name in sorted(points, key=lambda item: -item[0].size):
         text = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-        width = _LETTER * len(text)
-        left = point.x + point.size + 4 + width > WIDTH
-        x, y = point.x + (-1 if left else 1) * (point.size + 4), point.y + 4
-        y = next((roof + _LINE for roof in roofs if -4 < y - roof < _LINE), y)
-        start = x - width if left else x
-        if all(abs(y - other) > _LINE or start > end or start + width < begin for begin, end, other in taken):
-            taken.append((start, start + width, y))
-            found.append((round(x, 1), y, "end" if left else "start", text))
+        away = point.size + 4
+        places = [(point.x + side * away, point.y + drop) for drop in (4, away + 10, -away - 2) for side in (1, -1)]
+        for at_x, at_y in places:
+            anchor = "start" if at_x > point.x else "end"
+            box = _text_box(at_x, at_y, anchor, text)
+            inside = box[0] >= _LEFT and box[2] <= WIDTH and box[1] >= 0 and box[3] <= HEIGHT - _BOTTOM
+            named = any(t == text and abs(x - at_x) < _NEARBY and abs(y - at_y) < _NEARBY for x, y, _, t in found)
+            if inside and not named and not _covers(box, taken):
+                taken.append(box)
+                found.append((round(at_x, 1), round(at_y, 1), anchor, text))
+                break
     return found
+
+
+def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:
+    """Where a text is: its letters are some 10 high above the baseline, and some reach 3 below."""
+    left = x - _LETTER * len(text) if anchor == "end" else x
+    return left, y - 11, left + _LETTER * len(text), y + 3
+
+
+def _slope_label(slope: Line) -> _Corners:
+    """About where the bandwidth's name is: along its line, from where that begins."""
+    length = _LETTER * len(slope.label) + 12
+    turned = math.radians(slope.angle)
+    return slope.x1 - 16, slope.y1 + length * math.sin(turned) - 16, slope.x1 + length * math.cos(turned), slope.y1
+
+
+def _covers(box: _Corners, others: Sequence[_Corners]) -> bool:
+    return any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in others)
 
 
 def _slope(bandwidth: float, x: LogAxis, y: LogAxis, top: float) -> Line:

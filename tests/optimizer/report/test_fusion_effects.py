@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from enginewright.optimizer.emit.cpu import CpuEmitter
-from enginewright.optimizer.report.fusion_effects import FusionEffects, fusion_effects
+from enginewright.optimizer.report.fusion_effects import _TWIN, FusionEffects, _Times, fusion_effects, median_interval
 from enginewright.passes.ir.program import Program
 from enginewright.passes.manager import PassManager
 from enginewright.runtime.bundle.reader import Bundle
@@ -39,6 +40,47 @@ def test_each_fusion_that_matched_is_measured(exported: tuple[Program, dict[str,
         times = (effect.decode_without, effect.decode_with, effect.prefill_without, effect.prefill_with)
         assert all(t is not None and t > 0 for t in times) if effect.matched else times == (None,) * 4
     assert {e.decode_with for e in found.effects if e.matched} == {found.effects[1].decode_with}
+    assert found.decode_noise is not None and found.prefill_noise is not None
+    for effect in found.effects:
+        for saves, noise in ((effect.decode_saves, found.decode_noise), (effect.prefill_saves, found.prefill_noise)):
+            assert saves is None or saves[0] > noise or saves[1] < -noise
+
+
+def test_an_interval_of_the_median() -> None:
+    """Conover's table of the sign test: of 10 values the 2nd and the 9th, of 20 the 6th and the 15th."""
+    assert median_interval(range(5)) is None
+    assert median_interval(range(6)) == (0, 5)
+    assert median_interval(range(10)) == (1, 8)
+    assert median_interval([float(n) for n in reversed(range(20))]) == (5, 14)
+
+
+def test_what_is_within_noise_is_not_a_regression() -> None:
+    """Rounds of times as a busy machine gives them: some of them slow, all programs by turns."""
+    rng = np.random.default_rng(5)
+    busy = 1 + (rng.random(60) < 0.3) * 0.5
+
+    def times(microseconds: float) -> list[float]:
+        return [float(t) for t in microseconds * 1e-6 * busy * (1 + rng.normal(0, 0.02, 60))]
+
+    found = _Times({"": times(100), "same": times(100), "worth it": times(112), "a cost": times(90), _TWIN: times(100)})
+    assert found.saves("same") is None
+    saved, cost = found.saves("worth it"), found.saves("a cost")
+    assert saved is not None and 0.05 < saved[0] < 12 / 112 < saved[1] < 0.2
+    assert cost is not None and -0.2 < cost[0] < cost[1] < -0.05
+    noise = found.noise()
+    assert noise is not None and noise < 0.02
+
+
+def test_a_place_in_memory_that_is_slow_is_no_saving() -> None:
+    """A program that differs from itself by 4 % makes nothing of a fusion that seems to cost 3 %."""
+    found = _Times({"": [1.0] * 20, "fusion": [0.97] * 20, "large": [0.9] * 20, _TWIN: [0.96] * 20})
+    assert found.saves("fusion") is None
+    assert found.saves("large") is not None
+
+
+def test_too_few_rounds_say_nothing() -> None:
+    found = _Times({"": [1.0] * 5, "fusion": [2.0] * 5, _TWIN: [1.0] * 5})
+    assert (found.noise(), found.saves("fusion")) == (None, None)
 
 
 def test_what_can_not_be_measured_says_why(exported: tuple[Program, dict[str, int], Bundle]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.progress import ProgressEvent
+from enginewright.optimizer.report import roofline
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import limit_seconds, measure, multiply_seconds, predict
 from enginewright.plugins.step_costs import StepCost, step_costs
@@ -58,6 +59,24 @@ def test_measured(tiny_bundle: Path) -> None:
         assert shape.seconds == pytest.approx(sum(t for t in times if t is not None))
     assert {e.stage for e in events} == {"roofline"}
     assert events[-1].done == events[-1].total == 3
+
+
+def test_limits_are_measured_before_and_after_over_what_a_step_reads(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was slow before the steps, when the machine was busy, must not be the limit of steps that were fast."""
+    asked: list[int] = []
+
+    def measured(isa: str, threads: int, types: set[str], working_set: int) -> Machine:
+        asked.append(working_set)
+        return Machine(isa, threads, 1e9 * len(asked), dict.fromkeys(types, 1e12 / len(asked)))
+
+    monkeypatch.setattr(roofline, "measure_machine", measured)
+    bundle = Bundle.open(tiny_bundle)
+    found = measure(bundle, seconds=0.1, measured="report", threads=1)
+    assert asked == [predict(bundle).shapes[0].cost.memory] * 2
+    assert found.machine is not None
+    assert (found.machine.bandwidth, found.machine.peaks) == (2e9, {"f32": 1e12})
 
 
 def test_a_budget_too_small_for_a_prompt_makes_it_shorter(tiny_bundle: Path) -> None:

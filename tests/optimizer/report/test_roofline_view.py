@@ -4,7 +4,7 @@ import pytest
 
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime
-from enginewright.optimizer.report.roofline_view import HEIGHT, WIDTH, chart, shape_view
+from enginewright.optimizer.report.roofline_view import HEIGHT, WIDTH, RooflineChart, chart, shape_view
 from enginewright.plugins.step_costs import StepCost
 
 MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})
@@ -60,6 +60,37 @@ def test_the_chart(seconds: float) -> None:
     assert f32.y1 == f32.y2 > i8.y1 == i8.y2
     assert i8.x1 == pytest.approx(slope.x2, abs=0.1)  # the roof has no gap
     assert all("…" not in label for *_, label in found.labels)
-    assert len({round(y) for _, y, _, _ in found.labels}) == len(found.labels)
     # No line goes through a name, whose letters are some 10 high above its baseline.
     assert not any(y - 11 < line.y1 < y + 3 for _, y, _, _ in found.labels for line in (f32, i8))
+
+
+def boxes(found: RooflineChart) -> list[tuple[float, float, float, float]]:
+    """Of all names: those of points, and of the roofs."""
+    texts = [*found.labels, *((r.label_x, r.label_y, r.anchor, r.label) for r in found.lines[1:])]
+    return [
+        (left := x - 6.6 * len(text) if anchor == "end" else x, y - 11, left + 6.6 * len(text), y + 3)
+        for x, y, anchor, text in texts
+    ]
+
+
+@pytest.mark.parametrize("peaks", [{"f32": 1e10, "i8": 4e10}, {"f32": 1.00e10, "bf16": 1.02e10, "i8": 1.04e10}])
+def test_no_name_covers_another_or_a_point(peaks: dict[str, float]) -> None:
+    """Points that crowd at one place, and roofs that nearly fall together."""
+    machine = Machine("avx2", 2, bandwidth=1e9, peaks=peaks)
+    steps = [
+        StepTime(
+            "linear", f"layers.0.{name}_proj", StepCost(weights=10**6, products={"f32": n * 10**6}), 1e-3 * (1 + i / 9)
+        )
+        for i, (name, n) in enumerate([("q", 1), ("gate", 1), ("up", 1), ("down", 1), ("head", 8), ("k", 9), ("v", 9)])
+    ]
+    crowded = ShapeCosts("decode", 1, 1, 64, 3, 8e-3, None, steps)
+    found = chart(Roofline("cpu", "report", machine, [crowded]), [shape_view(crowded, machine)])
+    assert found is not None
+    assert len(found.labels) > 2
+    names = boxes(found)
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]), (a, b)
+    for left, top, right, bottom in names[: len(found.labels)]:
+        assert left >= 0 and right <= WIDTH and top >= 0 and bottom <= HEIGHT
+        assert not any(left < p.x < right and top < p.y < bottom for p in found.points)
