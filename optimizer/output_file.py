@@ -35,4 +35,5 @@ def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleE
             raise
     except (OSError, ValueError) as e:  # ValueError: a zero in the name
         why = e.strerror if isinstance(e, OSError) else e
-        raise error(f"{os.fspath(path)!r} cannot be written: {why}", hint="Write to another folder.") from e
+        hint = "Name a file in it." if isinstance(e, IsADirectoryError) else "Write to another folder."
+        raise error(f"{os.fspath(path)!r} cannot be written: {why}", hint=hint) from e

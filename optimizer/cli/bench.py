@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import print_json, reported
+from .console import print_json, reported, stdout_console
 from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads
 from .progress import stage_bars
 
@@ -62,7 +62,6 @@ def command(
 
     Takes less than a minute on a small model; other work on the machine shows in the figures.
     """
-    from rich.console import Console
 
     from enginewright.optimizer.bench.measure import bench
     from enginewright.optimizer.bench.options import BenchOptions
@@ -94,7 +93,7 @@ def command(
     if as_json:
         print_json(found.to_json())
         return
-    console = Console(highlight=False)
+    console = stdout_console()
     if not console.is_terminal:
         console.width = 140
     print_result(found, console)

@@ -101,6 +101,8 @@ def command(
 
         def collect(messages: list[dict[str, Any]]) -> str:
             (result,) = llm.chat(messages, params, **options)
+            if result.error is not None:
+                raise result.error
             rows.append({"prompt": messages[-1]["content"]} | result_row(result))
             return result.text
 

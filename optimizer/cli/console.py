@@ -26,6 +26,8 @@ from enginewright.plugins.errors import CapacityError, EnginewrightError, Recipe
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+    from rich.console import Console
+
 P = ParamSpec("P")
 
 EXIT_USAGE = 2
@@ -80,8 +82,8 @@ def _as_typed(
     line, as those are that the parser finds. If the option names a file, it is the file that is wrong.
     """
     message, hint, code = error.message, error.hint, error.exit_code
-    for argument, flag in _FLAGS.items():
-        hint = None if hint is None else hint.replace(argument, flag)
+    for argument, spelled in _FLAGS.items():
+        hint = None if hint is None else hint.replace(argument, spelled)
     name, colon, rest = message.partition(":")
     if colon and isinstance(error, RequestError | RecipeError):
         flag = _flag_of(command, name, given)
@@ -164,6 +166,17 @@ def print_error(error: EnginewrightError, *, as_json: bool = False, exit_code: i
 def print_styled(text: str, **style: Any) -> None:
     """To stderr, in colour if that is a terminal and NO_COLOR is not set (no-color.org)."""
     typer.secho(text, err=True, color=False if os.environ.get("NO_COLOR") else None, **style)
+
+
+def stdout_console() -> Console:
+    """Rich's, for tables; where the reader is gone it raises BrokenPipeError, and Rich alone would exit with 1."""
+    from rich.console import Console
+
+    class Reported(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Reported(highlight=False)
 
 
 def command_line(*words: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_json, reported
+from .console import print_json, reported, stdout_console
 from .options import AsJson
 
 if TYPE_CHECKING:
@@ -57,11 +57,10 @@ def command(
 
 
 def _print(examination: Examination) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = stdout_console()
     for label, value in _lines(examination.machine):
         console.print(f"{label:<16}{value}", markup=False, soft_wrap=True)
     console.print()

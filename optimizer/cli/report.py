@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .auto import print_auto
-from .console import print_json, reported
+from .console import print_json, reported, stdout_console
 from .options import AsJson, BundlePath, NoProgress, Threads
 from .progress import stage_bars
 from .verification import figures
@@ -58,7 +58,6 @@ def command(
 
 def print_summary(report: BundleReport) -> None:
     """How good the bundle is, its passes, and a line or more of everything else."""
-    from rich.console import Console
     from rich.table import Table
 
     from enginewright.optimizer.report.bundle_report import (
@@ -72,7 +71,7 @@ def print_summary(report: BundleReport) -> None:
     from enginewright.optimizer.report.pruned_lines import pruned_lines
     from enginewright.optimizer.report.ways_lines import ways_lines
 
-    console = Console(highlight=False)
+    console = stdout_console()
     if (quality := report.quality_line()) is not None:
         console.print(quality, markup=False, soft_wrap=True)
         console.print()

@@ -6,12 +6,21 @@ import pty
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
 
-from enginewright.optimizer.cli.console import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, print_error, print_json, reported
-from enginewright.plugins.errors import BundleError, CapacityError, UnsupportedModelError
+from enginewright.optimizer.cli.console import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    command_line,
+    print_error,
+    print_json,
+    reported,
+)
+from enginewright.plugins.errors import BundleError, CapacityError, RequestError, UnsupportedModelError
 
 
 def test_what_works_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +49,50 @@ def test_an_error_is_said_with_its_hint_and_code(as_json: bool, capsys: pytest.C
         assert json.loads(printed.out) == {"error": expected}
     else:
         assert printed.out == ""
+
+
+def _named(max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n")] = None) -> None:
+    raise RequestError("max_tokens: -5 is out of range", hint="Pass overwrite=True to replace it.")
+
+
+def test_an_option_that_was_given_is_called_as_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        reported(_named)(max_tokens=-5)
+    assert caught.value.exit_code == 2
+    printed = capsys.readouterr().err
+    assert printed == "error: --max-tokens: -5 is out of range\n  Pass --force to replace it.\n"
+
+
+def test_what_was_not_given_is_no_mistake_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        reported(_named)(max_tokens=None)
+    assert caught.value.exit_code == 8
+    assert "error: max_tokens: -5" in capsys.readouterr().err
+
+
+def test_of_an_option_that_names_a_file_it_is_the_file_that_is_wrong() -> None:
+    def of_path(text: Annotated[Path | None, typer.Option("--text")] = None) -> None:
+        raise RequestError("text: it is empty")
+
+    def of_text(text: Annotated[str, typer.Option(metavar="FILE")] = "") -> None:
+        raise RequestError("text: it is empty")
+
+    for command, value in ((of_path, Path("a")), (of_text, "a")):
+        with pytest.raises(typer.Exit) as caught:
+            reported(command)(text=value)
+        assert caught.value.exit_code == 8
+
+
+def test_a_command_is_named_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*argv: str) -> str:
+        monkeypatch.setattr(sys, "argv", list(argv))
+        return command_line("generate", "a b.bundle", "Why?")
+
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert named("/a folder/bin/optimize") == "'/a folder/bin/optimize' generate 'a b.bundle' 'Why?'"
+    assert named("/x/enginewright/__main__.py") == f"{sys.executable} -m enginewright generate 'a b.bundle' 'Why?'"
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/optimize")
+    assert named("/bin/optimize") == "optimize generate 'a b.bundle' 'Why?'"
 
 
 def test_an_error_without_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +197,26 @@ def test_a_full_disk_is_said() -> None:
     assert done.returncode == 9
     assert done.stderr.startswith("error: stdout: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_table_into_a_closed_pipe_is_no_error() -> None:
+    """Rich ends the process with 1 where the reader is gone."""
+    code = (
+        "import typer\nfrom enginewright.optimizer.cli.console import reported, stdout_console\n"
+        "@reported\n"
+        "def command() -> None:\n"
+        "    for _ in range(10_000):\n"
+        "        stdout_console().print('a line that nobody reads')\n"
+        "typer.run(command)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.readline()
+    writer.stdout.close()
+    assert writer.wait(timeout=60) == EXIT_BROKEN_PIPE
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -38,5 +38,5 @@ def test_what_is_printed_and_the_exit_codes(tiny_bundle: Path, tmp_path: Path) -
 def test_what_is_no_bundle_has_an_exit_code_of_its_own(tiny_bundle: Path, tmp_path: Path) -> None:
     code, out, err = run(tiny_bundle, tmp_path / "none", "--json")
     assert code == 7
-    assert "none is no folder" in err
+    assert "none doesn't exist" in err
     assert json.loads(out)["error"]["type"] == "BundleError"

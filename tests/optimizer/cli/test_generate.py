@@ -184,7 +184,7 @@ def test_a_repetition_penalty(tiny_bundle: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, expected + "\n")
     assert expected != plain
     refused = generate(tiny_bundle, "Hello", "--repetition-penalty", "0")
-    assert refused.exit_code == 8 and "repetition_penalty: 0.0 is out of range" in refused.output
+    assert refused.exit_code == 2 and "--repetition-penalty: 0.0 is out of range" in refused.output
 
 
 def test_one_prompt_whose_logits_are_nan(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
