@@ -11,10 +11,10 @@ from enginewright.plugins.errors import MissingDependencyError
 
 from .console import print_json, reported
 from .options import AsJson
+from .progress import stage_bars
 
 if TYPE_CHECKING:
     from enginewright.optimizer.bisect import BisectReport, Parting, StoredTensors
-    from enginewright.optimizer.progress import ProgressEvent
 
 NAME = "bisect"
 EXIT_PARTED = 13
@@ -78,25 +78,15 @@ def command(
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
     sequences = [_ids(one) for one in tokens or ()]
     wanted = None if layers is None else _layers(layers)
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
     with MissingDependencyError.of_export("bisect: repeating an export"):
         from enginewright.optimizer.bisect import Given, Options, bisect
 
-    columns = (TextColumn("{task.description}"), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet or as_json, transient=True) as bar:
-        task = bar.add_task("", detail="", total=None)
-
-        def tell(event: ProgressEvent) -> None:
-            count = f" {event.done}/{event.total}" if event.total else ""
-            bar.update(task, description=f"{event.stage}{count}", detail=event.detail)
-
+    with stage_bars(hidden=quiet) as show:
         report = bisect(
             Given(Path(a), target_a, isa_a),
             Given(Path(a if b is None else b), target_b, isa_b),
             Options(tolerance, recipe, calibration, sequences, text or (), seed, recovered, wanted),
-            tell,
+            show,
         )
     if as_json:
         print_json(report.to_json())

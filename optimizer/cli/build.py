@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import print_json, reported
 from .options import AsJson, BundlePath, known_target
-
-if TYPE_CHECKING:
-    from enginewright.optimizer.progress import ProgressEvent
+from .progress import stage_bars
 
 NAME = "build"
 EPILOG = (
@@ -34,11 +32,8 @@ def command(
     from enginewright.optimizer.build_target import build_target
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
-    def show(event: ProgressEvent) -> None:
-        if event.stage == "build" and not quiet:
-            typer.echo(f"engine {event.done} of {event.total} {event.detail}".rstrip(), err=True)
-
-    report = build_target(bundle, target, again=again, progress=show)
+    with stage_bars(hidden=quiet, counts=True) as show:
+        report = build_target(bundle, target, again=again, progress=show)
     if as_json:
         print_json(report.to_json())
     elif not quiet:

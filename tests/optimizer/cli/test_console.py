@@ -63,6 +63,15 @@ def test_an_option_that_was_given_is_called_as_it_is_typed(capsys: pytest.Captur
     assert printed == "error: --max-tokens: -5 is out of range\n  Pass --force to replace it.\n"
 
 
+def test_an_option_may_be_called_otherwise_than_its_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(learning_rate: Annotated[float, typer.Option("--lr", help="How fast.")] = 1e-4) -> None:
+        raise RequestError(f"learning_rate: {learning_rate} is out of range")
+
+    with pytest.raises(typer.Exit):
+        reported(command)(learning_rate=-1.0)
+    assert capsys.readouterr().err == "error: --lr: -1.0 is out of range\n"
+
+
 def test_what_was_not_given_is_no_mistake_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
         reported(_named)(max_tokens=None)

@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,29 @@ def test_a_ctrl_c_ends_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt), stage_bars():
         raise KeyboardInterrupt
     assert not [t for t in threading.enumerate() if t.name == "progress"]
+
+
+def test_every_long_command_shares_the_mechanism() -> None:
+    """A progress bar of a command's own says nothing in a log."""
+    folder = Path(progress.__file__).parent
+    own = [
+        file.name
+        for file in folder.glob("*.py")
+        if "rich.progress" in file.read_text() or "rich import progress" in file.read_text()
+    ]
+    assert own == ["progress.py"]
+    long = (
+        "bench",
+        "bisect",
+        "build",
+        "diff",
+        "eval",
+        "export",
+        "recover",
+        "report",
+        "sbom",
+        "trace",
+        "tune",
+        "verify",
+    )
+    assert all("with stage_bars(" in (folder / f"{name}.py").read_text() for name in long)

@@ -48,3 +48,16 @@ def test_percent_and_rate() -> None:
 )
 def test_gain(share: float, text: str) -> None:
     assert numbers.gain(share) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text", "phrase"),
+    [
+        (0.384, "38 %", "38 % of this machine's limit"),
+        (1.004, "100 %", "100 % of this machine's limit"),
+        (1.09, "in cache", "in cache: faster than memory"),
+        (2.35, "in cache", "in cache: faster than memory"),
+    ],
+)
+def test_a_share_of_a_limit(share: float, text: str, phrase: str) -> None:
+    assert (numbers.of_limit(share), numbers.of_machine(share)) == (text, phrase)
