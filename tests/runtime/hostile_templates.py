@@ -131,9 +131,9 @@ HOSTILE = {
     "digits of a number": "{{ 9 ** 99999 }}",
     "digits, %x": "{{ '%x' % (9 ** 9999999) }}",
     "digits, {:x}": "{{ '{:x}'.format(9 ** 9999999) }}",
-    "int of text": "{{ ('9' * 99999999) | int }}" * 9,
+    "int of text": "{{ ('9' * 99999999) | int }}" * 99,
     "int of text in base 36": "{{ ('z' * 99999999) | int(0, 36) > 1 }}" * 9,
-    "float of text": "{{ ('9' * 99999999) | float }}" * 9,
+    "float of text": "{{ ('9' * 99999999) | float }}" * 99,
     "bytes of a number": "{{ (1).to_bytes(10 ** 10, 'big') | length }}",
     "a shift by multiplication": "{% set n = namespace(b=2) %}{% for i in range(60) %}{% set n.b = n.b ** 2 %}{% endfor %}",
     "a chain of macros": "".join(
