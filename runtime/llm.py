@@ -9,7 +9,7 @@ import queue
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -66,10 +66,8 @@ class LLM:
         prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: check the hashes of all files first (reads the whole bundle).
-        load: "map" maps the weights of the cpu target from their files, which must stay as they are: a bundle is
-            replaced by renaming another into its place, never by writing into it. A file that was written to or cut
-            off is noticed before the next step, with a BundleError; cut off during a step it ends the process
-            (SIGBUS). "read" copies the weights into memory, which takes longer and isn't shared between processes.
+        load: "map" maps the cpu target's weights; files that change are noticed before the next step (BundleError), but
+            one that is cut off during a step ends the process (SIGBUS). "read" copies the weights into memory.
 
     Attributes:
         model: what the bundle says of the model.
@@ -99,8 +97,6 @@ class LLM:
     ) -> None:
         _scheduler_config(max_requests, prefill_chunk)  # raises before anything is opened
         _check_int("threads", threads, 0, MOST_THREADS)
-        if load not in get_args(Load):
-            raise RequestError(f"load: {load!r} isn't a way to load weights", hint='It is "map" or "read".')
         bundle = Bundle.open(path)
         if verify:
             bundle.verify_hashes()
@@ -112,7 +108,7 @@ class LLM:
             bundle,
             target,
             model.context_length,
-            Placement(threads, isa, provider, load=None if load == "map" else load),
+            Placement(threads, isa, provider, load=load),
             memory=None if memory is None else parse_size(memory),
             max_requests=max_requests,
             buckets=buckets,

@@ -46,8 +46,13 @@ def model_info(
         architecture=named,
         vocab_size=int(config.vocab_size),
         context_length=context_length,
-        eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if e is not None),
-        bos_token_id=None if bos is None else int(bos),
+        eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if _is_token(e, config)),
+        bos_token_id=int(bos) if _is_token(bos, config) else None,
         parameters=sum(p.numel() for p in model.parameters()),
         generation_defaults=defaults,
     )
+
+
+def _is_token(index: Any, config: Any) -> bool:
+    """Whether the model has such a token: configurations name some that it can't give, such as -1."""
+    return index is not None and 0 <= int(index) < int(config.vocab_size)

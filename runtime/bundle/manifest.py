@@ -17,12 +17,14 @@ from msgspec import Meta, field
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
-from enginewright.plugins.records import Count, Positive, Record, Sha256, read
+from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.records import Count, Record, Sha256, read
 
 from .linear_io import LinearIo
 from .tensorrt_section import TensorRtSection
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: a manifest without its own hash is refused, and so are end tokens outside of the vocabulary."""
 MANIFEST_PATH = "manifest.json"
 REPORT_FOLDER = "report/"
 """Measurements and times: neither listed in ``files`` nor hashed."""
@@ -44,14 +46,21 @@ BundlePath = Annotated[str, Meta(pattern=rf"^(?:{_PATH.pattern})\Z")]
 TargetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9\-]*$")]
 
 
+_LOOKUPS = ("embedding", "quantized_embedding")
+_LARGEST = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Size = Annotated[int, Meta(ge=1, le=_LARGEST)]
+"""Steps have tokens and positions in 32 bits."""
+
+
 class ModelSection(Record, frozen=True, kw_only=True):
     """``contracts.ModelInfo`` as JSON. ``parameters`` counts weights; 0 is unknown."""
 
     name: str
     architecture: str
-    vocab_size: Positive
-    context_length: Positive
-    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: Size
+    context_length: Size
+    eos_token_ids: tuple[TokenId, ...] = ()
     bos_token_id: int | None = None
     parameters: Count = 0
     generation_defaults: dict[str, float | int | bool] = field(default_factory=dict)
@@ -71,6 +80,23 @@ class ModelSection(Record, frozen=True, kw_only=True):
 
     def to_info(self) -> ModelInfo:
         return ModelInfo(**self.model_dump())
+
+    def disagreement(self, program: LoweredProgram) -> str | None:
+        """Which field says another size than a program has rows or columns for; None if none does."""
+        tables = {
+            step.inputs[0].name: step.inputs[1].shape[0].constant
+            for step in program.steps
+            if step.op in _LOOKUPS and len(step.inputs) > 1 and step.inputs[0].kind == "input" and step.inputs[1].shape
+        }
+        logits = program.outputs.get("logits")
+        tokens, positions = tables.get("ids"), tables.get("positions")
+        if logits is not None and logits.shape and logits.shape[-1].constant != self.vocab_size:
+            return f"model.vocab_size is {self.vocab_size:,}, and its logits are {logits.shape[-1]} wide"
+        if tokens is not None and tokens < self.vocab_size:
+            return f"model.vocab_size is {self.vocab_size:,}, and its table of tokens has {tokens:,} rows"
+        if positions is not None and positions < self.context_length:
+            return f"model.context_length is {self.context_length:,}, and its table of positions has {positions:,} rows"
+        return None
 
 
 class SourceSection(Record, frozen=True, kw_only=True):
@@ -136,6 +162,16 @@ class Manifest(Record, frozen=True, kw_only=True):
     toolchain: dict[str, str] = field(default_factory=dict)
     files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets: one is named twice: {', '.join(self.targets)}")
+        model = self.model
+        named = {"eos_token_ids": model.eos_token_ids, "bos_token_id": (model.bos_token_id,)}
+        for field_name, ids in named.items() if self.format_version > 1 else ():
+            for token in ids:
+                if token is not None and not 0 <= token < model.vocab_size:
+                    raise ValueError(f"model.{field_name}: {token} is outside the vocabulary of {model.vocab_size}")
+
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
         return _stable_json(self)
@@ -174,7 +210,7 @@ M = TypeVar("M", bound=Record)
 def check_own_hash(text: bytes, source: str) -> None:
     """Raises BundleError if a manifest isn't what was written: its ``sha256`` is that of its text without this field.
 
-    One that has none is of an earlier version, and isn't checked.
+    One of format version 1 may have none, and isn't checked then.
     """
     try:
         data = parse_json(text)
@@ -209,6 +245,6 @@ def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)
-    if isinstance(data, dict):  # checked where hashes are; see check_own_hash
-        data.pop(_OWN_HASH, None)
+    if data.pop(_OWN_HASH, None) is None and data["format_version"] > 1:  # what it is: see check_own_hash
+        raise BundleError(f"{source}: {_OWN_HASH} is missing", hint="Copy the bundle again, or export it again.")
     return read(model, data, source)

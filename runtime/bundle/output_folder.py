@@ -86,8 +86,7 @@ def why_not_a_bundle(folder: Path) -> str | None:
         except (OSError, BundleError):
             target = TargetManifest()  # then its files are nobody's
         listed |= {path, *(f"{target_folder(name)}/{file}" for file in target.files)}
-    foreign = [path for path in unlisted_files(folder, listed) if not _LEFT_BY_BUILD.fullmatch(path)]
-    if foreign:
+    if foreign := unlisted_files(folder, listed):
         return f"is a bundle with files in it that no manifest lists: {shortened(foreign)}"
     shut = [f for f, _, _ in os.walk(folder) if not os.access(f, os.W_OK | os.X_OK)]
     return f"can't be replaced: {shut[0]} may not be written to" if shut else None
@@ -105,11 +104,17 @@ def bundle_around(path: Path) -> Path | None:
 
 
 def unlisted_files(folder: Path, listed: Collection[str]) -> list[str]:
-    """What lies in a bundle's folder that isn't ``listed``, nor the manifest, nor in report/; no empty folders."""
+    """What lies in a bundle's folder that isn't ``listed``; no empty folders.
+
+    Nor the manifest, what is in report/, and what a killed ``optimize build`` has left.
+    """
     return sorted(
         path
         for path in files_in(folder)
-        if path != MANIFEST_PATH and path not in listed and not path.startswith(REPORT_FOLDER)
+        if path != MANIFEST_PATH
+        and path not in listed
+        and not path.startswith(REPORT_FOLDER)
+        and not _LEFT_BY_BUILD.fullmatch(path)
     )
 
 

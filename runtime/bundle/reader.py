@@ -28,6 +28,7 @@ from .manifest import (
     target_folder,
     target_manifest_path,
 )
+from .output_folder import shortened, unlisted_files
 from .regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, open_regular, read_regular
 from .segments import SegmentSchedule, segments_path
 from .tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
@@ -202,9 +203,17 @@ class Bundle:
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
 
+        Raises it too for files that no manifest lists, outside of report/.
+
         ``progress`` is called with the number of bytes hashed since the last call.
         """
-        for name in (MANIFEST_PATH, *(target_manifest_path(target) for target in self.targets)):
+        manifests = (MANIFEST_PATH, *map(target_manifest_path, self.targets))
+        if unlisted := unlisted_files(self.path, {*self.files, *manifests}):
+            raise BundleError(
+                f"{self.path}: no manifest lists {shortened(unlisted)}",
+                hint="Nothing reads what isn't listed: move it out of the bundle.",
+            )
+        for name in manifests:
             check_own_hash(_read(self.path, name), str(self.path / name))
         for name, expected in self.files.items():
             digest = hashlib.sha256()
@@ -262,6 +271,11 @@ class Bundle:
                         f"{self.path / name}: weight {use.name!r} needs {field} {wanted}, {INDEX_PATH} has {found}",
                         hint="Export the bundle again.",
                     )
+        if (problem := self.manifest.model.disagreement(program)) is not None:
+            raise BundleError(
+                f"{self.path / MANIFEST_PATH}: {name} is of another model: {problem}",
+                hint="One of the two was altered: copy the bundle again, or export it again.",
+            )
         return program
 
     def _read_plan(self, target: str) -> BucketPlan:

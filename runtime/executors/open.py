@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from enginewright.plugins.contracts import CacheGroup
 from enginewright.plugins.errors import BundleError, CapacityError, RequestError
@@ -28,14 +29,14 @@ class Placement:
         isa: the cpu target's instruction set; None takes the best there is.
         provider: the onnx target's execution provider; None takes "cpu".
         variant: of the onnx target's file; None takes the fastest that there is for the provider.
-        load: of the cpu target's weights; None maps them.
+        load: of the cpu target's weights.
     """
 
     threads: int = 0
     isa: str | None = None
     provider: str | None = None
     variant: Variant | None = None
-    load: Load | None = None
+    load: Load = "map"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _make_cpu(asked: _Asked) -> Executor:
         threads=placement.threads,
         isa=placement.isa,
         plan=asked.plan,
-        load=placement.load or "map",
+        load=placement.load,
     )
 
 
@@ -217,9 +218,11 @@ def make_executor(
         BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
         RequestError: ``placement`` names what the target doesn't have.
     """
+    if placement.load not in get_args(Load):
+        raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load"):
         said = getattr(placement, field)
-        if said is not None and field not in _TARGETS[target].takes:
+        if said != getattr(Placement(), field) and field not in _TARGETS[target].takes:
             owners = " or ".join(repr(name) for name, one in _TARGETS.items() if field in one.takes)
             raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
     return _TARGETS[target].make(_Asked(bundle, target, blocks, context, placement, plan))

@@ -177,7 +177,7 @@ def _alter_program(bundle: Path) -> None:
 
 def _newer(bundle: Path) -> None:
     path = bundle / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99', 1))
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 99', 1))
 
 
 def _remove_program(bundle: Path) -> None:

@@ -92,6 +92,7 @@ def scale_a_weight(bundle: Path) -> None:
     manifest = json.loads((bundle / MANIFEST_PATH).read_text())
     manifest["files"][WEIGHTS]["sha256"] = hashlib.sha256(data).hexdigest()
     del manifest["sha256"]
+    manifest["format_version"] = 1  # which had none
     (bundle / MANIFEST_PATH).write_text(json.dumps(manifest))
 
 
@@ -142,6 +143,7 @@ def test_targets_that_do_not_run_here(bundle: Path) -> None:
     path = bundle / target_manifest_path("cpu")
     target = json.loads(path.read_text())
     del target["sha256"]
+    target["format_version"] = 1  # which had none
     path.write_text(json.dumps(target | {"state": "needs-build", "needs": "a GPU"}))
     (found,) = check_bundle(bundle).targets
     assert (found.why_not, found.comparison) == ("it is not built yet, and needs a GPU", None)
@@ -165,6 +167,7 @@ def test_a_recipe_of_a_later_version(bundle: Path, tiny_folder: Path) -> None:
     manifest = json.loads((bundle / MANIFEST_PATH).read_text())
     manifest["recipe"]["weights"]["rounding"] = "magic"
     del manifest["sha256"]
+    manifest["format_version"] = 1  # which had none
     (bundle / MANIFEST_PATH).write_text(json.dumps(manifest))
     check_bundle(bundle)
     with pytest.raises(BundleError, match=r"manifest\.json: recipe\.weights\.rounding"):

@@ -101,6 +101,7 @@ def test_verify_looks_at_the_programs(exported: tuple[Path, ExportReport], tmp_p
     manifest = json.loads(listed.read_text())
     manifest["files"]["buckets/batch-3.json"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     del manifest["sha256"]
+    manifest["format_version"] = 1  # which had none
     listed.write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match=r"bucket batch-3 of cpu: .*lineal"):
         check_bundle(copy)

@@ -101,7 +101,7 @@ def test_a_damaged_bundle(damage: str, tiny_bundle: Path, tmp_path: Path) -> Non
         new = (
             text[: len(text) // 2]
             if damage == "truncated"
-            else text.replace('"format_version": 1', '"format_version": 99')
+            else text.replace('"format_version": 2', '"format_version": 99')
         )
         assert new != text
         manifest.write_text(new)

@@ -100,6 +100,7 @@ def test_a_file_s_hash_is_its_component_s(tiny_bundle: Path, tmp_path: Path) -> 
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["source"] = {"kind": "gguf", "name": "m.gguf"}
     del manifest["sha256"]
+    manifest["format_version"] = 1  # which had none
     (path / "manifest.json").write_text(json.dumps(manifest))
     coverage = {"sequences": 2, "tokens": 9000, "distinct_tokens": 5, "vocabulary_share": 0.1}
     report = {"calibration": {"origin": "chats.jsonl", "coverage": coverage}}

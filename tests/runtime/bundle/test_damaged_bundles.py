@@ -87,6 +87,7 @@ def test_a_manifest_of_an_earlier_version_has_no_hash(bundle: Path) -> None:
     path = bundle / "manifest.json"
     data = json.loads(path.read_text())
     del data["sha256"]
+    data["format_version"] = 1  # which had none
     path.write_text(json.dumps(data))
     check(bundle)
 

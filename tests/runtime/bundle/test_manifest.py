@@ -11,6 +11,8 @@ from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import BundleError
 from enginewright.runtime.bundle.manifest import FORMAT_VERSION, FileSection, Manifest, TargetManifest, check_path
 
+MODEL = {"name": "x", "architecture": "X", "vocab_size": 5, "context_length": 9}
+
 
 def changed(manifest: Manifest, **fields: Any) -> str:
     return json.dumps(json.loads(manifest.to_json()) | fields)
@@ -28,6 +30,14 @@ def test_round_trip(manifest: Manifest, model_info: ModelInfo) -> None:
     ("fields", "message"),
     [
         ({"extra": 1}, "m.json: extra: "),
+        ({"targets": ["cpu", "cpu"]}, "m.json: targets: one is named twice: cpu, cpu"),
+        ({"model": MODEL | {"context_length": 2**62}}, "m.json: model.context_length: "),
+        ({"model": MODEL | {"context_length": 2**70}}, "m.json: model.context_length: "),
+        ({"model": MODEL | {"vocab_size": 2**31}}, "m.json: model.vocab_size: "),
+        ({"model": MODEL | {"eos_token_ids": [-1]}}, "m.json: model.eos_token_ids.0: "),
+        ({"model": MODEL | {"eos_token_ids": [2, 2**70]}}, "m.json: model.eos_token_ids.1: "),
+        ({"model": MODEL | {"eos_token_ids": [2, 5]}}, "m.json: model.eos_token_ids: 5 is outside the vocabulary of 5"),
+        ({"model": MODEL | {"bos_token_id": 5}}, "m.json: model.bos_token_id: 5 is outside the vocabulary of 5"),
         ({"model": {"name": "x"}}, "m.json: model.architecture: "),
         ({"targets": ["../cpu"]}, "m.json: targets.0: "),
         ({"files": {"/etc/passwd": {"bytes": 1, "sha256": "0" * 64}}}, "m.json: files./etc/passwd"),
@@ -36,12 +46,25 @@ def test_round_trip(manifest: Manifest, model_info: ModelInfo) -> None:
         ({"format_version": "1"}, "format_version is missing or wrong"),
         ({"format_version": True}, "format_version is missing or wrong"),
         ({"format_version": 0}, "format_version is missing or wrong"),
-        ({"format_version": FORMAT_VERSION + 1}, r"format_version is 2, .* reads up to 1\n.*newer enginewright"),
+        ({"format_version": FORMAT_VERSION + 1}, r"format_version is 3, .* reads up to 2\n.*newer enginewright"),
     ],
 )
 def test_wrong_fields_are_named(manifest: Manifest, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         Manifest.from_json(changed(manifest, **fields), source="m.json")
+
+
+def test_a_manifest_without_its_hash_is_refused_from_version_2_on(manifest: Manifest) -> None:
+    for one in (manifest, TargetManifest()):
+        fields = {key: value for key, value in json.loads(one.to_json()).items() if key != "sha256"}
+        with pytest.raises(BundleError, match=r"m\.json: sha256 is missing"):
+            type(one).from_json(json.dumps(fields), source="m.json")
+        assert type(one).from_json(json.dumps(fields | {"format_version": 1}), source="m.json").format_version == 1
+
+
+def test_version_1_may_name_tokens_that_there_are_not(manifest: Manifest) -> None:
+    text = changed(manifest, format_version=1, model=MODEL | {"eos_token_ids": [5], "bos_token_id": -1})
+    assert Manifest.from_json(text).model.eos_token_ids == (5,)
 
 
 def test_target_manifest() -> None:

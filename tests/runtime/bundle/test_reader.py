@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,8 @@ def test_a_manifest_that_was_cut_off(make_bundle: Make, keep: int) -> None:
 
 def test_a_newer_bundle_says_what_to_do(make_bundle: Make) -> None:
     path = make_bundle()
-    edit(path / "manifest.json", lambda m: m.update(format_version=2))
-    with pytest.raises(BundleError, match=r"manifest\.json: format_version is 2.*\n.*newer enginewright"):
+    edit(path / "manifest.json", lambda m: m.update(format_version=3))
+    with pytest.raises(BundleError, match=r"manifest\.json: format_version is 3.*\n.*newer enginewright"):
         Bundle.open(path)
 
 
@@ -243,3 +244,50 @@ def test_opening_a_large_bundle_reads_no_weights(tmp_path: Path, manifest: Manif
     weights = [bundle.weight(name) for name in names]
     assert len(weights) == 300
     assert resident_bytes() - before < 100_000_000
+
+
+def test_files_that_no_manifest_lists_are_named(make_bundle: Make) -> None:
+    path = make_bundle()
+    (path / "report/notes.txt").write_text("")  # nothing in report/ is listed
+    (path / "targets/cpu/.decode.12.partial").write_text("")  # a killed build
+    Bundle.open(path).verify_hashes()
+    for name in ("weights/more.bin", "README.md"):
+        (path / name).write_text("")
+    with pytest.raises(BundleError, match=r"toy\.bundle: no manifest lists README\.md, weights/more\.bin\n"):
+        Bundle.open(path).verify_hashes()
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("Llama", {"vocab_size": 257}, "model.vocab_size is 257, and its logits are 256 wide"),
+        ("Llama", {"vocab_size": 255}, "model.vocab_size is 255, and its logits are 256 wide"),
+        ("GPT2", {"context_length": 513}, "model.context_length is 513, and its table of positions has 512 rows"),
+        ("GPT2", {"vocab_size": 300}, "model.vocab_size is 300, and its logits are 256 wide"),
+    ],
+)
+def test_the_manifest_is_of_the_programs_model(
+    tiny_model: Any, tmp_path: Path, family: str, change: dict[str, int], message: str
+) -> None:
+    from enginewright.optimizer.export import export
+
+    export(tiny_model(family), tmp_path / "a.bundle")
+    path = tmp_path / "a.bundle/manifest.json"
+    Bundle.open(tmp_path / "a.bundle")
+    edit(path, lambda m: m["model"].update(change))
+    with pytest.raises(BundleError, match=f"manifest.json: targets/cpu/program.json is of another model: {message}"):
+        Bundle.open(tmp_path / "a.bundle")
+
+
+def test_a_table_of_fewer_tokens_than_the_logits_have(tiny_bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "a.bundle")
+    rows = Bundle.open(tiny_bundle).model.vocab_size
+
+    def fewer(program: Any) -> None:
+        table = next(step for step in program["steps"] if step["op"] == "embedding")["inputs"][1]
+        table["shape"][0] = rows - 1
+
+    edit(tmp_path / "a.bundle/targets/cpu/program.json", fewer)
+    resize(tmp_path / "a.bundle", "targets/cpu/program.json")
+    with pytest.raises(BundleError, match=f"its table of tokens has {rows - 1} rows"):
+        Bundle.open(tmp_path / "a.bundle")
