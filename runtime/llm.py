@@ -43,19 +43,16 @@ MOST_THREADS = 1024
 class LLM:
     """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
 
-    On the cpu target a request's tokens do not depend on its company, on chunks, or on threads; docs/numerics.md says
-    what holds on others.
+    On the cpu target a request's tokens are batch-invariant; docs/numerics.md says what holds on others.
 
     A process may end with an LLM open, and with streams of it. A forked child has none of its parent's threads: there
     every request of this LLM is an EnginewrightError, and the bundle is to be opened again.
 
     Args:
         path: the bundle.
-        target: which of its targets to run; None takes the first that it has of "cpu", "onnx",
-            "tensorrt-rtx" and "tensorrt".
+        target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx" and "tensorrt".
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
-        isa: instruction set of the cpu target ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2",
-            "portable"); None takes the best there is.
+        isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
             "openvino"); None takes "cpu".
         context: most tokens of a request, its answer included; None takes the model's. On the onnx target every request
@@ -66,8 +63,8 @@ class LLM:
         prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: check the hashes of all files first (reads the whole bundle).
-        load: "map" maps the cpu target's weights; files that change are noticed before the next step (BundleError), but
-            one that is cut off during a step ends the process (SIGBUS). "read" copies the weights into memory.
+        load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
+            but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
 
     Attributes:
         model: what the bundle says of the model.
@@ -104,14 +101,10 @@ class LLM:
         model = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
+        placement = Placement(threads, isa, provider, load=load)
+        budget = None if memory is None else parse_size(memory)
         executor = open_executor(
-            bundle,
-            target,
-            model.context_length,
-            Placement(threads, isa, provider, load=load),
-            memory=None if memory is None else parse_size(memory),
-            max_requests=max_requests,
-            buckets=buckets,
+            bundle, target, model.context_length, placement, memory=budget, max_requests=max_requests, buckets=buckets
         )
         if isinstance(executor, StaticShapes):
             prefill_chunk = prefill_chunk or executor.caps.max_tokens

@@ -77,8 +77,14 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase, *, wants_bos: bool = Fal
         add_bos = ids[:1] != [tokenizer.bos_token_id]
     special |= {"add_bos": add_bos, "add_eos": False}
     templates = _chat_templates(tokenizer)
+    text: str | None = None
+    hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
+    with what_tokenizers_raises(lambda e: SourceError(f"the tokenizer can't be kept: {e}", hint=hint)):
+        if backend is not None and hasattr(backend, "to_str"):
+            text = quick_to_read(backend.to_str())
+            check_token_ids(text)
     return TokenizerFiles(
-        tokenizer_json=quick_to_read(backend.to_str()) if backend is not None and hasattr(backend, "to_str") else None,
+        tokenizer_json=text,
         chat_template=templates.pop("default", None),
         special_tokens=special,
         other_templates=templates,

@@ -102,6 +102,7 @@ void StepVerifier::rope_table() {
   require(f == Affine{f.constant} && out().shape[1].is(2 * f.constant) && out().shape[0] == in(0).shape[0],
           "operands " + shape_text(in(0)) + ", " + shape_text(in(1)) + " don't give " + shape_text(out()));
   step_.attributes.scale = static_cast<float>(number("scale"));
+  require(std::isfinite(step_.attributes.scale), "attribute scale is not finite");
 }
 
 void StepVerifier::rotates(const Operand& table, const Operand& x) const {

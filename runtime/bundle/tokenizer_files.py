@@ -21,6 +21,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from enginewright.plugins.errors import BundleError
 from enginewright.plugins.json_document import parse_json
@@ -32,7 +35,6 @@ CHAT_TEMPLATES_FOLDER = "tokenizer/chat_templates/"
 SPECIAL_TOKENS_PATH = "tokenizer/special_tokens.json"
 
 _LARGEST_ID = 10_000_000
-_LARGE_NUMBER = re.compile(r":\s*\d{8}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*")
 
 SpecialTokens = Mapping[str, str | bool | None]
@@ -84,21 +86,40 @@ class TokenizerFiles:
         return cls(_text(files, TOKENIZER_PATH), _text(files, CHAT_TEMPLATE_PATH), _checked(special), others)
 
 
-def check_token_ids(tokenizer_json: str) -> None:
-    """Raises ValueError if a token has an id that none has: the library's tables are as long as the largest.
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
 
-    Only a text with such a number in it is read as JSON; that takes longer than all else that opens a tokenizer.
+
+class _AddedToken(msgspec.Struct):
+    content: str
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+
+
+def check_token_ids(tokenizer_json: str) -> None:
+    """Raises ValueError if a token has an id that none has, or two have the same.
+
+    The library's tables are as long as the largest id; of two tokens with one id it takes either, or panics. Other
+    faults are left to the library to name.
     """
-    if not _LARGE_NUMBER.search(tokenizer_json):
+    try:
+        found = msgspec.json.decode(tokenizer_json, type=_Tokenizer)
+    except msgspec.ValidationError:
         return
-    document = parse_json(tokenizer_json)
-    model, added = (document.get(part) if isinstance(document, dict) else None for part in ("model", "added_tokens"))
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    largest = max((i for i in ids if isinstance(i, int)), default=0)
-    if largest > _LARGEST_ID:
-        raise ValueError(f"a token has the id {largest}")
+    vocabulary = found.model.vocab if isinstance(found.model.vocab, dict) else {}
+    owners = {index: content for content, index in vocabulary.items()}
+    if len(owners) < len(vocabulary):
+        other, index = next((c, i) for c, i in vocabulary.items() if owners[i] != c)
+        raise ValueError(f"two tokens have the id {index}: {other!r} and {owners[index]!r}")
+    for token in found.added_tokens:
+        if owners.setdefault(token.id, token.content) != token.content:
+            raise ValueError(f"two tokens have the id {token.id}: {owners[token.id]!r} and {token.content!r}")
+    if owners and max(owners) > _LARGEST_ID:
+        raise ValueError(f"a token has the id {max(owners)}")
 
 
 def _text(files: Mapping[str, bytes], path: str) -> str | None:

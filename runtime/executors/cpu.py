@@ -13,6 +13,7 @@ from enginewright.plugins.errors import BundleError
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.reader import Bundle, Load, tuning_path
+from ..kv_cache.cache_groups import check_free
 from .base import Deferred
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class CpuExecutor:
 
     Raises:
         BundleError: a program doesn't hold together; names the bucket.
+        CapacityError: less memory is free than the caches take.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class CpuExecutor:
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
         self.caps = ExecutorCaps()
+        check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned = ""
         if tuning is None and tuning_path(bundle).exists():
             from .cpu_tuning import load_tuning  # few bundles have one: the first token needn't wait for its schema

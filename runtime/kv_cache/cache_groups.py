@@ -93,14 +93,43 @@ def default_budget() -> int:
     return free_memory() // _SHARE_OF_FREE
 
 
+def check_free(needed: int, what: str) -> None:
+    """Raises CapacityError if the system, or the container, hasn't so many bytes free, swap included.
+
+    The system promises more memory than it has and ends the process that uses it. Other processes may still take what
+    is free now.
+    """
+    if needed > (free := free_memory() + _free_swap()):
+        raise CapacityError(
+            f"memory: {what} of {format_bytes(needed)} is more than the {format_bytes(free)} that are free",
+            hint="Pass less memory, fewer max_requests or a smaller context, or free some.",
+        )
+
+
+def _free_swap(meminfo: Path = Path("/proc/meminfo")) -> int:
+    try:
+        found = re.search(r"^SwapFree:\s+(\d+)", meminfo.read_text(), re.M)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that may still be used: what the system has, or the container allows, whichever is less."""
+    """Bytes that may still be used: what the system has, or the container allows, whichever is less.
+
+    What a container holds of files that nobody has touched lately counts as free: the system drops it when asked.
+    """
     try:
         available = int(re.search(r"^MemAvailable:\s+(\d+)", meminfo.read_text(), re.M)[1]) * 1024  # type: ignore[index]
     except (OSError, TypeError):  # no Linux, or one without this line
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:
         limit = int((cgroup / "memory.max").read_text())
-        return max(0, min(available, limit - int((cgroup / "memory.current").read_text())))
+        used = int((cgroup / "memory.current").read_text())
     except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
         return available
+    try:
+        held = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.M)
+    except OSError:
+        held = None
+    return max(0, min(available, limit - used + (int(held[1]) if held else 0)))

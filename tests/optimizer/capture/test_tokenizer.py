@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -11,7 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture import tokenizer as capture_tokenizer
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, quick_to_read, tokenizer_files
-from enginewright.plugins.errors import SourceError
+from enginewright.plugins.errors import BundleError, SourceError
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
 
 def make_tokenizer(words, *, template=None, adds_bos=False):
@@ -123,3 +126,57 @@ class Reading:
 def test_a_tokenizer_without_merges_stays_as_it_is():
     text = make_tokenizer(["a"]).backend_tokenizer.to_str()
     assert quick_to_read(text) is text
+
+
+def _two_of_one_id(change):
+    tokenizer = json.loads(make_tokenizer(["a", "b", "c"]).backend_tokenizer.to_str())
+    change(tokenizer)
+    return json.dumps(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["model"]["vocab"].update(b=3), "two tokens have the id 3: '[ab]' and '[ab]'"),
+        (lambda t: t["model"]["vocab"].update(c=0), "two tokens have the id 0"),
+        (lambda t: t["added_tokens"][1].update(content="<x>", id=2), "two tokens have the id 2"),
+        (lambda t: t["added_tokens"].append(t["added_tokens"][0] | {"content": "<x>", "id": 4}), "have the id 4: 'b'"),
+    ],
+)
+def test_two_tokens_of_one_id_are_refused(change, message, tmp_path):
+    """The library takes one of them, raises a bare Exception or panics, by chance: so it is tried several times."""
+    text = _two_of_one_id(change)
+    (tmp_path / "tokenizer.json").write_text(text)
+    for _ in range(8):
+        with pytest.raises(SourceError, match=f"tokenizer.json: .*{message}"):
+            load_tokenizer(tmp_path)
+        with pytest.raises(BundleError, match=f"tokenizer.json: .*{message}"):
+            RuntimeTokenizer(TokenizerFiles(text, None, {}))
+
+
+def test_what_the_library_panics_of_is_an_error_of_ours(monkeypatch):
+    """Also where the damage comes with a tokenizer object, which was never a file."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(_):
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(capture_tokenizer, "quick_to_read", panics)
+    with pytest.raises(SourceError, match="the tokenizer can't be kept: called"):
+        tokenizer_files(make_tokenizer(["a"]))
+
+
+def test_no_file_of_a_tokenizer_is_waited_for(tmp_path):
+    make_tokenizer(["a"]).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        data = (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        if name != "tokenizer.json":  # else there is none
+            with pytest.raises(SourceError, match=f"{name}: can't be read: it is a pipe"):
+                load_tokenizer(tmp_path)
+        (tmp_path / name).unlink()
+        if data is not None:
+            (tmp_path / name).write_bytes(data)

@@ -96,6 +96,16 @@ def rope_table_too_wide(b: LoweredBuilder) -> None:
     b.step("rope", [view(b.values(ONES), (T, 2, 4)), b.values(ONES)], [b.buffer(T, 2, 4)], interleaved=False)
 
 
+def rope_table_scaled_by_infinity(b: LoweredBuilder) -> None:
+    freqs = b.weight(np.ones(4, np.float32))
+    b.step("rope_table", [b.input("positions"), freqs], [b.buffer(T, 8)], scale=float("inf"))
+
+
+def rope_table_scaled_beyond_floats(b: LoweredBuilder) -> None:
+    freqs = b.weight(np.ones(4, np.float32))
+    b.step("rope_table", [b.input("positions"), freqs], [b.buffer(T, 8)], scale=1e300)
+
+
 def slots_of_no_group(b: LoweredBuilder) -> None:
     x = view(b.values(ONES), (T, 2, 4))
     b.step("kv_write", [x, x, b.input("slots:sliding"), b.cache("full/0")], [])
@@ -171,6 +181,8 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (integers_divided, "function div has no i32 form"),
     (unknown_kind, "attribute kind: no activation swish"),
     (rope_table_too_wide, "doesn't rotate"),
+    (rope_table_scaled_by_infinity, "rope_table: attribute scale is not finite"),
+    (rope_table_scaled_beyond_floats, "rope_table: attribute scale is not finite"),
     (slots_of_no_group, "there is no input slots:sliding"),
     (no_such_layer, "there is no cache full/1"),
     (heads_that_do_not_fit, "doesn't fit cache group full"),

@@ -352,3 +352,11 @@ def test_a_file_that_was_cut_off_since_the_bundle_was_opened(tiny_bundle: Path, 
     for load in ("map", "read"):
         with pytest.raises(BundleError, match=r"4,096 bytes, and it had .* when the bundle was opened"):
             bundle.weight(name, load)
+
+
+def test_caches_beyond_the_memory_are_refused_before_they_are_made(tiny_bundle: Path) -> None:
+    """The system would promise them, and end the process once they are written to."""
+    bundle = Bundle.open(tiny_bundle)
+    blocks = {group.name: (2**31 - 1) // 32 for group in bundle.program("cpu").cache_groups}
+    with pytest.raises(CapacityError, match=r"memory: a KV cache of .* is more than the .* that are free"):
+        CpuExecutor(bundle, blocks)

@@ -11,6 +11,7 @@ from enginewright.plugins.errors import CapacityError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import (
     PoolPlan,
     bytes_for,
+    check_free,
     default_budget,
     format_bytes,
     free_memory,
@@ -88,8 +89,16 @@ def test_free_memory_is_the_lesser_of_system_and_container(tmp_path: Path) -> No
     assert free_memory(meminfo, tmp_path) == 4000 * 1024
     (tmp_path / "memory.max").write_text("3000\n")
     assert free_memory(meminfo, tmp_path) == 2000
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\nactive_file 200\n")
+    assert free_memory(meminfo, tmp_path) == 2300  # what files hold is dropped when it is wanted
     (tmp_path / "memory.max").write_text("500\n")
     assert free_memory(meminfo, tmp_path) == 0
+
+
+def test_more_than_is_free_is_refused() -> None:
+    check_free(1 << 20, "a KV cache")
+    with pytest.raises(CapacityError, match=r"memory: a KV cache of 1024\.0 TiB is more than the .* that are free"):
+        check_free(1 << 50, "a KV cache")
 
 
 def test_free_memory_where_linux_does_not_say(tmp_path: Path) -> None:
