@@ -8,6 +8,7 @@ too long ends the process.
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import json
 import os
 import random
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginewright.plugins.errors import EnginewrightError
-from tests.acceptance.mutations import mutate_bytes, mutate_json
+from tests.acceptance.mutations import mutate_bytes, mutate_json, mutate_meaning
 
+EXTENSION = "EW_SANITIZED_EXTENSION"
+"""In the environment: an extension built with sanitizers, to be tested in place of the package's."""
 SECONDS = 20
 ADDRESS_SPACE = 3 << 29  # beyond what the process has when it begins
 MEMORY = 1 << 29
@@ -60,6 +63,39 @@ def _bundle_case(folder: Path, name: str) -> Case:
             finally:
                 if listed_in != path:
                     listed_in.write_bytes(manifest)
+
+    return run
+
+
+def _meaning_case(folder: Path, name: str) -> Case:
+    """A bundle whose program, index and manifest mean something else; it is opened, and answers prompts."""
+    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.sampling import SamplingParams
+
+    files = {"program": "targets/cpu/program.json", "index": "weights/index.json", "manifest": "manifest.json"}
+    listed = {"program": "targets/cpu/manifest.json", "index": "manifest.json"}
+    originals = {path: (folder / path).read_bytes() for path in {*files.values(), *listed.values()}}
+    params = SamplingParams(max_tokens=3, temperature=0.7, seed=1)
+
+    def run(rng: random.Random) -> None:
+        documents = {part: json.loads(originals[path]) for part, path in files.items()}
+        mutate_meaning(rng, documents)
+        target = json.loads(originals["targets/cpu/manifest.json"])
+        texts = {part: json.dumps(documents[part]).encode() for part in ("program", "index")}
+        target["files"]["program.json"]["bytes"] = len(texts["program"])
+        documents["manifest"]["files"][files["index"]]["bytes"] = len(texts["index"])
+        written = {files[part]: text for part, text in texts.items()}
+        written["manifest.json"] = json.dumps(documents["manifest"]).encode()
+        written["targets/cpu/manifest.json"] = json.dumps(target).encode()
+        try:
+            for path, data in written.items():
+                (folder / path).write_bytes(data)
+            with LLM(folder, threads=2, memory="2MiB", max_requests=4) as llm:
+                llm.generate([[1, 5, 7, 9] * 10, [3]], params)
+                llm.logits([1, 2, 3])
+        finally:
+            for path, data in originals.items():
+                (folder / path).write_bytes(data)
 
     return run
 
@@ -171,6 +207,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path, str], Case], str]] = {
     "weights": (_bundle_case, "weights/weights-00000.bin"),
     "program": (_bundle_case, "targets/cpu/program.json"),
     "buckets": (_bundle_case, "targets/cpu/buckets/plan.json"),
+    "meaning": (_meaning_case, ""),
     "faulty": (_faulty_case, ""),
 }
 
@@ -199,6 +236,17 @@ def _replaced(path: Path, data: bytes, original: bytes) -> Iterator[None]:
         path.write_bytes(original)
 
 
+def _load_extension(path: str) -> None:
+    """Puts an extension that was built with sanitizers in place of the package's."""
+    name = "enginewright.plugins.cpu._cpu"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    package = importlib.import_module("enginewright.plugins.cpu")
+    vars(package)["_cpu"] = module
+
+
 def _limit_address_space() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ADDRESS_SPACE,) * 2)
@@ -210,11 +258,15 @@ def _say(text: str) -> None:
 
 def main() -> None:
     subject, source, work, first, count = sys.argv[1:]
+    sanitized = os.environ.get(EXTENSION)
+    if sanitized is not None:
+        _load_extension(sanitized)
     folder = Path(work)
     shutil.copytree(source, folder)
     make, name = SUBJECTS[subject]
     run = make(folder, name)
-    _limit_address_space()
+    if sanitized is None:  # its shadow memory is terabytes of addresses
+        _limit_address_space()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for index in range(int(first), int(first) + int(count)):
         _say(str(index))

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -20,6 +21,7 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from tests.acceptance.mutation_worker import EXTENSION
 
 # What is damaged: a subject of mutation_worker.py, in which of the folders made below, how many times.
 CASES = [
@@ -153,7 +155,9 @@ def subjects(shared_folder: Path, tiny_model: Callable[..., PreTrainedModel]) ->
     return folder
 
 
-def run_cases(subject: str, source: Path, work: Path, count: int) -> tuple[list[str], int]:
+def run_cases(
+    subject: str, source: Path, work: Path, count: int, environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[str], int]:
     """What went wrong in so many cases, and how many were refused. A case that ends its process is stepped over."""
     problems: list[str] = []
     first, refused, crashes = 0, 0, 0
@@ -167,7 +171,7 @@ def run_cases(subject: str, source: Path, work: Path, count: int) -> tuple[list[
             errors="replace",
             timeout=SECONDS,
             check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment),
             cwd=Path(__file__).parents[2],
         )
         begun = [int(line) for line in worker.stdout.splitlines() if line.isdigit()]
@@ -190,6 +194,41 @@ def test_damaged_files(subject: str, folder: str, count: int, subjects: Path, tm
     problems, refused = run_cases(subject, subjects / folder, tmp_path, count)
     assert not problems, "\n\n".join(problems[:5])
     assert count // 10 < refused < count  # most damage is found, and some of it is harmless
+
+
+def test_programs_of_another_meaning(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A sample of what the soak does under sanitizers."""
+    problems, refused = run_cases("meaning", tiny_bundle, tmp_path, 60)
+    assert not problems, "\n\n".join(problems[:5])
+    assert 20 < refused < 60
+
+
+@pytest.fixture(scope="module")
+def sanitized(shared_folder: Path) -> dict[str, str]:
+    """The environment of a process whose extension is built with ASan and UBSan (ten minutes, once)."""
+    build = shared_folder / "sanitized"
+    with open(shared_folder / "sanitized.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        root, python = Path(__file__).parents[2], f"-DPython_EXECUTABLE={sys.executable}"
+        options = ["-DEW_SANITIZE=address,undefined", "-DSKBUILD=ON", "-DEW_AVX512=OFF", python]
+        subprocess.run(["cmake", "-S", root, "-B", build, *options], check=True, capture_output=True)
+        subprocess.run(["cmake", "--build", build, "--target", "_cpu"], check=True, capture_output=True)
+    (extension,) = build.glob("plugins/cpu/_cpu*.so")
+    libraries = [
+        subprocess.run(["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    return {EXTENSION: str(extension), "LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("folder", BUNDLES)
+def test_programs_of_another_meaning_under_sanitizers(
+    folder: str, subjects: Path, sanitized: dict[str, str], tmp_path: Path
+) -> None:
+    problems, refused = run_cases("meaning", subjects / folder, tmp_path, -(-2000 // len(BUNDLES)), sanitized)
+    assert not problems, "\n\n".join(problems[:5])
+    assert refused > 50
 
 
 def test_what_may_not_be_is_seen(tmp_path: Path) -> None:
