@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -46,13 +46,13 @@ def model_info(
         architecture=named,
         vocab_size=int(config.vocab_size),
         context_length=context_length,
-        eos_token_ids=tuple(int(e) for e in (eos if isinstance(eos, list | tuple) else [eos]) if _is_token(e, config)),
-        bos_token_id=int(bos) if _is_token(bos, config) else None,
+        eos_token_ids=_tokens(eos if isinstance(eos, list | tuple) else [eos], int(config.vocab_size)),
+        bos_token_id=next(iter(_tokens([bos], int(config.vocab_size))), None),
         parameters=sum(p.numel() for p in model.parameters()),
         generation_defaults=defaults,
     )
 
 
-def _is_token(index: Any, config: Any) -> bool:
-    """Whether the model has such a token: configurations name some that it can't give, such as -1."""
-    return index is not None and 0 <= int(index) < int(config.vocab_size)
+def _tokens(named: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+    """Those that the model has: configurations name some that it can't give, such as -1."""
+    return tuple(int(token) for token in named if token is not None and 0 <= int(token) < vocab_size)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import mmap
 import os
 import shlex
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -171,13 +172,9 @@ class Bundle:
         return self.index.tensors[name]
 
     def weight(self, name: str, load: Load = "map") -> npt.NDArray[np.generic]:
-        """A weight, read-only: of shape ``TensorEntry.stored_shape``.
+        """A weight, read-only: of shape ``TensorEntry.stored_shape``; mapped (see ``check_unchanged``), or copied.
 
-        ``load``: "map" maps its file, which must then stay as it is (see ``check_unchanged``); "read" copies it into
-        memory of our own.
-
-        Raises BundleError if the file isn't what it was when the bundle was opened, CapacityError if there is no
-        memory.
+        Raises BundleError if its file was cut off since the bundle was opened, CapacityError without memory for it.
         """
         entry = self.tensor(name)
         if load == "map":
@@ -189,8 +186,7 @@ class Bundle:
     def check_unchanged(self) -> None:
         """Raises BundleError if a file of weights that is mapped was written to or cut off since.
 
-        It takes a microsecond for each file. Between two calls nothing is noticed: reading behind the end of a file
-        that was cut off ends the process with SIGBUS.
+        Between two calls nothing is noticed: reading behind the end of a file that was cut off is a SIGBUS.
         """
         for blob, (descriptor, before) in self._mapped.items():
             if _state(descriptor) != before:
@@ -209,10 +205,8 @@ class Bundle:
         """
         manifests = (MANIFEST_PATH, *map(target_manifest_path, self.targets))
         if unlisted := unlisted_files(self.path, {*self.files, *manifests}):
-            raise BundleError(
-                f"{self.path}: no manifest lists {shortened(unlisted)}",
-                hint="Nothing reads what isn't listed: move it out of the bundle.",
-            )
+            hint = "Nothing reads what isn't listed: move it out of the bundle."
+            raise BundleError(f"{self.path}: no manifest lists {shortened(unlisted)}", hint=hint)
         for name in manifests:
             check_own_hash(_read(self.path, name), str(self.path / name))
         for name, expected in self.files.items():
@@ -351,7 +345,7 @@ class Bundle:
             self._copies[blob, offset, size] = array
         return self._copies[blob, offset, size]
 
-    def _open_blob(self, blob: int) -> BinaryIO:
+    def _open_blob(self, blob: int) -> io.BufferedReader:
         listed = self.index.blobs[blob]
         file = _open(self.path, listed.file)
         if (size := os.fstat(file.fileno()).st_size) != listed.bytes:
@@ -363,7 +357,7 @@ class Bundle:
         return file
 
 
-def _open(root: Path, name: str) -> BinaryIO:
+def _open(root: Path, name: str) -> io.BufferedReader:
     try:
         return open_regular(root / name, within=root)
     except OSError as e:

@@ -7,10 +7,10 @@ all memory; a link could lead out of the folder. So every file of a bundle or a 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_JSON_BYTES = 64 << 20
 """Of a document of ours: a manifest, an index, a program, a report. Those of a model of 70 layers have 1 MB."""
@@ -26,8 +26,10 @@ _KINDS = (
 )
 
 
-def open_regular(path: str | os.PathLike[str], *, most: int | None = None, within: Path | None = None) -> BinaryIO:
-    """Opens a file to read it, without a buffer's copy of it.
+def open_regular(
+    path: str | os.PathLike[str], *, most: int | None = None, within: Path | None = None
+) -> io.BufferedReader:
+    """Opens a file to read it.
 
     Args:
         path: of the file. A link is followed.
