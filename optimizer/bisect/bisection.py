@@ -36,7 +36,7 @@ from .same_model import check_layers, check_same_cache, check_same_model
 from .search import Comparison, PassSearch, compare
 from .sides import Side
 from .source_side import SourceSide
-from .stored_tensors import compare_bundles, compare_with_export
+from .stored_tensors import compare_bundles, compare_with_export, other_versions
 from .tokens import choose_tokens
 
 EMISSION = "emission, stored weights or kernels"
@@ -166,6 +166,8 @@ class _Run:
         side = self._source(source, bundle.model.context_length)
         lowering = lower_program(last)
         self.tensors = compare_with_export(lowering, bundle, target, self.options.layers, self.progress)
+        if self.tensors.differing:
+            self.notes += other_versions(bundle)
         search = self._search(side, stages, sequences, recipe)
         if (found := self._first_pass(search, source.name, name, sequences)) is not None:
             return found

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,19 @@ def compare_bundles(
         left_out = [name for name in tensors[0] if name not in names]
         tensors = [{n: t for n, t in of.items() if n in names} for of in tensors]
     return _compare(tensors[0], programs[0], tensors[1], programs[1], layers, progress, left_out)
+
+
+def other_versions(bundle: Bundle) -> list[str]:
+    """A note on what made a bundle and is of another version here, if something is: its bytes may be others."""
+    other = []
+    for name, made in bundle.manifest.toolchain.items():
+        try:
+            here = version(name)
+        except PackageNotFoundError:
+            continue  # a tool of a target, which isn't needed here
+        if here != made:
+            other.append(f"{name} {made} ({here} here)")
+    return [f"the bundle was exported with {', '.join(other)}: tensors may differ for that alone"] if other else []
 
 
 def _of_bundle(bundle: Bundle, program: LoweredProgram) -> dict[str, _Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.bisect import BisectReport, Given, Options, TensorDifference, bisect
-from enginewright.optimizer.bisect.stored_tensors import compare_bundles, compare_with_export
+from enginewright.optimizer.bisect.stored_tensors import compare_bundles, compare_with_export, other_versions
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.recipe import load_recipe
@@ -279,6 +280,19 @@ def test_the_smallest_factor_is_one_that_is_seen(recipe: str, bundles: Bundles, 
         report = bisect(Given(tiny("Qwen2")[0]), Given(planting.folder))
         assert (report.parting is not None) == seen
         assert not report.agrees  # the tensor itself is another by a bit
+
+
+def test_other_versions_are_noted(bundles: Bundles, tmp_path: Path) -> None:
+    planting = Planting(bundles("Qwen2", "int8"), tmp_path / "planted")
+    manifest = planting.folder / "manifest.json"
+    data = json.loads(manifest.read_text()) | {
+        "toolchain": {"torch": "2.1.0", "nobody-has-this": "1", "numpy": np.__version__}
+    }
+    data.pop("sha256", None)
+    manifest.write_text(json.dumps(data))
+    (note,) = other_versions(Bundle.open(planting.folder))
+    assert note.startswith(f"the bundle was exported with torch 2.1.0 ({torch.__version__} here): ")
+    assert other_versions(Bundle.open(bundles("Qwen2", "int8"))) == []
 
 
 SMOLLM2 = [  # layer, tensor without what its scales are called, rows, and the tensor of the GGUF file
