@@ -26,7 +26,7 @@ from enginewright.runtime.tokenizer import Tokenizer
 
 from .bundle_side import BundleSide
 from .explain_program import program_reasons
-from .judge import ROUNDING, SAME_INTEGERS, Judge, coarsest
+from .judge import GAIN, ROUNDING, SAME_GAIN, SAME_INTEGERS, Judge, coarsest
 from .parting import describe_parting
 from .points import Used, Values, in_layers, not_covered
 from .program_side import ProgramSide
@@ -294,10 +294,12 @@ class _Run:
         return first, second
 
     def _judge(self, *, exact: bool) -> Judge:
-        return Judge(self.options.tolerance or (ROUNDING if exact else SAME_INTEGERS))
+        if exact or self.options.tolerance:
+            return Judge(self.options.tolerance or ROUNDING)
+        return Judge(SAME_INTEGERS, gain=SAME_GAIN)
 
     def _coarse(self, recipe: Recipe) -> Judge:
-        return Judge(self.options.tolerance or coarsest(recipe), chance=True)
+        return Judge(self.options.tolerance or coarsest(recipe), chance=True, gain=GAIN)
 
     def _search(
         self, side: SourceSide, stages: Sequence[Stage], sequences: Sequence[torch.Tensor], recipe: Recipe

@@ -29,8 +29,12 @@ SPARSE = 1.0
 """The same where a format keeps two of every four: what goes of a column of a product is a third of it in the mean, and
 may be all of it."""
 
-_GAIN = 2e-3
-"""Rounding may make values larger or smaller on the whole by this much, and by what chance makes of it; no more."""
+GAIN = 2e-3
+"""Rounding weights may make values larger or smaller on the whole by this much, and by what chance makes of it."""
+
+SAME_GAIN = 1e-3
+"""The same of two programs that round alike: what falls on the other side does so as often upwards as downwards. Up to
+3e-4 is seen on a trained model."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,14 @@ class Judge:
 
     Attributes:
         tolerance: of the largest relative error (``Difference.error``).
-        chance: values may be apart by chance, as after rounding to fewer bits: then a common factor and the lack of a
-            bias are looked for in what the tolerance would let pass.
+        chance: values may be apart by chance, as after rounding to fewer bits: then the lack of a bias is looked for in
+            what the tolerance would let pass.
+        gain: what a common factor may be off from 1, which is looked for as well; None: nothing is looked for.
     """
 
     tolerance: float
     chance: bool = False
+    gain: float | None = None
 
     def parts(
         self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None, apart: Difference | None = None
@@ -56,15 +62,15 @@ class Judge:
         found = apart or difference(a, b)
         if not found.error <= self.tolerance:
             return found
-        if not self.chance:
+        if self.gain is None:
             return None
         # Errors of relative size s, independent from column to column and from one direction of the tokens' values to
         # the next, leave the gain off by s / sqrt(columns * directions); integers that are chosen for the least error
         # of the output, and not one by one, shrink it by s**2.
-        beyond = abs(found.gain - 1) - _GAIN - found.scatter**2
+        beyond = abs(found.gain - 1) - self.gain - found.scatter**2
         if beyond > 0 and beyond > 5 * found.scatter / np.sqrt(a.shape[1] * directions(a)):
             return found
-        missing = bias is not None and bias.shape == a.shape[1:] and lacks(a, b, bias)
+        missing = self.chance and bias is not None and bias.shape == a.shape[1:] and lacks(a, b, bias)
         return found if missing else None
 
     def smallest_factor(self, a: FloatArray, found: Difference) -> float:
@@ -74,11 +80,11 @@ class Judge:
         which at least one is no smaller than the average.
         """
         least = self.tolerance + found.error
-        if self.chance and a.shape[1]:
+        if self.gain is not None and a.shape[1]:
             # A factor is apart from a by chance and by itself; ``parts`` sees it beyond what it allows to that.
-            tried = np.geomspace(_GAIN / 2, max(least, _GAIN), _TRIED)
+            tried = np.geomspace(self.gain / 2, max(least, self.gain), _TRIED)
             scatter = np.hypot(found.scatter, tried)
-            beyond = tried - abs(found.gain - 1) - _GAIN - scatter**2
+            beyond = tried - abs(found.gain - 1) - self.gain - scatter**2
             seen = tried[beyond > 5 * scatter / np.sqrt(a.shape[1] * directions(a))]
             least = min(least, float(seen.min(initial=np.inf)))
         return 1 + least

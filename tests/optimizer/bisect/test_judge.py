@@ -3,8 +3,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.optimizer.bisect.judge import COARSENESS, ROUNDING, Judge, coarsest, comparable, directions, lacks
+from enginewright.optimizer.bisect.judge import (
+    COARSENESS,
+    GAIN,
+    ROUNDING,
+    SAME_GAIN,
+    SAME_INTEGERS,
+    Judge,
+    coarsest,
+    comparable,
+    directions,
+    lacks,
+)
 from enginewright.optimizer.bisect.points import Point
+from enginewright.optimizer.bisect.values import difference
 from enginewright.optimizer.recipes.recipe import load_recipe
 
 
@@ -27,7 +39,7 @@ def test_exact_values_are_held_to_rounding(value: np.ndarray) -> None:
 
 @pytest.mark.parametrize("share", [0.003, 0.01])
 def test_what_rounding_cannot_do_is_found_within_its_tolerance(share: float, value: np.ndarray) -> None:
-    judge = Judge(COARSENESS["int8"], chance=True)
+    judge = Judge(COARSENESS["int8"], chance=True, gain=GAIN)
     fine = rounded(value, share)
     assert judge.parts(value, fine) is None
     assert judge.parts(value, fine * np.float32(1.01)) is not None
@@ -36,11 +48,26 @@ def test_what_rounding_cannot_do_is_found_within_its_tolerance(share: float, val
 
 def test_a_missing_bias_is_found_within_a_wide_tolerance(value: np.ndarray) -> None:
     bias = np.full(64, 0.3, np.float32)
-    judge = Judge(COARSENESS["int4"], chance=True)
+    judge = Judge(COARSENESS["int4"], chance=True, gain=GAIN)
     without = rounded(value, 0.05) - bias
     assert lacks(value, without, bias) and not lacks(value, rounded(value, 0.05), bias)
     assert judge.parts(value, without, bias) is not None
     assert judge.parts(value, rounded(value, 0.05), bias) is None
+
+
+@pytest.mark.parametrize(
+    "judge", [Judge(ROUNDING), Judge(SAME_INTEGERS, gain=SAME_GAIN), Judge(COARSENESS["int8"], chance=True, gain=GAIN)]
+)
+@pytest.mark.parametrize("share", [1e-6, 3e-3])
+def test_the_smallest_factor_is_seen_and_a_smaller_one_is_not(judge: Judge, share: float, value: np.ndarray) -> None:
+    if judge.tolerance == ROUNDING and share > ROUNDING:
+        return  # not the same values
+    fine = rounded(value, share)
+    least = judge.smallest_factor(value, difference(value, fine)) - 1
+    assert least < 0.012
+    for sign in (1, -1):
+        assert judge.parts(value, fine * np.float32(1 + sign * 1.02 * least)) is not None
+        assert judge.parts(value, fine * np.float32(1 + sign * 0.5 * least)) is None
 
 
 def test_numbers_that_are_not_finite_part(value: np.ndarray) -> None:
