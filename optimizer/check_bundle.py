@@ -26,6 +26,7 @@ from enginewright.runtime.executors.open import (
     target_groups,
 )
 
+from .find_source import find_source
 from .hash_files import hash_files
 from .progress import Progress, silent
 
@@ -77,8 +78,8 @@ def check_bundle(
 
     Args:
         path: the bundle.
-        source: the Hugging Face directory or GGUF file that it was made from: every target that runs here is compared
-            with it as at the export, within the budget of the recipe that the manifest has.
+        source: the Hugging Face directory, GGUF file or Hub id that it was made from: every target that runs here is
+            compared with it as at the export, within the budget of the recipe that the manifest has.
         targets: those to look at; by default all.
         provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
         progress: told the stages "hash" (in bytes) and "verify".
@@ -105,13 +106,14 @@ def check_bundle(
             if io is not None:
                 load_onnxruntime(io.onnxruntime)  # raises what says how to install it
             raise BundleError(f"{path}: target {name!r} can't be run: {reason}", hint="Leave --target out.")
+    original = None if source is None else find_source(source, option="source", progress=progress)
     total = hash_files(bundle, progress)
     checks = []
     for name in wanted:
         reason = _why_not(bundle, name)
         placement = Placement(provider=provider if _has_providers(bundle, name) else None)
         runs_with = {} if reason else _load(bundle, name, placement)
-        compared = None if reason or source is None else _compare(bundle, Path(source), name, placement, progress)
+        compared = None if reason or original is None else _compare(bundle, original, name, placement, progress)
         checks.append(TargetCheck(name, reason, runs_with, compared))
     return BundleCheck(
         path=str(path),

@@ -23,6 +23,7 @@ from .export_stages import (
     Ran,
     Written,
     calibration_tokens,
+    find_model,
     measure_source,
     open_model,
     run_bundle,
@@ -44,6 +45,7 @@ def export(
     source: str | Path | PreTrainedModel,
     output: str | Path,
     *,
+    revision: str | None = None,
     recipe: str | Path | Recipe | None = None,
     targets: Sequence[str] | None = None,
     context_length: int | None = None,
@@ -59,8 +61,10 @@ def export(
     """Captures a decoder, rewrites it, writes a bundle, and compares it with the source all the way.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model, which is not touched.
+        source: a Hugging Face directory, a GGUF file, a model's id on the Hugging Face Hub, such as "org/name" or
+            "org/name:Q4_K_M" (see ``find_source``), or a transformers model, which is not touched.
         output: the bundle to write: a folder that appears whole or not at all.
+        revision: of a Hub id: a branch, tag or commit.
         recipe: a built-in recipe's name, a TOML file, or a Recipe. By default f32, or what was recovered for.
         targets: instead of the recipe's.
         context_length: instead of the recipe's: the longest request in tokens.
@@ -98,7 +102,8 @@ def export(
         tell=tell,
     )
     with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
-        # 1. The model's graph; its weights are read when they are needed.
+        # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
+        asked = find_model(asked, revision, clock)
         model = open_model(asked)
         clock.end("capture")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.errors import CapacityError, SourceError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -37,6 +38,7 @@ from .emit.base import EmitOptions
 from .emit.emitters import EMITTERS, TOOLS
 from .emit.engine_report import EngineReport
 from .export_request import ExportRequest
+from .find_source import find_source
 from .pass_context import pass_context
 from .pipeline import choose_passes, left_on
 from .progress import ProgressEvent
@@ -89,6 +91,20 @@ class OpenModel:
     captured: CapturedModel
     recipe: Recipe
     buckets: ExportBuckets | None
+
+
+def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> ExportRequest:
+    """The request with a path that is there; what is fetched from the Hub has a time of its own."""
+    if isinstance(asked.source, torch.nn.Module):
+        if revision is not None:
+            raise SourceError(
+                "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
+            )
+        return asked
+    found = find_source(asked.source, revision=revision, progress=asked.tell)
+    if not os.path.exists(asked.source):
+        clock.end("download")
+    return replace(asked, source=found)
 
 
 def open_model(asked: ExportRequest) -> OpenModel:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class ProgressEvent:
     """``done`` of ``total`` of a stage; ``detail``: what was last done.
 
-    The stages of an export are capture, calibration, auto (a search for formats), measure, passes, layers (of a pass
-    that takes them one by one), emit, kernels (of attention, for GPUs), verify, roofline, write.
+    The stages of an export are download (of a model of the Hub, in bytes), capture, calibration, auto (a search for
+    formats), measure, passes, layers (of a pass that takes them one by one), emit, kernels (of attention, for GPUs),
+    verify, roofline, write.
     """
 
     stage: str

@@ -69,7 +69,7 @@ class CapacityError(EnginewrightError):
     exit_code = 9
 
 
-_EXPORT_PACKAGES = frozenset({"gguf", "safetensors", "torch", "transformers"})
+_EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "safetensors", "torch", "transformers"})
 
 
 class MissingDependencyError(EnginewrightError, ImportError):

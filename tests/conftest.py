@@ -46,9 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """What holds for the tests, and for the commands that they run.
 
-    A shell that starts the tests in the background has them ignore Ctrl-C. Workers side by side have a thread of
-    torch's each, since more than there are cores wait for one another.
+    Nobody asks the real Hub. A shell that starts the tests in the background has them ignore Ctrl-C. Workers side by
+    side have a thread of torch's each, since more than there are cores wait for one another.
     """
+    os.environ["HF_HUB_OFFLINE"] = "1"
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

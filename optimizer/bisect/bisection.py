@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import CapturedModel, capture
+from enginewright.optimizer.find_source import describe_source, find_source
 from enginewright.optimizer.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.recipes.of_bundle import recipe_of
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
@@ -47,7 +48,7 @@ class Given:
     """One of the two things to compare.
 
     Attributes:
-        what: a bundle's folder, a Hugging Face directory, a GGUF file, or a transformers model.
+        what: a bundle's folder, a Hugging Face directory, a GGUF file, a Hub id, or a transformers model.
         target, isa: of a bundle: which of its targets, and the instruction set; None takes the first, and the best.
     """
 
@@ -61,7 +62,11 @@ class Given:
 
     @property
     def name(self) -> str:
-        return self.what.resolve().name if isinstance(self.what, Path) else type(self.what).__name__
+        return describe_source(self.what).name if isinstance(self.what, Path) else type(self.what).__name__
+
+    def found(self, progress: Progress) -> Given:
+        """The same with a path that is there: of a Hub id, that of what was fetched."""
+        return replace(self, what=find_source(self.what, progress=progress)) if isinstance(self.what, Path) else self
 
     def is_same(self, other: Given) -> bool:
         """Whether it is the same model or bundle, whatever target is meant."""
@@ -112,6 +117,7 @@ def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress 
         SourceError, UnsupportedModelError, BundleError, RecipeError, PassError, CapacityError: as for an export and for
             opening a bundle.
     """
+    a, b = (given.found(progress or silent) for given in (a, b))
     _check_meaning(a, b, options or Options())
     with tempfile.TemporaryDirectory(prefix="enginewright-") as scratch:
         run = _Run(options or Options(), progress or silent, Path(scratch))

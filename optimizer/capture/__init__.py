@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from enginewright.optimizer.find_source import describe_source
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.contracts import ModelInfo
@@ -48,8 +48,8 @@ def capture(
     """Captures a decoder-only language model without reading its weights.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is ever downloaded, and no code
-            or pickle that comes with a model is run.
+        source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is downloaded here (see
+            ``find_source``), and no code or pickle that comes with a model is run.
         tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
         context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
             By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
@@ -66,7 +66,7 @@ def capture(
         return _capture_directory(path, own, context_length)
     if path.is_file():
         return _capture_gguf(path, own, context_length)
-    raise _no_such_source(str(source))
+    raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
 
 
 def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
@@ -115,11 +115,12 @@ def _capture_directory(
     context = freeze_rope(model, context_length)
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)
+    said = describe_source(directory)
     return CapturedModel(
         trace(model, weights),
-        model_info(model, directory.resolve().name, context, generation, getattr(tokenizer, "eos_token_id", None)),
+        model_info(model, said.name.rpartition("/")[2], context, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
-        SourceSection(kind="huggingface", name=directory.resolve().name),
+        said,
     )
 
 
@@ -148,7 +149,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
         trace(model, weights),
         model_info(model, name, context, gguf.generation_settings(file), eos),
         files,
-        SourceSection(kind="gguf", name=path.name),
+        describe_source(path),
     )
 
 
@@ -159,12 +160,3 @@ def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None
     if not isinstance(loaded, PreTrainedTokenizerBase):
         raise SourceError(f"{tokenizer} is no directory with a tokenizer", hint="It needs a tokenizer.json.")
     return loaded
-
-
-def _no_such_source(source: str) -> SourceError:
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        return SourceError(
-            f"{source}: there is no such directory; if it is a model's name on the Hub, nothing is downloaded here",
-            hint=f"Download it first (hf download {source} --local-dir DIRECTORY), then pass DIRECTORY.",
-        )
-    return SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")

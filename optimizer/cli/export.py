@@ -21,6 +21,7 @@ NAME = "export"
 EPILOG = (
     "Examples:\n\n"
     "  optimize export SmolLM2-135M-Instruct -o smollm2.bundle\n\n"
+    "  optimize export org/model-GGUF:Q8_0 -o model.bundle\n\n"
     "  optimize export model.gguf --recipe int8 --target cpu --force\n\n"
     "  optimize export model.gguf --target onnx --target tensorrt-rtx --gpu 8.6,8.9\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
@@ -31,22 +32,34 @@ _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germa
 
 
 def default_output(source: str) -> Path:
-    """``models/Llama-1B`` and ``Llama-1B.gguf`` become ``Llama-1B.bundle`` in the current folder.
+    """``models/Llama-1B``, ``Llama-1B.gguf`` and ``org/Llama-1B`` become ``Llama-1B.bundle`` in the current folder.
 
     Where that folder is the model's, or lies in it, the bundle goes beside the model's.
     """
+    from enginewright.optimizer.find_source import parse_hub_id
+
     found = Path(source).resolve()
     if found.is_dir() and Path.cwd().is_relative_to(found):
         return Path(os.path.relpath(found.with_name(f"{found.name}.bundle")))
-    name = found.name if found.exists() else source.rstrip("/").rsplit("/", 1)[-1]
+    if found.exists():
+        name = found.name
+    else:
+        hub = parse_hub_id(source)
+        name = source.rstrip("/").rsplit("/", 1)[-1] if hub is None else hub.title
     return Path(name.removesuffix(".gguf") + ".bundle")
 
 
 @reported
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face folder or a GGUF file.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A Hugging Face folder, a GGUF file, or a model's id on the Hub."),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The bundle to write; by default named after the model.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Of a model on the Hub: a branch, tag or commit; default main.")
     ] = None,
     recipe: Annotated[
         str | None,
@@ -111,6 +124,7 @@ def command(
         report = enginewright.export(
             model,
             output or default_output(model),
+            revision=revision,
             recipe=recipe,
             targets=target or None,
             context_length=context_length,

@@ -100,7 +100,8 @@ def evaluate(
     Args:
         bundle: what to evaluate; run by the runtime, without torch.
         text: a file of UTF-8; BUILT_IN takes the text that comes with the package.
-        against: a bundle, a Hugging Face directory or a GGUF file to compare with; the last two need the export extra.
+        against: a bundle to compare with, or a Hugging Face directory, GGUF file or Hub id; the last three need the
+            export extra.
         choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
         window, stride: see ``windows.plan_windows``.
         target, provider, context: as for LLM, for the bundle that is evaluated.
@@ -125,7 +126,9 @@ def evaluate(
         reference: ScoredModel | None = None
         if against is not None:
             tell(ProgressEvent("load", 0, 1, str(against)))
-            reference = stack.enter_context(closing(open_reference(against, threads=threads, memory=memory)))
+            reference = stack.enter_context(
+                closing(open_reference(against, threads=threads, memory=memory, progress=tell))
+            )
             tell(ProgressEvent("load", 1, 1, reference.name))
             asked = [whole for question in questions for _, whole in question.texts()]
             check_same_tokens(model, reference, [written, *asked])

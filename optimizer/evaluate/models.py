@@ -8,8 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from enginewright.optimizer.find_source import find_source
+from enginewright.optimizer.progress import Progress, silent
 from enginewright.plugins.contracts import FloatArray
-from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, RequestError, SourceError
+from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.tokenizer import Tokenizer
@@ -80,18 +82,18 @@ class BundleModel:
         self._llm.close()
 
 
-def open_reference(path: str | Path, *, threads: int, memory: str | int | None) -> ScoredModel:
+def open_reference(
+    path: str | Path, *, threads: int, memory: str | int | None, progress: Progress = silent
+) -> ScoredModel:
     """What a bundle is compared with: another bundle, or a source model through transformers.
+
+    ``progress``: told the stage "download" of a model of the Hub.
 
     Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
     """
-    place = Path(path)
+    place = find_source(path, option="against", progress=progress)
     if (place / MANIFEST_PATH).is_file():
         return BundleModel(path, threads=threads, memory=memory)
-    if not place.exists():
-        raise SourceError(
-            f"against: {path} doesn't exist", hint="Pass a bundle, a Hugging Face directory or a GGUF file."
-        )
     with MissingDependencyError.of_export("against: a source model"):
         from .source_model import SourceModel  # torch and transformers, which bundles do without
     return SourceModel(place, threads=threads)

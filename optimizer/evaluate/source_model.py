@@ -11,6 +11,7 @@ from enginewright.optimizer.capture import gguf
 from enginewright.optimizer.capture.freeze_rope import own_context_length
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
+from enginewright.optimizer.find_source import describe_source
 from enginewright.optimizer.verify.source_runner import SourceRunner
 from enginewright.plugins.contracts import FloatArray
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -34,7 +35,7 @@ class SourceModel:
             torch.set_num_threads(threads)
         self._runner = SourceRunner(path)
         model = self._runner.model
-        info = model_info(model, path.resolve().name, own_context_length(model.config), {}, None)
+        info = model_info(model, describe_source(path).name, own_context_length(model.config), {}, None)
         self.name = info.name
         self.vocab_size = info.vocab_size
         self.context_length = info.context_length

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.compose.search import Searching, search_shapes
+from enginewright.optimizer.find_source import find_source
 from enginewright.optimizer.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
 from enginewright.optimizer.resources import peak_rss_bytes
@@ -56,7 +57,7 @@ def recover(
     distributions from the source's.
 
     Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model, which is not touched.
+        source: a Hugging Face directory, a GGUF file, a Hub id, or a transformers model, which is not touched.
         output: a folder for the weights, checkpoints and figures.
         recipe: a built-in recipe's name, a TOML file, or a Recipe that changes the model.
         text: a file of text or JSONL to train on; without one it is sampled from the source.
@@ -86,6 +87,8 @@ def recover(
         given = None if isinstance(source, PreTrainedModel) else source
         folder.refuse_if_there(overwrite, {"the source": given, **named})
     with _threads(wanted.threads), tempfile.TemporaryDirectory() as scratch:
+        if not isinstance(source, torch.nn.Module):
+            source = find_source(source, progress=tell)
         tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
         captured = capture(source, tokenizer=tokenizer, context_length=chosen.context_length)
         tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginewright.optimizer.find_source import describe_source, find_source
 from enginewright.optimizer.progress import Progress, ProgressEvent, silent
 from enginewright.plugins.errors import MissingDependencyError, SourceError
 from enginewright.plugins.json_document import parse_json
@@ -33,23 +34,22 @@ class SourceFacts:
     licence: str | None
 
 
-def source_facts(bundle: Bundle, source: Path, progress: Progress = silent) -> SourceFacts:
+def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent) -> SourceFacts:
     """Hashes the files of a bundle's source and reads its licence: of the model card, config.json, or GGUF metadata.
 
     Args:
         bundle: whose manifest names the source.
-        source: the Hugging Face directory or GGUF file.
-        progress: told the stage "source", in bytes.
+        source: the Hugging Face directory, GGUF file or Hub id.
+        progress: told the stages "download", of a Hub id, and "source", in bytes.
 
     Raises:
         SourceError: it is missing or damaged, or not called what the manifest says.
         MissingDependencyError: what reads GGUF files isn't installed.
     """
-    if not source.exists():
-        raise SourceError(f"source: {source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
-    name = source.resolve().name if source.is_dir() else source.name
-    said = bundle.manifest.source
-    if (said.kind, said.name) != ("huggingface" if source.is_dir() else "gguf", name):
+    source = find_source(source, option="source", progress=progress)
+    found, said = describe_source(source), bundle.manifest.source
+    name = found.name
+    if (said.kind, said.name) != (found.kind, name):
         raise SourceError(
             f"source: {bundle.path} was made from {said.name} ({said.kind}), and {source} is called {name}",
             hint="Pass the model that the bundle was exported from, or leave --source out.",

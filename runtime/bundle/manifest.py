@@ -44,6 +44,7 @@ def check_path(path: str) -> str:
 
 BundlePath = Annotated[str, Meta(pattern=rf"^(?:{_PATH.pattern})\Z")]
 TargetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9\-]*$")]
+Commit = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z")]
 
 
 _LOOKUPS = ("embedding", "quantized_embedding")
@@ -99,11 +100,22 @@ class ModelSection(Record, frozen=True, kw_only=True):
         return None
 
 
+class HubSection(Record, frozen=True, kw_only=True):
+    """A model on the Hugging Face Hub: ``id`` is "org/name", ``commit`` what its revision was at the export."""
+
+    id: str
+    commit: Commit
+
+
 class SourceSection(Record, frozen=True, kw_only=True):
-    """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path."""
+    """What the model was made from. ``name`` is a file or folder name or a Hub id, never an absolute path.
+
+    ``hub``: where on the Hub it is, if it was taken from there or its cache.
+    """
 
     kind: Literal["huggingface", "gguf", "module"]
     name: str
+    hub: HubSection | None = None
 
 
 class PassSection(Record, frozen=True, kw_only=True):
@@ -174,7 +186,10 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes."""
-        return _stable_json(self)
+        fields = self.model_dump(mode="json")
+        if self.source.hub is None:
+            del fields["source"]["hub"]
+        return _sealed(fields)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:

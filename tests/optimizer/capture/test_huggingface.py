@@ -91,12 +91,6 @@ def test_missing_directory(tmp_path):
         capture(tmp_path / "nowhere")
 
 
-def test_hub_id(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceError, match=r"(?s)some-org/some-model.*nothing is downloaded.*--local-dir"):
-        capture("some-org/some-model")
-
-
 def test_empty_directory(tmp_path):
     with pytest.raises(SourceError, match="is empty"):
         capture(tmp_path)
