@@ -235,14 +235,18 @@ class _Download:
                 started = done
 
                 def tell(have: int, name: str = name, started: int = started) -> None:
-                    self._progress(ProgressEvent("download", started + have, total, name))
+                    self._tell(started + have, total, name)
 
                 url = hf_hub_url(self._wanted.repository, name, revision=self._repository.commit)
                 download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", tell)
             # Finds the bytes there and gives them their name; or fetches them, if nobody knows their hash.
             hf_hub_download(self._wanted.repository, name, revision=self._repository.commit)
             done += self._size(name)
-            self._progress(ProgressEvent("download", done, total, name))
+            self._tell(done, total, name)
+
+    def _tell(self, done: int, total: int, name: str) -> None:
+        detail = f"{name} ({format_bytes(done)} of {format_bytes(total)})"
+        self._progress(ProgressEvent("download", done, total, detail))
 
     def _is_there(self, name: str) -> bool:
         return (self.folder / name).is_file()

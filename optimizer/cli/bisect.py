@@ -32,7 +32,8 @@ EPILOG = (
 @reported
 def command(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="What is right: a Hugging Face folder, a GGUF file, or a bundle.")
+        str,
+        typer.Argument(metavar="A", help="What is right: a Hugging Face folder, a GGUF file, a Hub id or a bundle."),
     ],
     b: Annotated[
         str | None, typer.Argument(metavar="B", help="What is to be looked at: the same; by default A itself.")

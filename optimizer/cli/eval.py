@@ -33,7 +33,7 @@ def command(
     ] = "built-in",
     against: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL", help="Compare with a bundle, a Hugging Face folder or a GGUF file."),
+        typer.Option(metavar="MODEL", help="Compare with a bundle, a Hugging Face folder, a GGUF file or a Hub id."),
     ] = None,
     choices: Annotated[
         str | None,

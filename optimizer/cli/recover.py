@@ -25,7 +25,9 @@ EPILOG = (
 
 @reported
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The source: a Hugging Face folder or a GGUF file.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The source: a Hugging Face folder, a GGUF file or a Hub id.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder for the weights, checkpoints and the plot.")],
     recipe: Annotated[
         str, typer.Option("--recipe", "-r", help="What is done to the model: a built-in recipe or a TOML file.")

@@ -27,7 +27,10 @@ def command(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--source", "-s", metavar="MODEL", help="Its folder or GGUF file: adds its files' hashes and its licence."
+            "--source",
+            "-s",
+            metavar="MODEL",
+            help="Its folder, GGUF file or Hub id: adds its files' hashes and its licence.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,

@@ -30,7 +30,9 @@ def command(
     bundle: BundlePath,
     source: Annotated[
         Path | None,
-        typer.Option("--source", "-s", metavar="MODEL", help="Compare with the folder or GGUF file it was made from."),
+        typer.Option(
+            "--source", "-s", metavar="MODEL", help="Compare with the folder, GGUF file or Hub id it was made from."
+        ),
     ] = None,
     target: Annotated[
         list[str] | None,

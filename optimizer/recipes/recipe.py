@@ -9,12 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from enginewright.plugins.contracts import CacheDtype
 from enginewright.plugins.errors import RecipeError
@@ -252,7 +251,7 @@ _REASONS = {  # in the words of TOML, where pydantic's are those of Python
 }
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key"
     if error["type"] == "missing":
@@ -260,7 +259,7 @@ def _reason(error: ErrorDetails) -> str:
     return _REASONS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
 
 
-def _hint(error: ErrorDetails) -> str | None:
+def _hint(error: Mapping[str, Any]) -> str | None:
     if error["type"] != "extra_forbidden":
         return None
     model: type[BaseModel] = Recipe

@@ -85,8 +85,8 @@ class Hub:
         class OnStorage(_Handler):
             state, side = hub, "storage"
 
-        self._servers = [_Server(("127.0.0.1", 0), kind) for kind in (OnHub, OnStorage)]
-        self.endpoint, self.storage = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        self._servers = [_Server(("127.0.0.1", 0), OnHub), _Server(("127.0.0.2", 0), OnStorage)]
+        self.endpoint, self.storage = ("http://{}:{}".format(*server.server_address) for server in self._servers)
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return self
