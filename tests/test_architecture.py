@@ -1,11 +1,13 @@
-"""The shape of the project: who may import whom, how long a file may be, how quickly the package loads."""
+"""The shape of the project: who may import whom and what, how long a file may be, how quickly the package loads."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +57,50 @@ def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
                 origin = (node.module or "").removeprefix("enginewright.")
             for alias in node.names:
                 yield f"{origin}.{alias.name}", node.lineno
+
+
+NOT_DECLARED = {
+    "tensorrt": "comes with the CUDA that the machine has",
+    "torch_tensorrt": "its wheels are for one build of torch each",
+}
+"""Packages that a target needs on machines with a GPU; errors and docs say how to install them."""
+
+IMPORTED_AS = {"tensorrt-rtx": "tensorrt_rtx"}
+"""Distributions whose module isn't called as they are."""
+
+
+def declared(*extras: str) -> set[str]:
+    """Modules of what pyproject.toml requires, with these extras."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    names = [re.split(r"[<>=~! ;\[]", line, maxsplit=1)[0] for line in wanted]
+    return {IMPORTED_AS.get(name, name.replace("-", "_")).lower() for name in names}
+
+
+def packages_of(*prefixes: str) -> dict[str, str]:
+    """Top-level packages from outside that the modules below ``prefixes`` import, and one place of each."""
+    return {
+        what.partition(".")[0]: f"{path.relative_to(REPOSITORY)}:{line}"
+        for module, path in modules().items()
+        if any(below(module, prefix) for prefix in prefixes)
+        for what, line in imports(module, path)
+        if what.partition(".")[0] not in {*sys.stdlib_module_names, *PARTS, "enginewright"}
+    }
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    found = packages_of(*PARTS)
+    assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
+    known = declared("export", "onnx", "tensorrt-rtx", "triton") | set(NOT_DECLARED)
+    assert {name: place for name, place in found.items() if name not in known} == {}
+    assert set(NOT_DECLARED) <= set(found)
+
+
+def test_what_the_runtime_imports_comes_without_extras() -> None:
+    optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
+    found = packages_of("runtime", "plugins.cpu", "plugins.contracts", "plugins.records", "plugins.lowered_program")
+    assert {name: place for name, place in found.items() if name not in declared() | optional} == {}
 
 
 def below(name: str, prefix: str) -> bool:

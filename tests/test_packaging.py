@@ -13,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,9 @@ def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
         assert ours - set(expected) - built == set()  # neither C++ sources nor tests
         tops = {name.partition("/")[0] for name in names}
         assert tops == {"enginewright", next(t for t in tops if t.endswith(".dist-info"))}
+        notices = archive.read(next(n for n in names if n.endswith("/licenses/THIRD_PARTY_LICENSES"))).decode()
+        (linked_in,) = (f for f in distribution("nanobind").files or () if f.name == "LICENSE")
+        assert linked_in.read_text().strip() in notices
     assert packages.wheel.stat().st_size < MOST_WHEEL_BYTES
 
 
