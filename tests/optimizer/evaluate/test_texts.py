@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -56,3 +57,10 @@ def test_the_built_in_questions_are_forty_and_fair() -> None:
     assert all(len(q.choices) == 4 for q in questions)
     for place in range(4):  # always taking the same place gets a quarter
         assert sum(q.answer == place for q in questions) == 10
+
+
+def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path / "pipe", "it is a pipe"), (Path("/dev/zero"), "it is a device")):
+        with pytest.raises(RequestError, match=f"text: {path} can't be read: {what}"):
+            read_text(path, "text", "evaluation_text.txt")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -352,3 +353,9 @@ def test_formats_may_be_chosen_automatically(tmp_path: Path) -> None:
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in failure(tmp_path, f'name = "x"\n{text.replace("METHOD", METHODS[-1])}').message
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "recipe.toml")
+    with pytest.raises(RecipeError, match="can't read the recipe: it is a pipe, not a regular file"):
+        load_recipe(tmp_path / "recipe.toml")
