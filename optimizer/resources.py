@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import os
 import re
 import resource
 import sys
@@ -20,6 +21,10 @@ from enginewright.plugins.errors import RequestError
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _YOUNG_OBJECTS = 10_000
+
+THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""For work that is cut into pieces: the cores that the process may run on, and no more than its memory keeps busy."""
+
 _M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
 
 

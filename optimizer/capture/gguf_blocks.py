@@ -11,8 +11,10 @@ Byte j of the 16 has value j in its low half, and value j + 16 in its high half.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gguf
@@ -20,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from enginewright.optimizer.resources import release_pages
+from enginewright.optimizer.resources import THREADS, release_pages
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 
 BLOCK = 32
@@ -84,7 +86,8 @@ def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]
 def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
     """The floats that a tensor's blocks stand for, in its shape: the package's, made of some thousand blocks at a time.
 
-    Left to itself it takes 16 rows at a time, however short they are, and holds the result twice.
+    Left to itself it takes 16 rows at a time, however short they are, and holds the result twice. Pieces are made
+    side by side: numpy leaves Python's lock to others while it computes.
     """
     size, bytes_of_block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
     if size == 1:
@@ -93,9 +96,13 @@ def dequantize(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
     blocks = tensor.data.reshape(-1, bytes_of_block)
     result = np.empty((len(blocks), size), np.float32)
     step = max(1, _CHUNK_ELEMENTS // size)
-    for start in range(0, len(blocks), step):
+
+    def fill(start: int) -> None:
         part = blocks[start : start + step]
         result[start : start + step] = gguf.dequantize(part.reshape(1, -1), tensor.tensor_type).reshape(-1, size)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        collections.deque(threads.map(fill, range(0, len(blocks), step)), maxlen=0)  # raises what one of them raised
     return result.reshape(shape_of(tensor))
 
 

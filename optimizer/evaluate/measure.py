@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.optimizer.resources import THREADS
 from enginewright.plugins.contracts import FloatArray
 
 _BLOCK = 1 << 17
 """Logits in float64 at a time: 1 MiB, of which there are some five copies; they stay in a core's cache."""
-
-_THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-"""Blocks that are compared side by side: numpy leaves Python's lock to others while it computes."""
 
 
 def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -94,14 +91,15 @@ class Divergence:
     def add(self, logits: FloatArray, reference: FloatArray, targets: Sequence[int] | None = None) -> None:
         """Logits [n, V] of both before each of the tokens [n], if these are known.
 
-        Blocks are compared side by side, and added in their order: sums are the same for any number of cores.
+        Blocks are compared side by side, as numpy leaves Python's lock to others while it computes, and added in their
+        order: sums are the same for any number of cores.
         """
 
         def compare(rows: slice) -> _Compared:
             return _Compared.of(logits[rows], reference[rows], None if targets is None else targets[rows])
 
         blocks = list(_blocks(logits))
-        with ThreadPoolExecutor(max(1, min(len(blocks), _THREADS))) as threads:
+        with ThreadPoolExecutor(max(1, min(len(blocks), THREADS))) as threads:
             for found in threads.map(compare, blocks):
                 self._add(found)
 

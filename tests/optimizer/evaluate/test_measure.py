@@ -75,7 +75,7 @@ def test_sums_are_the_same_for_any_number_of_cores(n: int, v: int, monkeypatch: 
     a, b, ids = logits(n, v, 1), logits(n, v, 2), targets(n, v)
     found = []
     for threads in (1, 2, 7):
-        monkeypatch.setattr(measure, "_THREADS", threads)
+        monkeypatch.setattr(measure, "THREADS", threads)
         found.append(measured(a, b, ids))
     assert found[0] == found[1] == found[2]
     assert found[0].tokens == n
