@@ -20,7 +20,7 @@ from enginewright.plugins.ops.experts import grouped_linear
 from enginewright.plugins.ops.quantization import groups_of
 
 from .ir.program import Program
-from .ir.weights import WeightExpr
+from .ir.weights import Concat, WeightExpr
 from .match import bound_arguments
 
 ew = torch.ops.ew
@@ -71,6 +71,10 @@ class WeightCache:
             self._bytes += size
         return value
 
+    def find(self, expr: WeightExpr) -> torch.Tensor | None:
+        """The value that is kept for one expression."""
+        return self._values.get((expr,))
+
     def offer(self, expr: WeightExpr, value: torch.Tensor) -> None:
         """Takes a value that is in memory anyway, if there is room."""
         size = value.numel() * value.element_size()
@@ -84,8 +88,9 @@ class WeightCache:
         self._bytes = 0
 
     def forget_all_but(self, program: Program) -> None:
-        """Frees what ``program`` has no use for."""
+        """Frees what ``program`` has no use for, nor for making what it has of it."""
         used = {program.weights[name] for name in program.weights}
+        used |= {b for e in used if isinstance(e, Concat) and (e,) not in self._values for b in e.bases}
         self._values = {k: v for k, v in self._values.items() if used.issuperset(k)}
         self._bytes = sum(v.numel() * v.element_size() for v in self._values.values())
 
@@ -160,7 +165,14 @@ class FastEvaluation:
 
     def _value(self, name: str) -> torch.Tensor:
         expr = self.program.weights[name]
-        return self.cache.get((expr,), expr.evaluate, self.program)
+        return self.cache.get((expr,), lambda: self._evaluated(expr), self.program)
+
+    def _evaluated(self, expr: WeightExpr) -> torch.Tensor:
+        """The value, of values that are in memory still where a pass has put weights together."""
+        if not isinstance(expr, Concat):
+            return expr.evaluate()
+        kept = [self.cache.find(base) for base in expr.bases]
+        return torch.cat([b.evaluate() if k is None else k for b, k in zip(expr.bases, kept, strict=True)], expr.dim)
 
 
 def decoded(

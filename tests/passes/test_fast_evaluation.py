@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from enginewright.optimizer.pipeline import default_pipeline
 from enginewright.passes.base import PassContext
 from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.weights import Source
+from enginewright.passes.ir.weights import Concat, Source
 from enginewright.passes.manager import PassManager
 from enginewright.passes.step_inputs import packed_inputs
 from enginewright.passes.weight_formats import WeightFormats
@@ -156,3 +157,33 @@ def test_what_else_reads_integers_or_scales_has_them() -> None:
     fast.evaluate(packed_inputs(program, sequences(5)), lambda node, value: found.update({node: value}))
     expected = program.weights[str(scales.target)].evaluate()
     assert torch.equal(found[both], torch.cat((expected, expected * 2)))
+
+
+@pytest.mark.parametrize("hidden", [64, 96])
+def test_weights_that_a_pass_puts_together_are_not_read_again(hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From pass to pass each tensor is read once; what stands for others takes their place in the cache."""
+    reads: Counter[str] = Counter()
+    evaluate = Source.evaluate
+
+    def counted(source: Source) -> torch.Tensor:
+        reads[source.name] += 1
+        return evaluate(source)
+
+    monkeypatch.setattr(Source, "evaluate", counted)
+    program, cache = captured("Llama", hidden_size=hidden), WeightCache()
+    inputs = packed_inputs(program, sequences(20, 9))
+    before = FastEvaluation(program, cache).evaluate(inputs)[0]
+    PassManager([one for one in default_pipeline() if one.wanted(PassContext())]).run(program)
+    reads.clear()
+    cache.forget_all_but(program)
+    inputs = packed_inputs(program, sequences(20, 9))
+    after = FastEvaluation(program, cache).evaluate(inputs)[0]
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-4)
+    weights = {name for name in reads if name.endswith("proj.weight")}
+    assert not weights
+    assert any(isinstance(program.weights[name], Concat) for name in program.weights)
+    cache.forget_all_but(program)
+    kept = {key[0] for key in cache._values}
+    assert kept == {program.weights[name] for name in program.weights}
+    for expr in kept:
+        assert cache._values[expr,].numpy().tobytes() == expr.evaluate().contiguous().numpy().tobytes()
