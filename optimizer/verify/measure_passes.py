@@ -121,7 +121,7 @@ class PassMeasurements:
             self._found[-1] = replace(self._state.measured.figures, unchanged=True, seconds=0.0)
         if self._pending and self._is_due(one, following):
             self._judge()
-        if one.exact and following is not None and not following.exact:
+        if one.exact and following is not None and not following.exact and self._max_kl is not None:
             self._forget_weights()  # what comes may need the memory, and has use for other weights
 
     def finish(self) -> PassVerification:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import gguf
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import torch
 import transformers
 
 from enginewright.optimizer.capture import capture
+from enginewright.optimizer.capture import gguf as gguf_source
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.gguf import open_gguf, read_config, read_tensors
 from enginewright.optimizer.capture.tokenizer import load_tokenizer
+from enginewright.optimizer.export import export
 from enginewright.plugins.errors import SourceError, UnsupportedModelError
 
 from .test_trace import TOLERANCE, eager_logits, step_inputs
@@ -264,3 +268,19 @@ def test_the_real_model(smollm2_gguf):
     assert files is not None and files.tokenizer_json is not None
     assert files.special_tokens["eos_token"] == "<|im_end|>" and files.special_tokens["add_bos"] is False
     assert "<|im_start|>" in (files.chat_template or "")
+
+
+def test_an_export_dequantizes_a_tensor_three_times(llama, tmp_path, monkeypatch):
+    """To measure with, to write it, and to run the source beside the bundle: not again for what passes make of it."""
+    times = Counter()
+
+    def counted(tensor):
+        times[tensor.name] += 1
+        return dequantize(tensor)
+
+    dequantize = gguf_source.dequantize
+    monkeypatch.setattr(gguf_source, "dequantize", counted)
+    path = write(llama, tmp_path / "tiny.gguf", Q.Q8_0)
+    export(path, tmp_path / "tiny.bundle")
+    assert "blk.0.attn_q.weight" in times
+    assert max(times.values()) == 3
