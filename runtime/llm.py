@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
-import queue
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from enginewright.plugins.contracts import ExecutorCaps, FloatArray, ModelInfo
-from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError
+from enginewright.plugins.errors import BundleError, RequestError
 
+from . import arguments
+from .arguments import Encoded, Params, Prompt, check_int, check_type
 from .bundle.reader import Bundle, Load
 from .engine import Engine
 from .engine_loop import EngineLoop
@@ -27,15 +27,13 @@ from .kv_cache.cache_groups import PoolPlan, parse_size
 from .output_text import OutputText
 from .outputs import RequestOutput, StreamPiece
 from .request import Request
+from .run_requests import arun_all, astream, results, run_all, stream, wanted
 from .sampling import SamplingParams
 from .scheduler.continuous import SchedulerConfig
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .chat_template import Message
-
-Prompt = str | Sequence[int]
-Event = StreamPiece | EnginewrightError
 
 MOST_THREADS = 1024
 
@@ -93,7 +91,14 @@ class LLM:
         load: Load = "map",
     ) -> None:
         _scheduler_config(max_requests, prefill_chunk)  # raises before anything is opened
-        _check_int("threads", threads, 0, MOST_THREADS)
+        check_int("threads", threads, 0, MOST_THREADS)
+        check_type("path", path, (str, os.PathLike), "the path of a bundle")
+        for name, text in (("target", target), ("isa", isa), ("provider", provider)):
+            check_type(name, text, (str, type(None)), "a name, or None")
+        check_type("context", context, (int, type(None)), "a number of tokens, or None")
+        check_type("memory", memory, (int, str, type(None)), 'bytes, or a size such as "512MiB"')
+        for name, flag in (("buckets", buckets), ("verify", verify)):
+            check_type(name, flag, (bool,), "True or False")
         bundle = Bundle.open(path)
         if verify:
             bundle.verify_hashes()
@@ -153,73 +158,123 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        raise_errors: bool | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several, together.
 
         Args:
-            prompts: text or token ids; or a list of either.
-            params: for all, or one for each; None is ``SamplingParams()``: greedy.
+            prompts: text or token ids, or ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; or several of these.
+            params (vLLM: sampling_params): for all, or one for each; None is ``SamplingParams()``: greedy.
+            progress (vLLM: use_tqdm): a bar on stderr. None: where that is a terminal and there are 8 prompts or more.
+            raise_errors: what is done about a request that ends with an error of its own (its logits are NaN). False:
+                its output has it as ``error``, and finish_reason "error". True: it is raised, when all have ended.
+                None: raised for one prompt that isn't in a list, so that no other's result is lost.
 
         Returns:
             One output a prompt, in their order; a list for a single prompt too.
 
         Raises:
-            RequestError: a prompt is empty, too long, or has a token that isn't there; no request has run then.
+            RequestError: a prompt is empty, too long, of a wrong type, or has a token that isn't there; no request has
+                run then.
             CapacityError: a request that the KV cache can't hold, with the memory that would.
+            EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
-        return self._run_all([self._encode(p) for p in _listed(prompts)], params)
+        requests, single = self._of_prompts(prompts, params, sampling_params)
+        run_all(self._loop, requests, wanted(progress, use_tqdm))
+        return results(requests, single if raise_errors is None else raise_errors)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Iterable[Message] | Iterable[Iterable[Message]],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        raise_errors: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or several.
 
-        ``variables`` go to the chat template: ``tools`` (JSON schemas or functions), ``documents``,
-        ``continue_final_message``, and what else it reads (enable_thinking, ...); ``chat_template`` chooses one of
-        several. See ``Tokenizer.encode_chat`` and ``ChatTemplate.render``.
+        ``variables``, and vLLM's ``chat_template_kwargs``, go to the chat template: ``tools`` (JSON schemas or
+        functions), ``documents``, ``continue_final_message``, and what else it reads (enable_thinking, ...);
+        ``chat_template`` chooses one of several. See ``Tokenizer.render_chat`` and ``ChatTemplate.render``. The other
+        arguments are those of ``generate``.
 
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
-        several = bool(messages) and not isinstance(messages, Mapping) and not hasattr(messages[0], "keys")
-        chats = cast("Sequence[Sequence[Message]]", messages if several else [messages])
-        return self._run_all([self.tokenizer.encode_chat(chat, **variables) for chat in chats], params)
+        variables = arguments.template_variables(chat_template_kwargs, variables)
+        requests, single = self._of_chats(messages, params, sampling_params, variables)
+        run_all(self._loop, requests, wanted(progress, use_tqdm))
+        return results(requests, single if raise_errors is None else raise_errors)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        raise_errors: bool | None = None,
+    ) -> list[RequestOutput]:
+        """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
+        requests, single = self._of_prompts(prompts, params, sampling_params)
+        await arun_all(self._loop, requests)
+        return results(requests, single if raise_errors is None else raise_errors)
+
+    async def achat(
+        self,
+        messages: Iterable[Message] | Iterable[Iterable[Message]],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        raise_errors: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """``chat`` for coroutines; see ``agenerate``."""
+        variables = arguments.template_variables(chat_template_kwargs, variables)
+        requests, single = self._of_chats(messages, params, sampling_params, variables)
+        await arun_all(self._loop, requests)
+        return results(requests, single if raise_errors is None else raise_errors)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
         """Completes one prompt piece by piece. Closing the generator aborts the request.
 
         A wrong prompt raises at once, and not at the first piece.
         """
-        return self._stream(self._request(self._encode(prompt), params or SamplingParams()))
+        return stream(self._loop, self._one(prompt, params))
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **variables: Any
+        self, messages: Iterable[Message], params: SamplingParams | None = None, **variables: Any
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
-        ids = self.tokenizer.encode_chat(messages, **variables)
-        return self._stream(self._request(ids, params or SamplingParams()))
+        return stream(self._loop, self._one_chat(messages, params, variables))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
-        return self._astream(self._request(self._encode(prompt), params or SamplingParams()))
+        return astream(self._loop, self._one(prompt, params))
 
     def astream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **variables: Any
+        self, messages: Iterable[Message], params: SamplingParams | None = None, **variables: Any
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
-        ids = self.tokenizer.encode_chat(messages, **variables)
-        return self._astream(self._request(ids, params or SamplingParams()))
+        return astream(self._loop, self._one_chat(messages, params, variables))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
-        prompt = self._checked_ids(ids, self.model.context_length)
+        context = self.model.context_length
+        found = Encoded(arguments.token_ids(ids, "ids"), name="ids")
+        prompt = arguments.checked_ids(found, context, context, self.model.vocab_size)
         logits = np.empty((len(prompt), self.model.vocab_size), np.float32)
         request = Request(prompt, SamplingParams(), max_tokens=0, logits=logits)
-        with contextlib.closing(self._stream(request)) as pieces:
+        with contextlib.closing(stream(self._loop, request)) as pieces:
             for _ in pieces:
                 pass
         return logits
@@ -262,139 +317,69 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        return self.tokenizer.encode(prompt) if prompt else []
+    def _of_prompts(self, prompts: Any, params: Params, sampling_params: Params) -> tuple[list[Request], bool]:
+        """The requests, and whether the prompt was one, and not a list."""
+        given, single = arguments.listed(prompts)
+        return self._requests(self._encoded(given, single), params, sampling_params), single
 
-    def _checked_ids(self, ids: Sequence[int], most: int) -> list[int]:
-        try:
-            prompt = [operator.index(i) for i in ids]
-        except TypeError as e:
-            raise RequestError(f"prompt: {e}", hint="Pass text or a list of token ids.") from e
-        if not prompt:
-            raise RequestError("prompt: it is empty", hint="Pass at least one token.")
-        if len(prompt) > most:
-            raise RequestError(
-                f"prompt: it has {len(prompt)} tokens; the context of {self.model.context_length} tokens has room for "
-                f"{most}",
-                hint="Shorten the prompt.",
-            )
-        wrong = next((i for i in prompt if not 0 <= i < self.model.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(
-                f"prompt: token {wrong} is outside the vocabulary of {self.model.vocab_size}",
-                hint="Use the tokenizer of this bundle.",
-            )
-        return prompt
+    def _of_chats(
+        self, messages: Any, params: Params, sampling_params: Params, variables: Mapping[str, Any]
+    ) -> tuple[list[Request], bool]:
+        chats, single = arguments.conversations(messages)
+        most, found = self.model.context_length - 1, []
+        for i, chat in enumerate(chats):
+            name = "messages" if single else f"messages[{i}]"
+            text = self.tokenizer.render_chat(chat, **variables)
+            ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
+            found.append(Encoded(ids, text, name))
+        return self._requests(found, params, sampling_params), single
 
-    def _request(self, ids: Sequence[int], params: SamplingParams) -> Request:
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params: {params!r} is no SamplingParams", hint="Pass SamplingParams(max_tokens=...).")
+    def _encoded(self, prompts: Sequence[Any], single: bool) -> list[Encoded]:
+        return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self.model.context_length - 1)
+
+    def _one(self, prompt: Prompt, params: Params) -> Request:
+        return self._requests(self._encoded([prompt], True), params, None)[0]
+
+    def _one_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any]) -> Request:
+        requests, single = self._of_chats(messages, params, None, variables)
+        if not single:
+            raise RequestError(
+                f"messages: {len(requests)} conversations, and a stream is of one", hint="Pass one, or call chat."
+            )
+        return requests[0]
+
+    def _requests(self, prompts: Sequence[Encoded], params: Params, sampling_params: Params) -> list[Request]:
+        each = arguments.params_for(len(prompts), params, sampling_params)
+        return [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+
+    def _request(self, encoded_prompt: Encoded, params: SamplingParams) -> Request:
         context = self.model.context_length
-        prompt = self._checked_ids(ids, context - 1)
+        prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self.model.vocab_size)
         text = None
         if self._tokenizer is not None:
             text = OutputText(self._tokenizer.detokenizer(prompt), params.stop)
         elif params.stop:
             raise RequestError("stop: strings need a tokenizer, and the bundle has none", hint="Use stop_token_ids.")
+        room = context - len(prompt)
+        wanted = params.max_tokens
+        if wanted is None:  # the last new token needs no place in the cache
+            cached = PoolPlan.of(self._executor.cache_groups, self._executor.blocks).tokens
+            wanted = max(min(room, cached - len(prompt) + 1), 1) if self._executor.cache_groups else room
         request = Request(
             prompt,
             params,
             end_token_ids=self.model.eos_token_ids,
-            max_tokens=min(params.max_tokens, context - len(prompt)),
+            max_tokens=min(wanted, room),
+            prompt_text=encoded_prompt.text,
             text=text,
         )
         self.engine.scheduler.check(request)
         return request
 
-    def _run_all(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[RequestOutput]:
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise RequestError(
-                f"params: {len(params)} of them for {len(prompts)} prompts", hint="Pass one, or one for each prompt."
-            )
-        requests = [self._request(ids, p) for ids, p in zip(prompts, params, strict=True)]
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        try:
-            for request in requests:
-                self._loop.submit(request, events.put)
-            unfinished = len(requests)
-            while unfinished:
-                unfinished -= _piece(events.get()).finish_reason is not None
-        finally:  # nothing to do unless interrupted
-            for request in requests:
-                self._loop.abort(request)
-        if len(requests) == 1 and requests[0].error is not None:
-            raise requests[0].error
-        return [request.to_output() for request in requests]
-
-    def _stream(self, request: Request) -> Generator[StreamPiece, None, None]:
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        try:
-            self._loop.submit(request, events.put)
-            finished = False
-            while not finished:
-                piece = _piece(events.get())
-                finished = piece.finish_reason is not None
-                if piece.finish_reason == "error":
-                    raise _error_of(request)
-                yield piece
-        finally:
-            self._loop.abort(request)
-
-    async def _astream(self, request: Request) -> AsyncGenerator[StreamPiece, None]:
-        import asyncio  # who awaits this has it; nobody else waits for it
-
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def put(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed: nobody listens any more
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        try:
-            self._loop.submit(request, put)
-            finished = False
-            while not finished:
-                piece = _piece(await events.get())
-                finished = piece.finish_reason is not None
-                if piece.finish_reason == "error":
-                    raise _error_of(request)
-                yield piece
-        finally:
-            self._loop.abort(request)
-
-
-def _error_of(request: Request) -> EnginewrightError:
-    assert request.error is not None
-    return request.error
-
-
-def _piece(event: Event) -> StreamPiece:
-    if isinstance(event, EnginewrightError):
-        raise event
-    return event
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts from one prompt or several."""
-    if isinstance(prompts, str) or (len(prompts) and hasattr(prompts[0], "__index__")):
-        return [cast("Prompt", prompts)]
-    return cast("Sequence[Prompt]", prompts)
-
 
 def _scheduler_config(max_requests: int, prefill_chunk: int | None) -> SchedulerConfig:
     most = ExecutorCaps().max_tokens
     chunk = SchedulerConfig().prefill_tokens if prefill_chunk is None else prefill_chunk
-    _check_int("max_requests", max_requests, 1, most)
-    _check_int("prefill_chunk", chunk, 1, most)
+    check_int("max_requests", max_requests, 1, most)
+    check_int("prefill_chunk", chunk, 1, most)
     return SchedulerConfig(max_requests=max_requests, prefill_tokens=chunk)
-
-
-def _check_int(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from {least} to {most}.")

@@ -10,7 +10,12 @@ from .tokenizer import Detokenizer
 class OutputText:
     """Text of the new tokens of one request.
 
-    What may be the beginning of a stop string is held back until it is clear that it is none.
+    It is cut before the stop string that begins first in it, however the text is split into tokens. So a text isn't
+    over while a stop string may still complete that begins before one that is complete; and what may be the beginning
+    of a stop string is held back until it is clear that it isn't.
+
+    Attributes:
+        stopped_by: the stop string that it was cut at; of several that begin there, the shortest.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
@@ -18,18 +23,21 @@ class OutputText:
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, token: int) -> bool:
-        """Takes a new token; True if its text completes a stop string."""
+        """Takes a new token; True if it is clear now where the text is cut."""
         return self._add(self._detokenizer.push(token))
 
     def finish(self) -> bool:
-        """Gives out all that was held back; True if that completes a stop string."""
-        stopped = self._add(self._detokenizer.flush())
+        """No token comes any more: gives out all that was held back; True if the text is cut in it."""
+        if self._add(self._detokenizer.flush()):
+            return True
+        if self._cut_at(_first_of(self._stop, self._held), self._held):
+            return True
         self._ready.append(self._held)
         self._held = ""
-        return stopped
+        return False
 
     def take(self) -> str:
         """The text that became certain since the last call."""
@@ -38,22 +46,33 @@ class OutputText:
         return text
 
     def _add(self, piece: str) -> bool:
-        if self.stopped or not piece:
+        if self.stopped_by is not None or not piece:
             return False
         if not self._stop:
             self._ready.append(piece)
             return False
         text = self._held + piece
-        found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
-        if found:
-            self._ready.append(text[: min(found)])
-            self._held = ""
-            self.stopped = True
-            return True
-        certain = len(text) - max((_overlap(text, s) for s in self._stop), default=0)
-        self._ready.append(text[:certain])
-        self._held = text[certain:]
+        pending = len(text) - max(_overlap(text, s) for s in self._stop)  # where a stop string may have begun
+        found = _first_of(self._stop, text)
+        if found is not None and found[0] <= pending:
+            return self._cut_at(found, text)
+        self._ready.append(text[:pending])
+        self._held = text[pending:]
         return False
+
+    def _cut_at(self, found: tuple[int, str] | None, text: str) -> bool:
+        if found is None or self.stopped_by is not None:
+            return False
+        self._ready.append(text[: found[0]])
+        self._held = ""
+        self.stopped_by = found[1]
+        return True
+
+
+def _first_of(stop: Sequence[str], text: str) -> tuple[int, str] | None:
+    """Where the stop string that begins first is, and which it is; None if there is none."""
+    found = [(at, len(s), s) for s in stop if (at := text.find(s)) >= 0]
+    return (min(found)[0], min(found)[2]) if found else None
 
 
 def _overlap(text: str, stop: str) -> int:

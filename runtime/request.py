@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from array import array
 from collections.abc import Sequence
 
 from enginewright.plugins.contracts import FloatArray
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.errors import EnginewrightError, RequestError
 
 from .output_text import OutputText
-from .outputs import FinishReason, RequestOutput, StreamPiece, TokenLogprobs
+from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .sampling import SamplingParams, seed_of
+
+_numbers = itertools.count()
 
 
 class Request:
@@ -20,7 +24,9 @@ class Request:
         prompt: token ids, at least one.
         params: how to choose new tokens.
         end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
-        max_tokens: most new tokens; 0 for a request that only scores its prompt (see ``logits``).
+        max_tokens: most new tokens, where it isn't ``params.max_tokens``; 0 for a request that only scores its prompt
+            (see ``logits``).
+        prompt_text: what the prompt was encoded from, for the result.
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         logits: [S, V], to be filled with the logits of every prompt token; None for an ordinary request.
     """
@@ -32,12 +38,21 @@ class Request:
         *,
         end_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
+        prompt_text: str | None = None,
         text: OutputText | None = None,
         logits: FloatArray | None = None,
     ) -> None:
         self.params = params
+        self.request_id = str(next(_numbers))
+        self.prompt_text = prompt_text
+        self.queued = time.monotonic()
+        self.token_times: tuple[float, float] | None = None  # of the first new token and the last
+        self.stop_reason: int | str | None = None
         self.seed = seed_of(prompt) if params.seed is None else params.seed
-        self.max_tokens = params.max_tokens if max_tokens is None else max_tokens
+        most = params.max_tokens if max_tokens is None else max_tokens
+        if most is None:
+            raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
+        self.max_tokens = most
         self.logits = logits
         self.tokens = list(prompt)  # prompt, then output
         self.prompt_length = len(self.tokens)
@@ -90,7 +105,11 @@ class Request:
             self.seen.append(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+        now = time.monotonic()
+        self.token_times = (now if self.token_times is None else self.token_times[0], now)
         if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
+            if token in self.params.stop_token_ids:
+                self.stop_reason = token
             self.finish("stop")
         elif self.output_length >= self.max_tokens:
             self.finish("length")
@@ -111,6 +130,8 @@ class Request:
         """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""
         if self._text is not None and self._text.finish() and reason == "length":
             reason = "stop"
+        if self._text is not None and self._text.stopped_by is not None:
+            self.stop_reason = self._text.stopped_by
         self.finish_reason = reason
 
     def take_piece(self) -> StreamPiece:
@@ -134,5 +155,9 @@ class Request:
             text="".join(self._whole_text),
             finish_reason=self.finish_reason,
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            stop_reason=self.stop_reason,
+            prompt=self.prompt_text,
+            request_id=self.request_id,
             error=self.error,
+            metrics=RequestMetrics(self.queued, *(self.token_times or (None, None))),
         )

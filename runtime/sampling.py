@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,19 +20,22 @@ MOST_LOGPROBS = 100
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends. Greedy unless ``temperature`` is given: what the
-    model's makers recommend is in ``LLM.default_params()``, and never applied silently.
+    model's makers recommend is in ``LLM.default_params()``, and never applied silently. None for a field stands for its
+    default, but for ``max_tokens``.
 
     Attributes:
         temperature: 0 takes the most probable token; else logits are divided by it, as 32-bit floats.
-        top_k: only the k most probable tokens; 0 is off.
+        top_k: only the k most probable tokens; 0 or -1 is off.
         top_p: only the most probable tokens that together have this probability; 1 is off.
         min_p: only tokens at least this times as probable as the most probable; 0 is off.
         repetition_penalty: the logits of tokens that the prompt or the answer has already are divided by it where they
             are above 0, and multiplied where they are below, before all else; 1 is off. As in transformers and vLLM.
         seed: of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: one prompt with the same
             parameters gives the same tokens at every call. Pass different seeds to get different samples.
-        max_tokens: most new tokens; cut where the model's context ends.
-        stop: a string, or several, that end the text, which is cut before the one that appears first.
+        max_tokens: most new tokens; cut where the model's context ends. None: as many as the context and the KV cache
+            have room for.
+        stop: a string, or several, that end the text. It is cut before the one that begins first, however the text is
+            split into tokens; a few more tokens are computed where that one isn't complete before another.
         stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
         ignore_eos: the model's own end tokens do not end the text.
         logprobs: None reports none; 0 reports each new token's log-probability, and k also those of the k most probable
@@ -48,28 +51,33 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    max_tokens: int = 256
+    max_tokens: int | None = 256
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) is None and field.name != "max_tokens":
+                object.__setattr__(self, field.name, field.default)
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
             listed = (value,) if isinstance(value, str) else value
-            _check(name, value, isinstance(listed, Iterable), "a sequence; () for none")
+            _check(name, value, _is_listing(listed), "a list; () for none")
             object.__setattr__(self, name, tuple(listed))
+        if _is_int(self.top_k, -1, 0):
+            object.__setattr__(self, "top_k", 0)
         most = float(np.finfo(np.float32).max)
         _check("temperature", self.temperature, _is_number(self.temperature, 0, most), "a number from 0 to 3.4e38")
-        _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0 (0 is off)")
+        _check("top_k", self.top_k, _is_int(self.top_k, 0, 2**31), "an integer >= 0; 0 or -1 is off")
         _check("top_p", self.top_p, _is_number(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
         _check("min_p", self.min_p, _is_number(self.min_p, 0, 1), "a number in [0, 1]")
         penalty = self.repetition_penalty
         positive = _is_number(penalty, 0, most) and np.float32(penalty) > 0
         _check("repetition_penalty", penalty, bool(positive), "a number above 0, as a 32-bit float; 1 is off")
         _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0, 2**64), "None or in [0, 2**64)")
-        _check("max_tokens", self.max_tokens, _is_int(self.max_tokens, 1), "an integer >= 1")
+        _check("max_tokens", self.max_tokens, self.max_tokens is None or _is_int(self.max_tokens, 1), "None or >= 1")
         _check("stop", self.stop, all(isinstance(s, str) and s for s in self.stop), "strings that are not empty")
         ids = self.stop_token_ids
         _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids")
@@ -126,6 +134,12 @@ def packed_tokens(rows: Sequence[Sequence[int]]) -> tuple[Int32Array, Int32Array
 def _is_number(value: Any, low: float, high: float) -> bool:
     number = isinstance(value, Real) and not isinstance(value, bool)
     return number and bool(low <= value <= high)  # NaN is not
+
+
+def _is_listing(value: Any) -> bool:
+    """Whether it can be gone through in an order that means something: no mapping, no bytes, no array of rank 0."""
+    listing = isinstance(value, Iterable) and not isinstance(value, (Mapping, bytes, bytearray, memoryview))
+    return listing and bool(getattr(value, "ndim", 1) == 1)
 
 
 def _is_int(value: Any, low: int, end: float = math.inf) -> bool:

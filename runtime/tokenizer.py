@@ -85,10 +85,16 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
     ) -> list[int]:
-        """Token ids of a conversation up to the assistant's turn.
+        """Token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``, which raises.
 
         The template writes the special tokens, so none is added; as in transformers, what looks like one in a message
         becomes one too.
+        """
+        text = self.render_chat(messages, chat_template=chat_template, **options)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any) -> str:
+        """The text of a conversation up to the assistant's turn.
 
         Args:
             messages: the turns.
@@ -101,7 +107,7 @@ class Tokenizer:
             RequestError: there is no such template, or it refuses the messages.
         """
         template = self._template(chat_template, options.get("tools") is not None)
-        return self.encode(template.render(messages, **options), add_special_tokens=False)
+        return template.render(messages, **options)
 
     def chat_template(self, name: str = "default") -> ChatTemplate:
         """One of ``chat_templates``. Raises BundleError naming its file and line if it is damaged."""

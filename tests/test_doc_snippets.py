@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from enginewright.runtime.sampling import SamplingParams
 from tests.doc_snippets import run_python, script_of
 
 PAGE = """\
@@ -56,3 +59,24 @@ def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(AssertionError, match=r"line 4(.|\n)*KeyError: 3"):
         run_python(page, folder, {})
+
+
+def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
+    page = repository / "docs" / "python-api.md"
+    done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
+    assert "prompts[0]: 'Hello' at place 0 isn't a token id" in done.stdout
+    assert "[1, 1]" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:
+    text = (repository / "docs" / "python-api.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.M)
+    values = {
+        "none": (),
+        **{str(default): default for default in (None, False, 0, 1, 256)},
+    }
+    assert {name: values[default.strip()] for name, default in documented} == {
+        field.name: field.default for field in fields(SamplingParams)
+    }

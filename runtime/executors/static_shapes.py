@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -177,13 +177,13 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Ma
 
 def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
     """So many more rows, which take the likeliest token and draw nothing."""
-    longer = {
+    longer: dict[str, Any] = {
         name: _longer(array, more, SAMPLING_OPTIONS[name])
         for name, array in sampling.options().items()
         if name in SAMPLING_OPTIONS
     }
     if sampling.seen_start is not None:
-        longer["seen_start"] = _longer(sampling.seen_start, more, sampling.seen_start[-1])
+        longer["seen_start"] = _longer(sampling.seen_start, more, int(sampling.seen_start[-1]))
     return replace(sampling, **longer)
 
 

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from .plugins.errors import (
         BundleError,
         CapacityError,
+        ComparisonError,
         EnginewrightError,
         MissingDependencyError,
         PassError,
         RecipeError,
         RequestError,
         SourceError,
+        TargetError,
         UnsupportedModelError,
+        VerificationError,
     )
     from .runtime.llm import LLM
-    from .runtime.outputs import RequestOutput, StreamPiece, TokenLogprobs
+    from .runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
     from .runtime.sampling import SamplingParams
 
     __version__: str
@@ -33,18 +36,23 @@ __all__ = [
     "LLM",
     "BundleError",
     "CapacityError",
+    "ComparisonError",
+    "CompletionOutput",
     "EnginewrightError",
     "MissingDependencyError",
     "PassError",
     "RecipeError",
     "RecoverOptions",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SourceError",
     "StreamPiece",
+    "TargetError",
     "TokenLogprobs",
     "UnsupportedModelError",
+    "VerificationError",
     "__version__",
     "export",
     "recover",
@@ -52,7 +60,9 @@ __all__ = [
 
 _MODULES = {
     "LLM": "runtime.llm",
+    "CompletionOutput": "runtime.outputs",
     "RecoverOptions": "optimizer.recover",
+    "RequestMetrics": "runtime.outputs",
     "RequestOutput": "runtime.outputs",
     "SamplingParams": "runtime.sampling",
     "StreamPiece": "runtime.outputs",

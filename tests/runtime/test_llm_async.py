@@ -136,3 +136,44 @@ def test_errors(make_llm: MakeLLM, toy: Toy) -> None:
     executor.fail = ValueError("bad step")
     with pytest.raises(EnginewrightError, match="bad step"):
         asyncio.run(main())
+
+
+def test_generate_and_chat_can_be_awaited(make_llm: MakeLLM, toy: Toy) -> None:
+    executor = toy()
+    executor.poison = ord("!")
+    llm = make_llm(executor)
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    message = [{"role": "user", "content": "hi"}]
+
+    async def run() -> None:
+        one, many, answers = await asyncio.gather(
+            llm.agenerate("abc", params),
+            llm.agenerate(["abc", "x!", [1, 2]], sampling_params=params),
+            llm.achat([message, message], params, chat_template_kwargs={"x": 1}),
+        )
+        assert one == llm.generate("abc", params)
+        assert many[0] == one[0] and many[1].error is not None
+        assert answers == llm.chat([message, message], params)
+        with pytest.raises(EnginewrightError, match="NaN"):
+            await llm.agenerate("x!", params)
+        with pytest.raises(RequestError, match="prompts: None"):
+            await llm.agenerate(None)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+def test_cancelling_a_generate_frees_its_blocks(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+
+    async def run() -> None:
+        task = asyncio.create_task(llm.agenerate(["a", "b"], SamplingParams(max_tokens=120, ignore_eos=True)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        deadline = asyncio.get_running_loop().time() + 10
+        while llm.engine.has_work():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.001)
+
+    asyncio.run(run())

@@ -55,11 +55,44 @@ def test_any_text(tokenizer: Tokenizer, seed: int) -> None:
         text = "".join(rng.choice("abé") for _ in range(rng.randint(0, 12)))
         stop = tuple("".join(rng.choice("abé") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(0, 3)))
         pieces, stopped = run(tokenizer, text, stop)
-        # The text ends with the first character that completes a stop string, and is cut before the earliest of them.
-        ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(s) for s in stop)]
-        seen = text[: ends[0]] if ends else text
-        assert "".join(pieces) == (seen[: min(seen.find(s) for s in stop if s in seen)] if ends else text)
-        assert stopped == bool(ends)
+        # The text is cut before the stop string that begins first, wherever it is complete.
+        begins = [text.find(s) for s in stop if s in text]
+        assert "".join(pieces) == text[: min(begins, default=len(text))]
+        assert stopped == bool(begins)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected", "by"),
+    [
+        ("xabcd", ("bc", "abcd"), "x", "abcd"),  # "bc" is complete first, "abcd" begins first
+        ("xabce", ("bc", "abcd"), "xa", "bc"),  # and where "abcd" doesn't come, it is "bc"
+        ("xabc", ("bc", "abcd"), "xa", "bc"),  # nor at the end
+        ("xabcabcd", ("bcab", "abcd"), "xa", "bcab"),
+        ("aabbb", ("b", "abbb"), "a", "abbb"),
+        ("aabbc", ("b", "abbb"), "aa", "b"),
+        ("abcdef", ("abc", "abcdef"), "", "abc"),  # of those that begin there, the shortest: nobody waits for more
+        ("xyzw", ("yzw", "z", "xyzv"), "x", "yzw"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_stop_strings_that_overlap(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...], expected: str, by: str, size: int
+) -> None:
+    """However the text comes in pieces, and whatever the order of the stop strings."""
+    for stops in (stop, stop[::-1]):
+        output = OutputText(tokenizer.detokenizer(), stops)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        given = ""
+        for piece in pieces:
+            stopped = output._add(piece)
+            given += output.take()
+            assert expected.startswith(given)
+            if stopped:
+                break
+        else:
+            assert output.finish()
+            given += output.take()
+        assert (given, output.stopped_by) == (expected, by)
 
 
 def test_a_stop_string_may_be_complete_only_at_the_end(tokenizer: Tokenizer) -> None:

@@ -64,3 +64,18 @@ def test_the_version() -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         enginewright.Nothing  # noqa: B018
+
+
+def test_every_error_is_exported_and_loads_nothing_heavy() -> None:
+    from enginewright.plugins import errors
+
+    names = [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.EnginewrightError)
+    ]
+    assert len(names) > 10
+    assert set(names) <= set(enginewright.__all__)
+    assert all(getattr(enginewright, name) is getattr(errors, name) for name in names)
+    code = f"import json, enginewright as e; [getattr(e, n) for n in {names}]; print(json.dumps(sorted(sys.modules)))"
+    assert not {"numpy", "pydantic", "tokenizers"} & set(run(code))

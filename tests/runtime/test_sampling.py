@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,14 @@ def test_greedy_unless_told_otherwise() -> None:
     ("field", "values"),
     [
         ("temperature", [-0.1, float("nan"), float("inf"), 3.5e38, 10**400, "hot", True]),
-        ("top_k", [-1, 1.5, 2**31, True]),
+        ("top_k", [-2, 1.5, 2**31, True]),
         ("top_p", [0, -0.1, 1.1, float("nan")]),
-        ("min_p", [-0.1, 1.1, None]),
+        ("min_p", [-0.1, 1.1, "0"]),
         ("seed", [-1, 2**64, 1.0, True]),
         ("max_tokens", [0, -5, 1.0]),
-        ("stop", [("",), ("a", ""), (1,), None, 5]),
-        ("stop_token_ids", [(-1,), ("a",), None, 5]),
-        ("ignore_eos", [1, None]),
+        ("stop", [("",), ("a", ""), (1,), 5, b"ab", {"a": 1}]),
+        ("stop_token_ids", [(-1,), ("a",), 5, np.array(1), {3: 4}, b"ab", [True], "ab", np.array([[1]])]),
+        ("ignore_eos", [1, "no"]),
         ("logprobs", [-1, 101, True, "2"]),
         ("repetition_penalty", [0, -1, 1e-60, float("nan"), float("inf"), True, "1"]),
     ],
@@ -36,6 +37,14 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
     for value in values:
         with pytest.raises(RequestError, match=f"^{field}: "):
             SamplingParams(**{field: value})
+
+
+def test_none_is_the_default_and_minus_one_is_off() -> None:
+    """As people pass them to vLLM."""
+    names = [field.name for field in fields(SamplingParams) if field.name != "max_tokens"]
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(max_tokens=None).max_tokens is None
 
 
 def test_values_at_the_edge() -> None:

@@ -56,7 +56,13 @@ def traffic(seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
     prompts = [rng.integers(0, 256, rng.integers(1, 150)).tolist() for _ in range(14)]
     params = [
         SamplingParams(
-            max_tokens=int(n), ignore_eos=True, temperature=float(i % 2), top_k=i % 5, logprobs=i % 3, seed=i
+            max_tokens=int(n),
+            ignore_eos=True,
+            temperature=float(i % 2),
+            top_k=i % 5,
+            repetition_penalty=1 + 0.2 * (i % 3),
+            logprobs=(None, 0, 2)[i % 3],
+            seed=i,
         )
         for i, n in enumerate(rng.integers(1, 30, len(prompts)))
     ]

@@ -14,6 +14,7 @@ import pytest
 from enginewright.plugins.errors import BundleError, CapacityError, TargetError
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.request import Request
 from enginewright.runtime.sampling import SamplingParams
 
 from . import tiny_onnx as tiny
@@ -86,6 +87,34 @@ def test_greedy_tokens(
         assert info["executor"]["library"] == "TensorRT 11.4.0.106"
     else:
         assert device.captured == 0
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expected, form: str) -> None:
+    """In the middle of its tokens, while others decode; who gets its blocks next is well."""
+    cuda = install(form)
+    with LLM(bundles[form], max_requests=3) as llm:
+        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
+        for request in requests:
+            llm.engine.add_request(request)
+        while requests[1].output_length < 4:
+            llm.engine.step()
+        memory = llm.engine.executor._engines._memory  # type: ignore[attr-defined]
+        for group in llm.engine.executor.cache_groups:
+            for name in (f"{kind}_cache:{layer}" for kind in "kv" for layer in group.layers):
+                size = memory._bytes[name] // llm.engine.executor.blocks[group.name]
+                for block in requests[1].tables[group.name]:
+                    address = memory.caches[name] + block * size
+                    cuda.devices[-1].view(address, np.dtype(np.float32), (size // 4,))[:] = np.nan
+        while llm.engine.has_work():
+            llm.engine.step()
+        for name, address in memory.caches.items():
+            held = cuda.devices[-1].view(address, np.dtype(np.float32), (memory._bytes[name] // 4,))
+            assert np.isfinite(held).all(), name
+    assert [r.finish_reason for r in requests] == ["length", "error", "length", "length", "length"]
+    tokens = [list(r.tokens[r.prompt_length :]) for r in requests]
+    assert [tokens[0], *tokens[2:]] == [expected[2], *expected[4:7]]
+    assert tokens[1] == expected[3][:4]
 
 
 def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> None:

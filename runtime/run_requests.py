@@ -1,0 +1,165 @@
+"""Waits for requests, in threads and in coroutines, and shows how far they are."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from enginewright.plugins.errors import EnginewrightError, RequestError
+
+from .engine_loop import EngineLoop
+from .outputs import RequestOutput, StreamPiece
+from .request import Request
+
+if TYPE_CHECKING:
+    import asyncio
+
+Event = StreamPiece | EnginewrightError
+Advance = Callable[[int, bool], None]
+"""Called with how many new tokens there are, and whether a request has ended."""
+
+MANY_PROMPTS = 8
+"""So many on a terminal get a bar unless told otherwise."""
+
+
+def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None) -> None:
+    """Returns when all have ended; whatever ends it before aborts them. ``progress``: see ``progress_bar``."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    try:
+        with progress_bar(len(requests), progress) as advance:
+            for request in requests:
+                engine.submit(request, events.put)
+            unfinished = len(requests)
+            while unfinished:
+                piece = _piece(events.get())
+                unfinished -= piece.finish_reason is not None
+                advance(len(piece.token_ids), piece.finish_reason is not None)
+    finally:  # nothing to do unless interrupted
+        for request in requests:
+            engine.abort(request)
+
+
+async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
+    """``run_all`` for coroutines."""
+    events, put = _async_queue()
+    try:
+        for request in requests:
+            engine.submit(request, put)
+        unfinished = len(requests)
+        while unfinished:
+            unfinished -= _piece(await events.get()).finish_reason is not None
+    finally:
+        for request in requests:
+            engine.abort(request)
+
+
+def stream(engine: EngineLoop, request: Request) -> Generator[StreamPiece, None, None]:
+    """The pieces of a request; closing the generator aborts it. Raises the error that it ends with."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    try:
+        engine.submit(request, events.put)
+        finished = False
+        while not finished:
+            piece = _piece(events.get())
+            finished = piece.finish_reason is not None
+            if piece.finish_reason == "error":
+                raise _error_of(request)
+            yield piece
+    finally:
+        engine.abort(request)
+
+
+async def astream(engine: EngineLoop, request: Request) -> AsyncGenerator[StreamPiece, None]:
+    """``stream`` for coroutines."""
+    events, put = _async_queue()
+    try:
+        engine.submit(request, put)
+        finished = False
+        while not finished:
+            piece = _piece(await events.get())
+            finished = piece.finish_reason is not None
+            if piece.finish_reason == "error":
+                raise _error_of(request)
+            yield piece
+    finally:
+        engine.abort(request)
+
+
+def results(requests: Sequence[Request], raise_errors: bool) -> list[RequestOutput]:
+    """Of requests that have ended, in their order."""
+    failed = [request for request in requests if request.error is not None]
+    if failed and raise_errors:
+        raise _error_of(failed[0])
+    return [request.to_output() for request in requests]
+
+
+def wanted(progress: bool | None, use_tqdm: bool | None) -> bool | None:
+    """Whether a bar is wanted, from what was said under either name. Raises RequestError."""
+    for name, value in (("progress", progress), ("use_tqdm", use_tqdm)):
+        if value is not None and not isinstance(value, bool):
+            raise RequestError(f"{name}: {value!r} isn't True, False or None", hint="None shows a bar on terminals.")
+    return use_tqdm if progress is None else progress
+
+
+@contextmanager
+def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
+    """A bar of finished prompts with tokens a second, and what moves it; nothing where it isn't wanted.
+
+    ``show`` None: where stderr is a terminal and there are many prompts.
+    """
+    if show is None:
+        show = prompts >= MANY_PROMPTS and sys.stderr is not None and sys.stderr.isatty()
+    if not show:
+        yield lambda tokens, ended: None
+        return
+    from rich.console import Console  # 50 ms that nobody else waits for
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("prompts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("", total=prompts, speed="")
+        tokens_so_far = 0
+
+        def advance(tokens: int, ended: bool) -> None:
+            nonlocal tokens_so_far
+            tokens_so_far += tokens
+            seconds = bar.tasks[0].elapsed or 0.0
+            speed = f"{tokens_so_far / seconds:,.0f} tokens/s" if seconds > 0 else ""
+            bar.update(task, advance=int(ended), speed=speed)
+
+        yield advance
+
+
+def _async_queue() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
+    """A queue of the running event loop, and what puts into it from any thread."""
+    import asyncio  # who awaits this has it; nobody else waits for it
+
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def put(event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop was closed: nobody listens any more
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    return events, put
+
+
+def _error_of(request: Request) -> EnginewrightError:
+    assert request.error is not None
+    return request.error
+
+
+def _piece(event: Event) -> StreamPiece:
+    if isinstance(event, EnginewrightError):
+        raise event
+    return event

@@ -1,0 +1,170 @@
+"""What callers may pass, as people pass it to other libraries, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from enginewright.plugins.errors import RequestError
+from enginewright.runtime.arguments import encode_within
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.tokenizer import Tokenizer
+
+MakeLLM = Callable[..., LLM]
+Toy = Callable[..., Any]
+
+
+def test_prompts_as_people_pass_them(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    expected = llm.generate(["abc", [1, 2]], params)
+    text: dict[str, Any] = {"prompt": "abc"}
+    several: list[Any] = [
+        ("abc", [1, 2]),
+        iter(["abc", (1, 2)]),
+        (p for p in ("abc", range(1, 3))),
+        [text, {"prompt_token_ids": np.array([1, 2])}],
+        ["abc", array("i", [1, 2])],
+        [{"prompt": "abc", "multi_modal_data": None}, {"prompt_token_ids": [1, 2], "prompt": "?"}],
+        ["abc", iter([1, 2])],
+        np.array(["abc", [1, 2]], object),
+    ]
+    for prompts in several:
+        assert llm.generate(prompts, params) == expected
+    for one in (text, {"prompt_token_ids": (97, 98, 99)}, iter([97, 98, 99]), [np.int64(97), 98, np.uint8(99)]):
+        assert llm.generate(one, params) == expected[:1]
+    assert llm.generate(np.array([[1, 2], [1, 2]]), params) == [expected[1], expected[1]]
+    assert list(llm.stream(text, params))[-1] == list(llm.stream("abc", params))[-1]
+    assert llm.generate(iter(()), params) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts: None is a NoneType"),
+        (5, "prompts: 5 is a int"),
+        (b"ab", "prompts: b'ab' is a bytes"),
+        ({"a", "b"}, "prompts: .* is a set"),
+        (object, "prompts: .* is a type"),
+        (np.array(3), "prompts: 3 is a int"),
+        ([[True]], r"prompts\[0\]: True at place 0 isn't a token id"),
+        ([True], r"prompt: True at place 0 isn't"),
+        ([b"ab"], r"prompts\[0\]: b'ab' is a bytes"),
+        ([{3: 4}], r"prompts\[0\]: there is no key 3"),
+        ({3: 4}, "prompt: there is no key 3"),
+        ({}, "prompt: it has neither text nor token ids"),
+        ({"prompt": 5}, "prompt: its text is 5"),
+        ({"prompt_token_ids": "abc"}, "prompt: its token ids are 'abc'"),
+        ({"prompt_token_ids": 7}, "prompt: 7 is a int"),
+        ({"prompt": "a", "multi_modal_data": {}}, "there is no key 'multi_modal_data'"),
+        (["a", None], r"prompts\[1\]: None is a NoneType"),
+        (["a", 1.5], r"prompts\[1\]: 1.5 is a float"),
+        ([["a", "b"]], r"prompts\[0\]: 'a' at place 0 isn't a token id"),
+        ([[[1], [2]]], r"prompts\[0\]: \[1\] at place 0 isn't a token id"),
+        ([1, "a"], "prompt: 'a' at place 1 isn't a token id"),
+        ([1, None], "prompt: None at place 1 isn't"),
+        (np.array([1.0, 2.0]), r"prompts\[0\]: 1.0 is a float"),
+        ([np.array([[1, 2]])], r"prompts\[0\]: \[1, 2\] at place 0 isn't"),
+        (np.array([True, False]), "prompt: True at place 0 isn't"),
+    ],
+)
+def test_wrong_types_of_prompts(make_llm: MakeLLM, toy: Toy, prompts: Any, message: str) -> None:
+    executor = toy()
+    with pytest.raises(RequestError, match=message):
+        make_llm(executor).generate(prompts)
+    assert executor.steps == []
+
+
+def test_wrong_types_elsewhere(make_llm: MakeLLM, toy: Toy, tmp_path: Path) -> None:
+    llm = make_llm(toy())
+    wrong: Any
+    for wrong in (None, 5, "abc", b"ab", {3: 4}, [True], ["a"], [[1]], [1.5], np.array(2), np.array([1.5])):
+        with pytest.raises(RequestError, match=r"^ids: "):
+            llm.logits(wrong)
+    for wrong in (None, 5, b"ab", {3: 4}, [True], ["a", "b"], [[1]]):
+        for stream in (llm.stream, llm.astream):
+            with pytest.raises(RequestError, match=r"^prompt: "):
+                stream(wrong)
+    for wrong in (None, 5, "hi", {"role": "user"}, ["hi"], [[{"role": "user", "content": "a"}], "b"], b"ab", [5]):
+        with pytest.raises(RequestError, match=r"^messages"):
+            llm.chat(wrong)
+    for wrong in (5, "x", {"max_tokens": 3}, [{"max_tokens": 3}], [None, 5]):
+        with pytest.raises(RequestError, match=r"^sampling_params"):
+            llm.generate(["a", "b"][: len(wrong) if isinstance(wrong, list) else 2], sampling_params=wrong)
+    with pytest.raises(RequestError, match="two names of one argument"):
+        llm.generate("a", SamplingParams(), sampling_params=SamplingParams())
+    for name in ("progress", "use_tqdm"):
+        with pytest.raises(RequestError, match=f"^{name}: 'yes' isn't"):
+            llm.generate("a", **{name: "yes"})
+    with pytest.raises(RequestError, match=r"^chat_template_kwargs: 5 is a int"):
+        llm.chat([{"role": "user", "content": "a"}], chat_template_kwargs=5)  # type: ignore[arg-type]
+    options: list[tuple[str, Any]] = [
+        ("target", 5),
+        ("isa", b"avx2"),
+        ("provider", ["cpu"]),
+        ("context", "4096"),
+        ("context", True),
+        ("memory", 1.5),
+        ("memory", True),
+        ("buckets", None),
+        ("verify", "yes"),
+        ("threads", "2"),
+        ("max_requests", None),
+        ("prefill_chunk", 1.5),
+    ]
+    for name, value in options:
+        with pytest.raises(RequestError, match=f"^{name}: "):
+            LLM(tmp_path, **{name: value})
+    for path in (None, 5, b"path"):
+        with pytest.raises(RequestError, match=r"^path: "):
+            LLM(path)  # type: ignore[arg-type]
+
+
+def test_parameters_under_vllm_s_name(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 3)]
+    assert llm.generate(["a", "b"], sampling_params=params) == llm.generate(["a", "b"], params)
+    assert llm.generate("a", sampling_params=params[0]) == llm.generate("a", params[0])
+    assert llm.generate(["a", "b"], sampling_params=iter([params[0], None]))[0] == llm.generate("a", params[0])[0]
+    message = [{"role": "user", "content": "hi"}]
+    assert llm.chat([message, message], sampling_params=params) == llm.chat([message, message], params)
+    assert llm.chat(iter(message), chat_template_kwargs={"x": 1}, use_tqdm=False) == llm.chat(message)
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_beginning(make_llm: MakeLLM, toy: Toy, monkeypatch: Any) -> None:
+    llm = make_llm(toy())
+    encode, seen = llm.tokenizer.encode, []
+
+    def counted(text: str, **options: Any) -> list[int]:
+        seen.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(llm.tokenizer, "encode", counted)
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(
+            RequestError, match=r"prompt: the first 2,550 of its 5,000,000 characters have 2,550 tokens"
+        ):
+            call("a" * 5_000_000)
+    with pytest.raises(RequestError, match=r"messages: the first .* characters have"):
+        llm.chat([{"role": "user", "content": "a" * 5_000_000}])
+    assert max(seen) < 10_000
+    with pytest.raises(RequestError, match="it has 2030 tokens; the context of 128 tokens has room for 127"):
+        llm.generate("a" * 2030)  # short enough to count
+
+
+def test_a_long_text_of_few_tokens_is_taken() -> None:
+    """What a tokenizer drops or joins doesn't count: only tokens do."""
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(TokenizerFiles(words.to_str(), None, {}))
+    text = " " * 200_000 + "x" * 200_000 + " a"
+    assert encode_within(tokenizer, text, 10) == [1, 0]
