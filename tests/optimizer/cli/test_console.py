@@ -86,9 +86,9 @@ def test_of_an_option_that_names_a_file_it_is_the_file_that_is_wrong() -> None:
     def of_text(text: Annotated[str, typer.Option(metavar="FILE")] = "") -> None:
         raise RequestError("text: it is empty")
 
-    for command, value in ((of_path, Path("a")), (of_text, "a")):
+    for call in (lambda: reported(of_path)(text=Path("a")), lambda: reported(of_text)(text="a")):
         with pytest.raises(typer.Exit) as caught:
-            reported(command)(text=value)
+            call()
         assert caught.value.exit_code == 8
 
 
