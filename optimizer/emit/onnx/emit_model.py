@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import onnx
+import onnx.shape_inference
+import sympy
 import torch
 from onnx import TensorProto, helper
 from torch.fx.node import Node
@@ -40,6 +42,9 @@ OPSET = 24
 IR_VERSION = 12
 ONNXRUNTIME = "1.25"
 """The smallest version that has kernels for this opset's TensorScatter on a CPU."""
+
+_TOKENS = sympy.Symbol("N")
+"""T of the program, B*S of the graph's inputs."""
 
 HANDLERS: Mapping[Any, Handler] = {
     **ops_attention.HANDLERS,
@@ -128,7 +133,9 @@ def _model(b: GraphBuilder) -> onnx.ModelProto:
             b.names[node] = emit_call(b, node)
     b.node = None
     b.op("Identity", b.wide(b.cast(b.program.logits, torch.float32)), name=LOGITS)
-    return model_of(b, "step", _input_order(b))
+    model = model_of(b, "step", _input_order(b))
+    add_shapes(model, b)
+    return model
 
 
 def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelProto:
@@ -143,6 +150,34 @@ def model_of(b: GraphBuilder, name: str, inputs: Sequence[str]) -> onnx.ModelPro
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid(name, OPSET if not name else 1) for name in domains],
     )
+
+
+def add_shapes(model: onnx.ModelProto, b: GraphBuilder) -> None:
+    """Writes the shapes of what a graph computes into it (``value_info``), as far as onnx infers them.
+
+    A size that it can't infer has the program's expression, in N tokens and R rows, where the tensor is a call's
+    result; else it stays free. What follows operators of other domains, which onnx doesn't know, has no shape.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    known = {name: node for node, name in b.names.items() if isinstance(name, str) and node.op == "call_function"}
+    for value in inferred.graph.value_info:
+        dims = value.type.tensor_type.shape.dim
+        node = known.get(value.name)
+        wanted = () if node is None else b.expressions(node)
+        fits = len(wanted) == len(dims) and all(
+            not d.HasField("dim_value") or (e.is_Integer and int(e) == d.dim_value)
+            for d, e in zip(dims, wanted, strict=True)
+        )
+        for at, dim in enumerate(dims):
+            if dim.HasField("dim_value"):
+                continue
+            if fits and wanted[at].is_Integer:
+                dim.dim_value = int(wanted[at])
+            elif fits:
+                dim.dim_param = str(wanted[at].xreplace({s: _TOKENS for s in wanted[at].free_symbols if str(s) == "T"}))
+            elif dim.dim_param.startswith("unk__"):
+                dim.Clear()
+    model.graph.value_info.extend(sorted(inferred.graph.value_info, key=lambda v: v.name))
 
 
 def emit_call(b: GraphBuilder, node: Node) -> Any:

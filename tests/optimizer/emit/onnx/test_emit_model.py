@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import sympy
 import torch
 
 from enginewright.optimizer.verify.random_tokens import tolerance_of
@@ -73,6 +75,45 @@ def test_the_same_program_gives_the_same_bytes_and_only_standard_operators(tmp_p
     ]
     held = sum(len(t.raw_data) for t in model.graph.initializer)
     assert held < 1000  # shapes and numbers; weights are outside
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_the_shapes_in_the_file_are_those_that_come_out(family: str, tmp_path: Path) -> None:
+    """Of every tensor that the graph computes: sizes that are numbers, and names by what the inputs have."""
+    emit(lowered_family(family), tmp_path)
+    model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    declared = {value.name: value for value in model.graph.value_info}
+    computed = {name for node in model.graph.node for name in node.output if name}
+    results = {value.name for value in model.graph.output}
+    assert declared.keys() == computed - results
+    assert list(declared) == sorted(declared)
+    model.graph.output.extend(declared.values())
+    onnx.save(model, tmp_path / "all.onnx")
+    sizes = {"B": 2, "S": 3, "C": 16, "N": 6, "R": 4}
+    feeds: dict[str, np.ndarray] = {"write_index": np.zeros(2, np.int64), "rows": np.arange(4)}
+    feeds |= {name: np.tile(np.arange(3), (2, 1)) for name in ("input_ids", "position_ids")}
+    for entry in model.graph.input:
+        shape = [d.dim_value or sizes[d.dim_param] for d in entry.type.tensor_type.shape.dim]
+        if entry.name.startswith("mask"):
+            feeds[entry.name] = np.tril(np.ones(shape, bool))
+        elif entry.name.startswith("past_"):
+            feeds[entry.name] = np.zeros(shape, np.float32)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(tmp_path / "all.onnx", options, providers=["CPUExecutionProvider"])
+    named = 0
+    for name, value in zip(declared, session.run(list(declared), feeds), strict=True):
+        dims = declared[name].type.tensor_type.shape.dim
+        assert len(dims) == value.ndim, name
+        for dim, size in zip(dims, value.shape, strict=True):
+            if dim.HasField("dim_value"):
+                assert dim.dim_value == size, name
+            elif dim.dim_param:
+                named += 1
+                assert int(sympy.sympify(dim.dim_param, dict(sizes))) == size, (name, dim.dim_param)
+    free = sum(not (d.dim_value or d.dim_param) for v in declared.values() for d in v.type.tensor_type.shape.dim)
+    assert named > 50 and free < named
 
 
 def test_what_no_operator_expresses_is_refused_by_name(tmp_path: Path) -> None:
