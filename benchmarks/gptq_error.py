@@ -38,7 +38,7 @@ from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
 from enginewright.passes.manager import PassManager
-from enginewright.passes.quantization.gptq import Hessian, gptq
+from enginewright.passes.quantization.gptq import Hessian, factorize, gptq
 from enginewright.passes.step_inputs import packed_inputs
 from enginewright.runtime.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def compare(weight: torch.Tensor, hessian: torch.Tensor, layer: str, code_format
         group_size=code_format.group_size,
         offsets=code_format.offsets,
         nearest=error(decode(nearest, code_format)),
-        ours=error(decode(gptq(weight, hessian, code_format), code_format)),
+        ours=error(decode(gptq(weight, hessian, code_format, factorize(hessian, damping=0.01)), code_format)),
         theirs={name: error(peer(weight, hessian, code_format, kind)) for name, kind in OBSERVERS.items()},
     )
 

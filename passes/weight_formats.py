@@ -16,6 +16,20 @@ Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
 
 
 @dataclass(frozen=True)
+class GptqOptions:
+    """How GPTQ goes through a weight's columns.
+
+    Attributes:
+        damping: what is added to the Hessian's diagonal, as a share of its mean. The paper has 0.01, which fits what a
+            few thousand tokens happen to show: docs/calibration.md has errors on held-out tokens.
+        activation_order: columns of the largest inputs come first; otherwise as they are stored.
+    """
+
+    damping: float = 0.1
+    activation_order: bool = True
+
+
+@dataclass(frozen=True)
 class FormatOverride:
     """A format for the modules whose path matches ``layers``, a shell pattern such as ``*.mlp.down_proj``."""
 
@@ -29,7 +43,8 @@ class WeightFormats:
 
     ``embeddings`` is the default of token tables and of the product that gives the logits. ``keep_blocks``: a weight
     that its file holds in blocks of a format that can be made keeps it, whatever the default. ``method``: how integers
-    of 4 bits are chosen where they are. ``sparsify``: which weights formats of sparsity 2:4 keep.
+    of 4 bits are chosen where they are; ``gptq`` is for that method. ``sparsify``: which weights formats of sparsity
+    2:4 keep.
     """
 
     default: WeightFormat = field(default_factory=WeightFormat)
@@ -38,6 +53,7 @@ class WeightFormats:
     keep_blocks: bool = False
     method: Method = "nearest"
     sparsify: Sparsify = "wanda"
+    gptq: GptqOptions = GptqOptions()
 
     def override_of(self, path: str) -> FormatOverride | None:
         """The override for the module at ``path``, if there is one."""

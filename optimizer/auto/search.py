@@ -224,6 +224,7 @@ def _resolved(recipe: Recipe, units: Sequence[Unit], found: Assignment) -> Recip
         default=_section(default),
         overrides=tuple(overrides),
         method=recipe.weights.method if has_int4 else "nearest",
+        gptq=recipe.weights.gptq if has_int4 else None,
         sparsify=recipe.weights.sparsify if any(f.sparsity != "dense" for f in formats) else None,
     )
     prune = recipe.prune

@@ -124,7 +124,7 @@ class Recipe(Section):
             return self
         if self.budget.max_kl is None and self.budget.max_bytes is None:
             raise ValueError("[auto] needs a budget: max_kl or max_bytes in [budget]")
-        if self.weights != WeightsSection(method=method, sparsify=self.weights.sparsify):
+        if self.weights != WeightsSection(method=method, gptq=self.weights.gptq, sparsify=self.weights.sparsify):
             raise ValueError("[auto] chooses all formats: leave all but the method out of [weights]")
         if self.shares and self.budget.max_kl is None:
             raise ValueError(

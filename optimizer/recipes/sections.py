@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from enginewright.passes.weight_formats import FormatOverride, Method, Sparsify, WeightFormats
+from enginewright.passes.weight_formats import FormatOverride, GptqOptions, Method, Sparsify, WeightFormats
 from enginewright.plugins.contracts import (
     GROUP_SIZES_OF_4_BITS,
     Activation,
@@ -117,13 +117,20 @@ class WeightOverride(Section):
     format: WeightFormatSection
 
 
+class GptqSection(Section):
+    """How GPTQ goes through a weight's columns: ``passes.weight_formats.GptqOptions`` as a TOML table."""
+
+    damping: float = Field(default=GptqOptions.damping, gt=0, le=10, allow_inf_nan=False)
+    activation_order: StrictBool = GptqOptions.activation_order
+
+
 class WeightsSection(Section):
     """The format of the weight of every linear and embedding: the first override that matches, or the default.
 
     ``embeddings`` is the default of embedding tables and of the product that gives the logits, where it isn't that of
     the others. ``keep_blocks``: a weight that a GGUF file has in blocks of Q4_0, Q4_1 or Q8_0 keeps them bit for bit,
-    unless an override names it. ``method``: how the integers of int4 are chosen. ``sparsify``: how the weights that
-    formats of sparsity 2:4 keep are; None takes the default.
+    unless an override names it. ``method``: how the integers of int4 are chosen; ``gptq`` has options of that method.
+    ``sparsify``: how the weights that formats of sparsity 2:4 keep are; None takes the default.
     """
 
     default: WeightFormatSection = WeightFormatSection()
@@ -131,6 +138,7 @@ class WeightsSection(Section):
     embeddings: WeightFormatSection | None = None
     keep_blocks: StrictBool = False
     method: Method = "nearest"
+    gptq: GptqSection | None = None
     sparsify: Sparsify | None = None
 
     @field_validator("method")
@@ -147,6 +155,12 @@ class WeightsSection(Section):
             )
         return value
 
+    @model_validator(mode="after")
+    def _options_are_of_the_method(self) -> Self:
+        if self.gptq is not None and self.method != "gptq":
+            raise ValueError(f'gptq has options of method = "gptq", and the method is {self.method!r}')
+        return self
+
     @property
     def formats(self) -> tuple[WeightFormatSection, ...]:
         """Every format that is named."""
@@ -162,6 +176,8 @@ class WeightsSection(Section):
         overrides = tuple(FormatOverride(o.layers, o.format.to_format()) for o in self.overrides)
         embeddings = None if self.embeddings is None else self.embeddings.to_format()
         formats = WeightFormats(self.default.to_format(), overrides, embeddings, self.keep_blocks, self.method)
+        if self.gptq is not None:
+            formats = replace(formats, gptq=GptqOptions(**self.gptq.model_dump()))
         return formats if self.sparsify is None else replace(formats, sparsify=self.sparsify)
 
 

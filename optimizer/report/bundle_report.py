@@ -23,6 +23,11 @@ from .storage import stored_weights
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""
 
+# As passes/quantization/choose_integers.py calls itself and its figures; importing it would load torch.
+CHOOSE_INTEGERS = "choose_integers"
+HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
+BETTER_HELD_OUT = "better on held-out tokens"
+
 
 @dataclass(frozen=True)
 class BundleReport:
@@ -174,4 +179,19 @@ def calibration_lines(document: ReportDocument) -> list[str]:
         return []
     tokens = f"{c.coverage.tokens:,} tokens in {c.coverage.sequences:,} sequences"
     line = f"{c.origin}: {tokens}, {c.coverage.vocabulary_share:.1%} of the vocabulary"
-    return [line, *(f"warning: {text}" for text in c.coverage.warnings)]
+    return [line, *_gptq_lines(document), *(f"warning: {text}" for text in c.coverage.warnings)]
+
+
+def _gptq_lines(document: ReportDocument) -> list[str]:
+    """How GPTQ compares with the nearest integers on tokens that were held out; none without it."""
+    figures = [f for entry in document.passes if entry.name == CHOOSE_INTEGERS for f in entry.figures]
+    own, nearest = (
+        {f.where: f.value for f in figures if f.name == name} for name in (HELD_OUT_ERROR, HELD_OUT_NEAREST)
+    )
+    if not own or own.keys() != nearest.keys():
+        return []
+    reasons = [r.reason for entry in document.passes if entry.name == CHOOSE_INTEGERS for r in entry.rejected]
+    fell_back = sum(BETTER_HELD_OUT in reason for reason in reasons)
+    errors = " and ".join(f"{sum(found.values()) / len(found):.4f}" for found in (own, nearest))
+    line = f"GPTQ's and the nearest integers' errors of a linear's output on held-out tokens: {errors} in the mean"
+    return [f"{line}; {fell_back} of {len(own)} linears have nearest ones, which are better there"]

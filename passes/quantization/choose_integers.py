@@ -8,7 +8,7 @@ model's size; the integers go to files where the context has a folder for them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,9 +43,16 @@ ew = torch.ops.ew
 FEWEST_TOKENS = 64
 """An expert that fewer tokens reach is rounded to the nearest: so few say too little of what it will be given."""
 
-LARGEST_INPUT, NEAREST_ERROR, ERROR, DAMPING = "largest input", "nearest: relative error", "relative error", "damping"
+LARGEST_INPUT, DAMPING = "largest input", "damping"
+NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
+HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
 """The names of figures. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
-as many outputs, evenly spread."""
+as many outputs, evenly spread, with the integers that are used and with the nearest ones. Held-out tokens are those
+that no integers were fitted to."""
+
+RUNS, HELD_OUT_EVERY = 32, 8
+"""Tokens are cut into so many runs of neighbours, of which every eighth is held out: whole sequences, where there are
+32 of one length. A token beside one that was fitted to says little of others."""
 
 TOKENS_USED = "tokens used"
 """The name of the figure that says for how many of the calibration tokens there was room."""
@@ -59,8 +66,12 @@ _ROWS = 512
 class ChooseIntegers(Pass):
     """Gives the weights of 4 bits integers that GPTQ chose, if the recipe's method is "gptq".
 
-    A weight that its file has as integers of that very format keeps them. An expert that too few tokens reach is
-    rounded to the nearest, which is recorded.
+    Cases that keep other integers, which is recorded:
+
+    1. A weight that its file has as integers of that very format keeps them.
+    2. An expert that too few tokens reach is rounded to the nearest.
+    3. So is a weight, or an expert, whose output the nearest integers change less on tokens that are held out: GPTQ
+       fits what few tokens happen to show, too.
     """
 
     name = "choose_integers"
@@ -175,19 +186,40 @@ def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
 
 @dataclass
 class _Input:
-    """What one expert, or all of a linear, is given: X^T X, and some tokens to measure errors on."""
+    """What one expert, or all of a linear, is given: X^T X of the tokens that are fitted to, and some tokens to measure
+    errors on: of these, and of those held out."""
 
     hessian: Hessian
-    sample: torch.Tensor
+    fitted: torch.Tensor
+    held_out: torch.Tensor
     factor: Factor | None = None
 
     @staticmethod
     def of(rows: torch.Tensor, wanted: WeightFormat) -> _Input:
         """Of inputs [M, K]."""
         hessian = Hessian(rows.shape[-1])
-        for part in rows.split(_ROWS):
-            hessian.add(_as_multiplied(part, wanted))
-        return _Input(hessian, _as_multiplied(_spread(rows), wanted))
+        held_out = _held_out(len(rows))
+        for fitted, run in _runs(held_out):
+            if fitted:
+                for part in rows[run].split(_ROWS):
+                    hessian.add(_as_multiplied(part, wanted))
+        samples = [rows[_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
+        return _Input(hessian, *(_as_multiplied(x, wanted) for x in samples))
+
+
+def _held_out(tokens: int) -> torch.Tensor:
+    """[M] bool: which of so many tokens no integers are fitted to; none of fewer than FEWEST_TOKENS."""
+    if tokens < FEWEST_TOKENS:
+        return torch.zeros(tokens, dtype=torch.bool)
+    return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
+
+def _runs(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
+    """Neighbours that are all fitted to, or all held out; and whether they are fitted to."""
+    if not len(held_out):
+        return []
+    changes = (held_out.diff().nonzero()[:, 0] + 1).tolist()
+    return [(not bool(held_out[a]), slice(a, b)) for a, b in pairwise([0, *changes, len(held_out)])]
 
 
 def _spread(rows: torch.Tensor) -> torch.Tensor:
@@ -256,27 +288,33 @@ class _Sweep:
         grouped = len(expr.shape) == 3
         found: list[Codes] = []
         few: list[int] = []
-        damping = 0.0
-        errors: list[tuple[float, float, float]] = []  # squared: of GPTQ, of the nearest, and the output's
+        worse: list[int] = []
+        errors = _Errors()
         for matrix, own in zip(_matrices(expr), rows, strict=True):
+            nearest = _nearest_codes(matrix, code_format)
             if len(own) < FEWEST_TOKENS and grouped:
                 few.append(len(found))
-                found.append(_nearest_codes(matrix, code_format))
+                found.append(nearest)
                 continue
             given = self._input_of(node, own)
-            given.factor = given.factor or factorize(given.hessian.sum)
-            damping = max(damping, given.factor.damping)
+            options = self._context.formats.gptq
+            given.factor = given.factor or factorize(
+                given.hessian.sum, activation_order=options.activation_order, damping=options.damping
+            )
             sparse = is_two_of_four(expr)
-            found.append(gptq(matrix, given.hessian.sum, code_format, given.factor, keep_zeros=sparse))
-            errors.append(_squared_errors(given.sample, matrix, found[-1], code_format))
+            chosen = gptq(matrix, given.hessian.sum, code_format, given.factor, keep_zeros=sparse)
+            keeps = errors.add(given, matrix, chosen, nearest, code_format)
+            if not keeps:
+                worse.append(len(found))
+            found.append(chosen if keeps else nearest)
         if few:
             reason = f"experts {_listed(few)} got fewer than {FEWEST_TOKENS} tokens: rounded to the nearest"
             self._result.rejected.append(Rejection(node.name, where, reason))
-        if errors:
-            chosen_error, nearest_error, output = (sum(column) for column in zip(*errors, strict=True))
-            for name, error in ((ERROR, chosen_error), (NEAREST_ERROR, nearest_error)):
-                self._result.figures.append(Figure(where, name, (error / output) ** 0.5 if output else 0.0))
-            self._result.figures.append(Figure(where, DAMPING, damping))
+        if worse:
+            which = f"experts {_listed(worse)}: " if grouped else ""
+            reason = f"{which}rounded to the nearest, which is better on held-out tokens ({errors.of_worse()})"
+            self._result.rejected.append(Rejection(node.name, where, reason))
+        self._result.figures += errors.figures(where)
         codes = _stacked(found) if grouped else found[0]
         scratch = self._context.scratch
         file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"
@@ -333,14 +371,50 @@ def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
     return Codes(values.flatten(-2), *factors)
 
 
-def _squared_errors(
-    x: torch.Tensor, weight: torch.Tensor, chosen: Codes, code_format: CodeFormat
-) -> tuple[float, float, float]:
-    """Squared norms: of the outputs' errors with what was chosen and with the nearest, and of the outputs."""
-    some = _spread(weight)
-    codes = (Codes(*map(_spread, _tensors(chosen))), _nearest_codes(some, code_format))
-    off = [(x @ (decode(c, code_format) - some).t()).square().sum() for c in codes]
-    return float(off[0]), float(off[1]), float((x @ some.t()).square().sum())
+class _Errors:
+    """Squared errors of a weight's outputs, over its experts, and what they were with the nearest integers."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._outputs: dict[str, float] = defaultdict(float)
+        self._worse: list[float] = [0.0, 0.0, 0.0]
+        self._damping = 0.0
+
+    def add(self, given: _Input, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat) -> bool:
+        """Adds those of one matrix; whether what was chosen is no worse on held-out tokens."""
+        assert given.factor is not None
+        self._damping = max(self._damping, given.factor.damping)
+        some = _spread(weight)
+        off = [decode(Codes(*map(_spread, _tensors(c))), code_format) - some for c in (chosen, nearest)]
+        pairs = [[float((x @ d.t()).square().sum()) for d in off] for x in (given.fitted, given.held_out)]
+        sizes = [float((x @ some.t()).square().sum()) for x in (given.fitted, given.held_out)]
+        keeps = pairs[1][0] <= pairs[1][1]
+        names = ((ERROR, NEAREST_ERROR), (HELD_OUT_ERROR, HELD_OUT_NEAREST))
+        for x, (used, near), (own, other), size in zip(
+            (given.fitted, given.held_out), names, pairs, sizes, strict=True
+        ):
+            if not len(x):
+                continue
+            for name, error in ((used, own if keeps else other), (near, other)):
+                self._sums[name] += error
+                self._outputs[name] += size
+        if not keeps:
+            self._worse = [a + b for a, b in zip(self._worse, (*pairs[1], sizes[1]), strict=True)]
+        return keeps
+
+    def of_worse(self) -> str:
+        """The errors on held-out tokens of the matrices that were rounded to the nearest."""
+        own, nearest, size = self._worse
+        size = size or own  # outputs that are all 0 have no relative error
+        return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(own / size) ** 0.5:.4f}"
+
+    def figures(self, where: str) -> list[Figure]:
+        """None without a matrix."""
+        found = [
+            Figure(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
+            for name, error in self._sums.items()
+        ]
+        return [*found, Figure(where, DAMPING, self._damping)] if found else []
 
 
 def _tensors(codes: Codes) -> list[torch.Tensor]:

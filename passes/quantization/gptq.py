@@ -22,9 +22,10 @@ from enginewright.plugins.errors import PassError
 
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
+from ..weight_formats import GptqOptions
 
-DAMPING = 0.01
-"""What is added to the Hessian's diagonal, as a share of its mean; the paper's."""
+DAMPING = GptqOptions.damping
+"""What is added to the Hessian's diagonal, as a share of its mean."""
 
 MOST_DAMPING = 10.0
 """Beyond this nothing is left of the Hessian."""

@@ -15,7 +15,8 @@ from enginewright.optimizer.recipes.sections import (
     WeightOverride,
     WeightsSection,
 )
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
+from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.passes.weight_formats import FormatOverride, GptqOptions, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import RecipeError
 
@@ -204,9 +205,21 @@ def test_what_else_weights_may_say(tmp_path: Path) -> None:
     assert recipe.weights.to_formats() == WeightFormats(expected, (), WeightFormat(), True, "nearest")
 
 
+def test_how_gptq_goes_through_columns(tmp_path: Path) -> None:
+    text = f'name = "x"\n[weights]\ndefault = {INT4}\nmethod = "gptq"\n'
+    plain = load_recipe(write(tmp_path, text))
+    assert plain.weights.to_formats().gptq == GptqOptions(damping=0.1, activation_order=True)
+    given = load_recipe(write(tmp_path, f"{text}gptq = {{ damping = 0.5, activation_order = false }}\n"))
+    assert given.weights.to_formats().gptq == GptqOptions(damping=0.5, activation_order=False)
+    assert load_recipe(write(tmp_path, to_toml(given))) == given
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("gptq = { damping = 0.5 }", "gptq has options of method = \"gptq\", and the method is 'nearest'"),
+        ('method = "gptq"\ngptq = { damping = 0 }', ":4: weights.gptq.damping: Input should be greater than 0"),
+        ('method = "gptq"\ngptq = { order = 1 }', "weights.gptq.order: unknown key"),
         ("embeddings = { storge = 1 }", ":3: weights.embeddings.storge: unknown key"),
         ('embeddings = { storage = "int4" }', ":3: weights.embeddings: storage 'int4' goes with activation 'int8'"),
         ('keep_blocks = "yes"', ":3: weights.keep_blocks: it must be true or false"),

@@ -3,13 +3,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from enginewright.optimizer.report import bundle_report
 from enginewright.optimizer.report.bundle_report import (
     calibration_lines,
     measured_lines,
     open_report,
     quantized_lines,
 )
-from enginewright.optimizer.report.document import ReportDocument
+from enginewright.optimizer.report.document import FigureEntry, PassEntry, RejectionEntry, ReportDocument
+from enginewright.passes.quantization import choose_integers
 from enginewright.runtime.bundle.reader import Bundle
 
 
@@ -32,6 +34,28 @@ def test_what_the_lines_say(int8_bundle: Bundle, document: ReportDocument) -> No
     assert "measured 2 times on 300 tokens" in measured_lines(document)[0]
     empty = ReportDocument()
     assert quantized_lines(empty) == calibration_lines(empty) == measured_lines(empty) == []
+
+
+def test_gptq_beside_the_nearest_integers(document: ReportDocument) -> None:
+    """Both errors on held-out tokens, and how many weights kept the nearest; as the pass itself calls its figures."""
+    assert (
+        choose_integers.HELD_OUT_ERROR,
+        choose_integers.HELD_OUT_NEAREST,
+        choose_integers.ChooseIntegers.name,
+    ) == (bundle_report.HELD_OUT_ERROR, bundle_report.HELD_OUT_NEAREST, bundle_report.CHOOSE_INTEGERS)
+    errors = {"a": (0.01, 0.03), "b": (0.02, 0.02)}
+    figures = tuple(
+        FigureEntry(where=where, name=name, value=value)
+        for where, values in errors.items()
+        for name, value in zip((choose_integers.HELD_OUT_ERROR, choose_integers.HELD_OUT_NEAREST), values, strict=True)
+    )
+    reason = "rounded to the nearest, which is better on held-out tokens (a relative error of 0.02, with GPTQ 0.03)"
+    rejected = (RejectionEntry(node="b", where="b", reason=reason),)
+    entry = PassEntry(name="choose_integers", matched=2, rejected=rejected, figures=figures)
+    _, line, _ = calibration_lines(document.model_copy(update={"passes": (entry,)}))
+    assert line.endswith(
+        "on held-out tokens: 0.0150 and 0.0250 in the mean; 1 of 2 linears have nearest ones, which are better there"
+    )
 
 
 def test_a_bundle_alone(int8_bundle: Bundle, tmp_path: Path) -> None:
