@@ -107,6 +107,7 @@ def print_summary(report: BundleReport) -> None:
         row("pruned", pruned_lines(document))
         row("buckets", bucket_lines(document))
         row("engines", engine_lines(document))
+    row("memory", report.memory_lines())
     row("speed", report.speed_lines())
     row("export", [report.time_line() or "this bundle has no report of it: passes have counts alone"])
     if report.page_path is not None:

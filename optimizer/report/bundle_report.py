@@ -18,7 +18,7 @@ from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedRe
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
 from .quality import quality_sentence
 from .roofline import Roofline, measure
-from .storage import stored_weights
+from .storage import arena_sizes, stored_weights
 
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""
@@ -65,6 +65,7 @@ class BundleReport:
         return report | {
             "storage": [asdict(part) for part in stored_weights(self.bundle)],
             "rooflines": [asdict(roofline) for roofline in self.rooflines],
+            "arena": [asdict(size) for size in arena_sizes(self.bundle)],
         }
 
     def size_line(self) -> str:
@@ -88,6 +89,14 @@ class BundleReport:
     def speed_lines(self) -> list[str]:
         """A line for each shape that was timed, or predicted."""
         return [line for roofline in self.rooflines for line in _speed(roofline_view(roofline))]
+
+    def memory_lines(self) -> list[str]:
+        """What values of a step take in the arena, beside the most that is alive at once; none without target cpu."""
+        return [
+            f"{size.name}: {numbers.format_bytes(size.arena_bytes)} for values, "
+            f"of which {numbers.format_bytes(size.live_bytes)} are alive at once"
+            for size in arena_sizes(self.bundle)
+        ]
 
     def time_line(self) -> str | None:
         """The export's time by stages, and its memory; None if there is no report."""

@@ -21,7 +21,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 
 from .diffs import ProgramDiff
 from .roofline import Roofline
-from .storage import StoredBytes
+from .storage import ArenaSize, StoredBytes
 
 REPORT_PATH = f"{REPORT_FOLDER}report.json"
 DIFFS_PATH = f"{REPORT_FOLDER}diffs.json"
@@ -238,6 +238,7 @@ class ReportDocument(_Section):
     quantization: QuantizationEntry | None = None
     verification: tuple[VerificationEntry, ...] = ()
     storage: tuple[StoredBytes, ...] = ()
+    arena: tuple[ArenaSize, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
 
 

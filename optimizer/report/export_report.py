@@ -19,7 +19,7 @@ from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedR
 from .machine import MOST_BYTES
 from .page import render_page
 from .roofline import Roofline, measure, predict
-from .storage import StoredBytes, stored_weights
+from .storage import StoredBytes, arena_sizes, stored_weights
 
 _SHARE = 0.03
 _MOST_SECONDS = 3.0
@@ -67,9 +67,11 @@ def report_files(folder: Path, report: Mapping[str, Any], diffs: Sequence[Progra
         report: ``ExportReport.to_json()``.
         diffs: from ``DiffRecorder``.
     """
+    bundle = Bundle.open(folder)
+    report = {**report, "arena": [asdict(size) for size in arena_sizes(bundle)]}
     saved = SavedReport(ReportDocument.model_validate(report), tuple(diffs))
     return {
         REPORT_PATH: json.dumps(report, indent=1) + "\n",
         DIFFS_PATH: json.dumps([asdict(diff) for diff in diffs], indent=1) + "\n",
-        PAGE_PATH: render_page(Bundle.open(folder), saved),
+        PAGE_PATH: render_page(bundle, saved),
     }

@@ -1,4 +1,4 @@
-"""Where a bundle's bytes are: by layer, by what they are for, by type."""
+"""Where a bundle's bytes are: weights by layer, by what they are for, by type; and what a step's values take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
+from enginewright.passes.memory.plan_arena import live_bytes
 from enginewright.runtime.bundle.reader import Bundle
+
+_PROMPT = 512
+"""Tokens of the step whose arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
 _SUFFIX = re.compile(r"(\.(weight|bias|rows|int8|int4|uint4|fp8|bf16|scales|offsets|onnx|columns))+$")
@@ -27,6 +31,29 @@ class StoredBytes:
     kind: str
     dtype: str
     nbytes: int
+
+
+@dataclass(frozen=True)
+class ArenaSize:
+    """The arena of the cpu target's program for a step, and the most of it that is alive at once: its lower bound."""
+
+    name: str
+    tokens: int
+    requests: int
+    arena_bytes: int
+    live_bytes: int
+
+
+def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
+    """Of a decode step and of a prompt, as long as the context allows; none if the bundle has no target cpu."""
+    if "cpu" not in bundle.programs:
+        return []
+    program, prompt = bundle.program("cpu"), min(_PROMPT, bundle.model.context_length)
+    shapes = (("decode, 1 request", 1, 1), (f"prompt of {prompt}", prompt, 1))
+    return [
+        ArenaSize(name, t, b, program.arena_bytes.evaluate(t, b, b), live_bytes(program, t, b, b))
+        for name, t, b in shapes
+    ]
 
 
 def stored_weights(bundle: Bundle) -> list[StoredBytes]:

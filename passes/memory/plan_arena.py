@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from enginewright.plugins.errors import PassError
 from enginewright.plugins.lowered_program import Affine, Buffer, LoweredProgram
@@ -49,6 +50,20 @@ def plan_arena(program: LoweredProgram) -> LoweredProgram:
         base = base + unit * total
     buffers = tuple(b.model_copy(update={"offset": offsets[b.name]}) for b in program.buffers if b.name in offsets)
     return program.model_copy(update={"buffers": buffers, "arena_bytes": base})
+
+
+def live_bytes(program: LoweredProgram, tokens: int, requests: int, rows: int) -> int:
+    """The most that buffers alive at the same time take in a step of so many T, B and R: no plan for these steps in
+    this order takes less. Sizes are rounded up to ALIGNMENT."""
+    lives = lifetimes(program)
+    changes = [0] * (len(program.steps) + 2)
+    for buffer in program.buffers:
+        if buffer.name in lives:
+            first, last = lives[buffer.name]
+            size = -(-buffer.size.evaluate(tokens, requests, rows) // ALIGNMENT) * ALIGNMENT
+            changes[first] += size
+            changes[last + 1] -= size
+    return max(accumulate(changes))
 
 
 def lifetimes(program: LoweredProgram) -> dict[str, tuple[int, int]]:

@@ -30,6 +30,7 @@ def test_the_summary(bundle: Path) -> None:
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line and not line.startswith(" ")}
     assert "f32" in lines["size"]
     assert "target cpu, compared with the source" in lines["quality"]
+    assert "are alive at once" in lines["memory"]
     assert "tokens/s" in lines["speed"]
     assert "capture" in lines["export"]
     assert lines["page"].endswith("report/report.html")
@@ -62,7 +63,7 @@ def test_a_bundle_without_a_report(bundle: Path) -> None:
     assert "this bundle has no report" in result.stdout
     assert "multiply-adds" in result.stdout  # predicted
     found = json.loads(CliRunner().invoke(app, ["report", str(bundle), "--json"]).stdout)
-    assert set(found) == {"storage", "rooflines"}
+    assert set(found) == {"storage", "rooflines", "arena"}
 
 
 def test_an_old_report(bundle: Path) -> None:

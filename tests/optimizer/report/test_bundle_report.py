@@ -36,6 +36,19 @@ def test_what_the_lines_say(int8_bundle: Bundle, document: ReportDocument) -> No
     assert quantized_lines(empty) == calibration_lines(empty) == measured_lines(empty) == []
 
 
+def test_the_arena_beside_what_is_alive_at_once(int8_bundle: Bundle) -> None:
+    report = open_report(int8_bundle.path)
+    program = int8_bundle.program("cpu")
+    decode, prompt = report.to_json()["arena"]
+    assert (decode["tokens"], prompt["tokens"]) == (1, min(512, int8_bundle.model.context_length))
+    for size in (decode, prompt):
+        assert size["arena_bytes"] == program.arena_bytes.evaluate(size["tokens"], 1, 1)
+        assert 0 < size["live_bytes"] <= size["arena_bytes"]
+    first, second = report.memory_lines()
+    assert first.startswith("decode, 1 request: ") and second.startswith(f"prompt of {prompt['tokens']}: ")
+    assert "for values, of which" in first and first.endswith("are alive at once")
+
+
 def test_gptq_beside_the_nearest_integers(document: ReportDocument) -> None:
     """Both errors on held-out tokens, and how many weights kept the nearest; as the pass itself calls its figures."""
     assert (
@@ -65,7 +78,7 @@ def test_a_bundle_alone(int8_bundle: Bundle, tmp_path: Path) -> None:
     assert report.page_path is None
     assert report.time_line() is None
     assert all("multiply-adds" in line for line in report.speed_lines())
-    assert set(report.to_json()) == {"storage", "rooflines"}
+    assert set(report.to_json()) == {"storage", "rooflines", "arena"}
     report.write_page(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == report.page()
 
