@@ -203,8 +203,8 @@ class _Input:
             if fitted:
                 for part in rows[run].split(_ROWS):
                     hessian.add(_as_multiplied(part, wanted))
-        samples = [rows[_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
-        return _Input(hessian, *(_as_multiplied(x, wanted) for x in samples))
+        some = [rows[_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
+        return _Input(hessian, _as_multiplied(some[0], wanted), _as_multiplied(some[1], wanted))
 
 
 def _held_out(tokens: int) -> torch.Tensor:
