@@ -23,7 +23,7 @@ from .storage import arena_sizes, stored_weights
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""
 
-# As passes/quantization/choose_integers.py calls itself and its figures; importing it would load torch.
+# As passes/quantization/choose_integers.py and held_out.py call themselves and figures; importing it would load torch.
 CHOOSE_INTEGERS = "choose_integers"
 HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
 BETTER_HELD_OUT = "better on held-out tokens"

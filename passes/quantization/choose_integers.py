@@ -8,9 +8,8 @@ model's size; the integers go to files where the context has a folder for them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -20,11 +19,10 @@ from torch.fx.node import Node
 
 from enginewright.plugins.contracts import WeightFormat
 from enginewright.plugins.errors import CapacityError, PassError
-from enginewright.plugins.ops.quantization import quantize_activation
 
 from ..base import Figure, Pass, PassContext, PassResult, Rejection, describe_node
 from ..evaluation_memory import evaluation_bytes
-from ..fast_evaluation import FastEvaluation, WeightCache, decoded
+from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program
@@ -36,31 +34,16 @@ from ..ir.weights import Cast, Concat, Slice, WeightExpr
 from ..spread import spread
 from ..step_inputs import packed_inputs
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
-from .gptq import Factor, Hessian, factorize, gptq
+from .gptq import factorize, gptq
+from .held_out import FEWEST_TOKENS, ROWS, Given, OutputErrors, as_multiplied, tensors_of
 
 ew = torch.ops.ew
 
-FEWEST_TOKENS = 64
-"""An expert that fewer tokens reach is rounded to the nearest: so few say too little of what it will be given."""
-
-LARGEST_INPUT, DAMPING = "largest input", "damping"
-NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
-HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
-"""The names of figures. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
-as many outputs, evenly spread, with the integers that are used and with the nearest ones. Held-out tokens are those
-that no integers were fitted to."""
-
-RUNS, HELD_OUT_EVERY = 32, 8
-"""Tokens are cut into so many runs of neighbours, of which every eighth is held out: whole sequences, where there are
-32 of one length. A token beside one that was fitted to says little of others."""
+LARGEST_INPUT = "largest input"
+"""The name of a figure: the largest magnitude of what a linear is given."""
 
 TOKENS_USED = "tokens used"
 """The name of the figure that says for how many of the calibration tokens there was room."""
-
-MEASURED = 512
-
-_ROWS = 512
-"""Tokens that are rounded and multiplied at a time: what that takes beside the result is small."""
 
 
 class ChooseIntegers(Pass):
@@ -184,57 +167,6 @@ def _replace(program: Program, weight: Node, chosen: ChosenCodes) -> None:
             user.replace_input_with(weight, new)
 
 
-@dataclass
-class _Input:
-    """What one expert, or all of a linear, is given: X^T X of the tokens that are fitted to, and some tokens to measure
-    errors on: of these, and of those held out."""
-
-    hessian: Hessian
-    fitted: torch.Tensor
-    held_out: torch.Tensor
-    factor: Factor | None = None
-
-    @staticmethod
-    def of(rows: torch.Tensor, wanted: WeightFormat) -> _Input:
-        """Of inputs [M, K]."""
-        hessian = Hessian(rows.shape[-1])
-        held_out = _held_out(len(rows))
-        for fitted, run in _runs(held_out):
-            if fitted:
-                for part in rows[run].split(_ROWS):
-                    hessian.add(_as_multiplied(part, wanted))
-        some = [rows[_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
-        return _Input(hessian, _as_multiplied(some[0], wanted), _as_multiplied(some[1], wanted))
-
-
-def _held_out(tokens: int) -> torch.Tensor:
-    """[M] bool: which of so many tokens no integers are fitted to; none of fewer than FEWEST_TOKENS."""
-    if tokens < FEWEST_TOKENS:
-        return torch.zeros(tokens, dtype=torch.bool)
-    return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-
-
-def _runs(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
-    """Neighbours that are all fitted to, or all held out; and whether they are fitted to."""
-    if not len(held_out):
-        return []
-    changes = (held_out.diff().nonzero()[:, 0] + 1).tolist()
-    return [(not bool(held_out[a]), slice(a, b)) for a, b in pairwise([0, *changes, len(held_out)])]
-
-
-def _spread(rows: torch.Tensor) -> torch.Tensor:
-    """Some of the rows, evenly spread."""
-    return rows[:: -(-len(rows) // MEASURED) or 1]
-
-
-def _as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
-    """Inputs as the product will see them: of 8-bit activations what their integers stand for."""
-    if wanted.activation != "int8":
-        return x
-    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
-    return decoded(values, scales, group=wanted.activation_group_size)
-
-
 class _Sweep:
     """``compute`` and ``read`` for the one run. ``chosen``: integers by the node of the weight that they are for."""
 
@@ -246,7 +178,7 @@ class _Sweep:
         self._fast = FastEvaluation(program, WeightCache(0))  # each weight is used once
         self._weights = {_weight(n).target for n in targets}
         self._readers = Counter((n.args[0], n.meta[FORMAT]) for n in targets)
-        self._inputs: dict[tuple[Any, WeightFormat], _Input] = {}
+        self._inputs: dict[tuple[Any, WeightFormat], Given] = {}
 
     def read(self, name: str) -> torch.Tensor:
         """A weight; those that are to have integers, and what comes behind the last of these, have a shape alone."""
@@ -289,7 +221,7 @@ class _Sweep:
         found: list[Codes] = []
         few: list[int] = []
         worse: list[int] = []
-        errors = _Errors()
+        errors = OutputErrors()
         for matrix, own in zip(_matrices(expr), rows, strict=True):
             nearest = _nearest_codes(matrix, code_format)
             if len(own) < FEWEST_TOKENS and grouped:
@@ -320,14 +252,14 @@ class _Sweep:
         file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"
         self.chosen[weight] = ChosenCodes.of(expr, code_format, codes, file)
 
-    def _input_of(self, node: Node, rows: torch.Tensor) -> _Input:
+    def _input_of(self, node: Node, rows: torch.Tensor) -> Given:
         """The Hessian of what ``node`` is given; linears of one input share it, experts are too many to."""
         key = (node.args[0], node.meta[FORMAT])
         if node.target is not ew.linear.default or self._readers[key] == 1:
-            return self._inputs.pop(key) if key in self._inputs else _Input.of(rows, node.meta[FORMAT])
+            return self._inputs.pop(key) if key in self._inputs else Given.of(rows, node.meta[FORMAT])
         self._readers[key] -= 1
         if key not in self._inputs:
-            self._inputs[key] = _Input.of(rows, node.meta[FORMAT])
+            self._inputs[key] = Given.of(rows, node.meta[FORMAT])
         return self._inputs[key]
 
     def _multiply(
@@ -343,11 +275,11 @@ class _Sweep:
         codes = chosen.codes()
         for e, (start, stop) in enumerate(pairwise(starts)):
             if start < stop:
-                one = Codes(*(t[e] for t in _tensors(codes))) if len(chosen.shape) == 3 else codes
+                one = Codes(*(t[e] for t in tensors_of(codes))) if len(chosen.shape) == 3 else codes
                 matrix, bias = decode(one, chosen.format), None if biases is None else biases[e]
-                for part in torch.arange(start, stop).split(_ROWS):
+                for part in torch.arange(start, stop).split(ROWS):
                     at = slice(int(part[0]), int(part[-1]) + 1)
-                    x = _as_multiplied(rows[at], node.meta[FORMAT])
+                    x = as_multiplied(rows[at], node.meta[FORMAT])
                     out[at] = torch.nn.functional.linear(x, matrix, bias)
 
 
@@ -371,58 +303,8 @@ def _nearest_codes(weight: torch.Tensor, code_format: CodeFormat) -> Codes:
     return Codes(values.flatten(-2), *factors)
 
 
-class _Errors:
-    """Squared errors of a weight's outputs, over its experts, and what they were with the nearest integers."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._outputs: dict[str, float] = defaultdict(float)
-        self._worse: list[float] = [0.0, 0.0, 0.0]
-        self._damping = 0.0
-
-    def add(self, given: _Input, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat) -> bool:
-        """Adds those of one matrix; whether what was chosen is no worse on held-out tokens."""
-        assert given.factor is not None
-        self._damping = max(self._damping, given.factor.damping)
-        some = _spread(weight)
-        off = [decode(Codes(*map(_spread, _tensors(c))), code_format) - some for c in (chosen, nearest)]
-        pairs = [[float((x @ d.t()).square().sum()) for d in off] for x in (given.fitted, given.held_out)]
-        sizes = [float((x @ some.t()).square().sum()) for x in (given.fitted, given.held_out)]
-        keeps = pairs[1][0] <= pairs[1][1]
-        names = ((ERROR, NEAREST_ERROR), (HELD_OUT_ERROR, HELD_OUT_NEAREST))
-        for x, (used, near), (own, other), size in zip(
-            (given.fitted, given.held_out), names, pairs, sizes, strict=True
-        ):
-            if not len(x):
-                continue
-            for name, error in ((used, own if keeps else other), (near, other)):
-                self._sums[name] += error
-                self._outputs[name] += size
-        if not keeps:
-            self._worse = [a + b for a, b in zip(self._worse, (*pairs[1], sizes[1]), strict=True)]
-        return keeps
-
-    def of_worse(self) -> str:
-        """The errors on held-out tokens of the matrices that were rounded to the nearest."""
-        own, nearest, size = self._worse
-        size = size or own  # outputs that are all 0 have no relative error
-        return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(own / size) ** 0.5:.4f}"
-
-    def figures(self, where: str) -> list[Figure]:
-        """None without a matrix."""
-        found = [
-            Figure(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
-            for name, error in self._sums.items()
-        ]
-        return [*found, Figure(where, DAMPING, self._damping)] if found else []
-
-
-def _tensors(codes: Codes) -> list[torch.Tensor]:
-    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
-
-
 def _stacked(codes: Sequence[Codes]) -> Codes:
-    return Codes(*(torch.stack(kind) for kind in zip(*map(_tensors, codes), strict=True)))
+    return Codes(*(torch.stack(kind) for kind in zip(*map(tensors_of, codes), strict=True)))
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -11,7 +11,8 @@ from enginewright.optimizer.report.bundle_report import (
     quantized_lines,
 )
 from enginewright.optimizer.report.document import FigureEntry, PassEntry, RejectionEntry, ReportDocument
-from enginewright.passes.quantization import choose_integers
+from enginewright.passes.quantization import held_out
+from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.runtime.bundle.reader import Bundle
 
 
@@ -52,15 +53,15 @@ def test_the_arena_beside_what_is_alive_at_once(int8_bundle: Bundle) -> None:
 def test_gptq_beside_the_nearest_integers(document: ReportDocument) -> None:
     """Both errors on held-out tokens, and how many weights kept the nearest; as the pass itself calls its figures."""
     assert (
-        choose_integers.HELD_OUT_ERROR,
-        choose_integers.HELD_OUT_NEAREST,
-        choose_integers.ChooseIntegers.name,
+        held_out.HELD_OUT_ERROR,
+        held_out.HELD_OUT_NEAREST,
+        ChooseIntegers.name,
     ) == (bundle_report.HELD_OUT_ERROR, bundle_report.HELD_OUT_NEAREST, bundle_report.CHOOSE_INTEGERS)
     errors = {"a": (0.01, 0.03), "b": (0.02, 0.02)}
     figures = tuple(
         FigureEntry(where=where, name=name, value=value)
         for where, values in errors.items()
-        for name, value in zip((choose_integers.HELD_OUT_ERROR, choose_integers.HELD_OUT_NEAREST), values, strict=True)
+        for name, value in zip((held_out.HELD_OUT_ERROR, held_out.HELD_OUT_NEAREST), values, strict=True)
     )
     reason = "rounded to the nearest, which is better on held-out tokens (a relative error of 0.02, with GPTQ 0.03)"
     rejected = (RejectionEntry(node="b", where="b", reason=reason),)

@@ -19,15 +19,14 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.round_to_4_bits import round_symmetric
 from enginewright.passes.manager import PassManager
-from enginewright.passes.quantization import choose_integers as module
-from enginewright.passes.quantization.choose_integers import (
+from enginewright.passes.quantization import held_out
+from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, ChooseIntegers
+from enginewright.passes.quantization.held_out import (
     DAMPING,
     ERROR,
     HELD_OUT_ERROR,
     HELD_OUT_NEAREST,
-    LARGEST_INPUT,
     NEAREST_ERROR,
-    ChooseIntegers,
 )
 from enginewright.passes.step_inputs import packed_inputs
 from enginewright.passes.weight_formats import FormatOverride, GptqOptions, WeightFormats
@@ -119,9 +118,9 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
     nearest = (values.float() * scales.float()[..., None]).flatten(-2)
     own = (codes.values.unflatten(-1, (-1, 32)).float() * codes.scales.float()[..., None]).flatten(-2)
     run_of = 48 * count // 32
-    held_out = x[[i for i in range(len(x)) if i // run_of % 8 == 7]]
-    held_out = held_out[:: max(1, len(held_out) // 512)]
-    errors = [float((held_out @ (w - exact).t()).norm() / (held_out @ exact.t()).norm()) for w in (own, nearest)]
+    unseen = x[[i for i in range(len(x)) if i // run_of % 8 == 7]]
+    unseen = unseen[:: max(1, len(unseen) // 512)]
+    errors = [float((unseen @ (w - exact).t()).norm() / (unseen @ exact.t()).norm()) for w in (own, nearest)]
     assert errors[0] <= errors[1] * (1 + 1e-5)  # sums of some hundred float32 terms, in another order
     assert errors == pytest.approx([figures(record, n)[0] for n in (HELD_OUT_ERROR, HELD_OUT_NEAREST)], rel=1e-4)
     where = " + ".join(node.meta[WHERE])
@@ -184,7 +183,7 @@ def test_integers_go_into_the_bundle_as_they_were_chosen(tmp_path: Path) -> None
 
 def test_sequences_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence more changes the sums, but not what the others give: twice the same one changes nothing but scale."""
-    monkeypatch.setattr(module, "_held_out", lambda tokens: torch.zeros(tokens, dtype=torch.bool))
+    monkeypatch.setattr(held_out, "held_out_tokens", lambda tokens: torch.zeros(tokens, dtype=torch.bool))
     once, twice = formatted(GPTQ), formatted(GPTQ)
     run(once, calibration=SEQUENCES[:3])
     run(twice, calibration=SEQUENCES[:3] * 2)

@@ -1,0 +1,137 @@
+"""Tokens that GPTQ fits a weight's integers to, others that it doesn't see, and the errors of outputs on both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.ops.quantization import quantize_activation
+
+from ..base import Figure
+from ..fast_evaluation import decoded
+from ..ir.prequantized import CodeFormat, Codes, decode
+from .gptq import Factor, Hessian
+
+FEWEST_TOKENS = 64
+"""An expert that fewer tokens reach is rounded to the nearest: so few say too little of what it will be given."""
+
+DAMPING = "damping"
+NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
+HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
+"""The names of figures. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
+as many outputs, evenly spread, with the integers that are used and with the nearest ones. Held-out tokens are those
+that no integers were fitted to."""
+
+RUNS, HELD_OUT_EVERY = 32, 8
+"""Tokens are cut into so many runs of neighbours, of which every eighth is held out: whole sequences, where there are
+32 of one length. A token beside one that was fitted to says little of others."""
+
+MEASURED = 512
+
+ROWS = 512
+"""Tokens that are rounded and multiplied at a time: what that takes beside the result is small."""
+
+
+@dataclass
+class Given:
+    """What one expert, or all of a linear, is given: X^T X of the tokens that are fitted to, and some tokens to measure
+    errors on: of these, and of those held out."""
+
+    hessian: Hessian
+    fitted: torch.Tensor
+    held_out: torch.Tensor
+    factor: Factor | None = None
+
+    @staticmethod
+    def of(rows: torch.Tensor, wanted: WeightFormat) -> Given:
+        """Of inputs [M, K]."""
+        hessian = Hessian(rows.shape[-1])
+        held_out = held_out_tokens(len(rows))
+        for fitted, run in runs_of(held_out):
+            if fitted:
+                for part in rows[run].split(ROWS):
+                    hessian.add(as_multiplied(part, wanted))
+        some = [rows[evenly_spread(mask.nonzero()[:, 0])] for mask in (~held_out, held_out)]
+        return Given(hessian, as_multiplied(some[0], wanted), as_multiplied(some[1], wanted))
+
+
+def held_out_tokens(tokens: int) -> torch.Tensor:
+    """[M] bool: which of so many tokens no integers are fitted to; none of fewer than FEWEST_TOKENS."""
+    if tokens < FEWEST_TOKENS:
+        return torch.zeros(tokens, dtype=torch.bool)
+    return torch.arange(tokens) * RUNS // tokens % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+
+
+def runs_of(held_out: torch.Tensor) -> list[tuple[bool, slice]]:
+    """Neighbours that are all fitted to, or all held out; and whether they are fitted to."""
+    if not len(held_out):
+        return []
+    changes = (held_out.diff().nonzero()[:, 0] + 1).tolist()
+    return [(not bool(held_out[a]), slice(a, b)) for a, b in pairwise([0, *changes, len(held_out)])]
+
+
+def evenly_spread(rows: torch.Tensor) -> torch.Tensor:
+    """Some of the rows, evenly spread."""
+    return rows[:: -(-len(rows) // MEASURED) or 1]
+
+
+def as_multiplied(x: torch.Tensor, wanted: WeightFormat) -> torch.Tensor:
+    """Inputs as the product will see them: of 8-bit activations what their integers stand for."""
+    if wanted.activation != "int8":
+        return x
+    values, scales, _ = quantize_activation(x, wanted.activation_group_size)
+    return decoded(values, scales, group=wanted.activation_group_size)
+
+
+class OutputErrors:
+    """Squared errors of a weight's outputs, over its experts, and what they were with the nearest integers."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._outputs: dict[str, float] = defaultdict(float)
+        self._worse: list[float] = [0.0, 0.0, 0.0]
+        self._damping = 0.0
+
+    def add(self, given: Given, weight: torch.Tensor, chosen: Codes, nearest: Codes, code_format: CodeFormat) -> bool:
+        """Adds those of one matrix; whether what was chosen is no worse on held-out tokens."""
+        assert given.factor is not None
+        self._damping = max(self._damping, given.factor.damping)
+        some = evenly_spread(weight)
+        off = [decode(Codes(*map(evenly_spread, tensors_of(c))), code_format) - some for c in (chosen, nearest)]
+        pairs = [[float((x @ d.t()).square().sum()) for d in off] for x in (given.fitted, given.held_out)]
+        sizes = [float((x @ some.t()).square().sum()) for x in (given.fitted, given.held_out)]
+        keeps = pairs[1][0] <= pairs[1][1]
+        names = ((ERROR, NEAREST_ERROR), (HELD_OUT_ERROR, HELD_OUT_NEAREST))
+        for x, (used, near), (own, other), size in zip(
+            (given.fitted, given.held_out), names, pairs, sizes, strict=True
+        ):
+            if not len(x):
+                continue
+            for name, error in ((used, own if keeps else other), (near, other)):
+                self._sums[name] += error
+                self._outputs[name] += size
+        if not keeps:
+            self._worse = [a + b for a, b in zip(self._worse, (*pairs[1], sizes[1]), strict=True)]
+        return keeps
+
+    def of_worse(self) -> str:
+        """The errors on held-out tokens of the matrices that were rounded to the nearest."""
+        own, nearest, size = self._worse
+        size = size or own  # outputs that are all 0 have no relative error
+        return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(own / size) ** 0.5:.4f}"
+
+    def figures(self, where: str) -> list[Figure]:
+        """None without a matrix."""
+        found = [
+            Figure(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
+            for name, error in self._sums.items()
+        ]
+        return [*found, Figure(where, DAMPING, self._damping)] if found else []
+
+
+def tensors_of(codes: Codes) -> list[torch.Tensor]:
+    return [t for t in (codes.values, codes.scales, codes.offsets) if t is not None]
