@@ -34,7 +34,7 @@ GAIN = 2e-3
 
 SAME_GAIN = 1e-3
 """The same of two programs that round alike: what falls on the other side does so as often upwards as downwards. Up to
-3e-4 is seen on a trained model."""
+2e-4 is seen on a trained model."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class SmallestFactor:
-    """Values that are all multiplied by less than ``factor`` may pass at ``point``, where the least can be seen.
+    """A linear's weights that are all multiplied by less than ``factor`` may pass by their values at ``point``, where
+    the least can be seen.
 
     ``between``: of what is compared, such as "passes that round".
     """

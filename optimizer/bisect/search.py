@@ -17,6 +17,7 @@ from .points import Point, Values
 from .program_side import ProgramSide
 from .remake import Stage
 from .sides import Side
+from .taps import Call
 from .values import Difference, difference
 
 
@@ -28,8 +29,8 @@ class Comparison:
         points: how many there are.
         parting: those that part, in the order of execution, and how.
         nearest: the largest error among the others, and where it is.
-        blindest: of what modules give (an output, or the logits), where a common factor would be seen last, and the
-            smallest that would be.
+        blindest: of what linears give, and of the logits, where a common factor would be seen last, and the smallest
+            that would be.
     """
 
     points: int
@@ -54,6 +55,8 @@ def compare(
     parting: list[tuple[Point, Difference]] = []
     nearest: tuple[float, Point] | None = None
     blindest: tuple[float, Point] | None = None
+    calls: Sequence[Call] = getattr(b, "calls", ())  # a source has none: there all outputs count
+    linears = {piece.path for call in calls for piece in call.pieces}
     for point in points:
         apart = difference(of_a[point], of_b[point])
         bias = _bias(a, point) if judge.chance and point.what == "output" else None
@@ -62,7 +65,8 @@ def compare(
             parting.append((point, found))
         else:
             nearest = max(nearest or (apart.error, point), (apart.error, point))
-            if point.what in ("output", "logits"):
+            weighed = point.what == "output" and (not linears or point.path in linears)
+            if weighed or point.what == "logits":
                 factor = judge.smallest_factor(of_a[point], apart)
                 blindest = max(blindest or (factor, point), (factor, point))
     return Comparison(len(points), tuple(parting), nearest, blindest)
