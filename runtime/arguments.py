@@ -62,10 +62,22 @@ def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
     return [list(chat) for chat in items], False
 
 
+def raises(raise_errors: bool | None, single: bool) -> bool:
+    """Whether the error of a request is raised; None: of one prompt that isn't in a list. Raises RequestError."""
+    check_type("raise_errors", raise_errors, (bool, type(None)), "True, False or None")
+    return single if raise_errors is None else raise_errors
+
+
 def template_variables(kwargs: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's ``chat_template_kwargs``, and those that were passed by name. Raises RequestError."""
     check_type("chat_template_kwargs", kwargs, (Mapping, type(None)), "a dictionary")
-    return {**(kwargs or {}), **variables}
+    for name in kwargs or {}:
+        check_type("chat_template_kwargs", name, (str,), "a dictionary whose keys are names")
+    found = {**(kwargs or {}), **variables}
+    check_type("chat_template", found.get("chat_template"), (str, type(None)), "a template's name or its text")
+    for name in ("add_generation_prompt", "continue_final_message"):
+        check_type(name, found.get(name), (bool, type(None)), "True or False")
+    return found
 
 
 def params_for(
@@ -83,7 +95,7 @@ def params_for(
     hint = "Pass SamplingParams(max_tokens=...), or a list with one for each prompt."
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise RequestError(f"{name}: {_short(given)} isn't a SamplingParams", hint=hint)
-    several = [SamplingParams() if one is None else one for one in given]
+    several = [SamplingParams() if one is None else one for one in _items(name, given, hint)]
     for i, one in enumerate(several):
         if not isinstance(one, SamplingParams):
             raise RequestError(f"{name}[{i}]: {_short(one)} isn't a SamplingParams", hint=hint)
@@ -166,7 +178,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
 def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
     """Raises RequestError naming the argument; True and False are no integers."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise RequestError(f"{name}: {value!r} is a {type(value).__name__}", hint=f"It must be {expected}.")
+        raise RequestError(f"{name}: {value!r} is of type {type(value).__name__}", hint=f"It must be {expected}.")
 
 
 def check_int(name: str, value: object, least: int, most: int) -> None:
@@ -201,7 +213,7 @@ def _items(name: str, value: Any, hint: str) -> list[Any]:
     if hasattr(value, "tolist") and not isinstance(value, memoryview):  # numpy's, torch's and Python's arrays
         value = value.tolist()
     if isinstance(value, _UNORDERED) or not isinstance(value, Iterable):
-        raise RequestError(f"{name}: {_short(value)} is a {type(value).__name__}", hint=hint)
+        raise RequestError(f"{name}: {_short(value)} is of type {type(value).__name__}", hint=hint)
     return list(value)
 
 

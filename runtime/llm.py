@@ -186,8 +186,9 @@ class LLM:
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
         requests, single = self._of_prompts(prompts, params, sampling_params)
+        raised = arguments.raises(raise_errors, single)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
-        return results(requests, single if raise_errors is None else raise_errors)
+        return results(requests, raised)
 
     def chat(
         self,
@@ -212,8 +213,9 @@ class LLM:
         """
         variables = arguments.template_variables(chat_template_kwargs, variables)
         requests, single = self._of_chats(messages, params, sampling_params, variables)
+        raised = arguments.raises(raise_errors, single)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
-        return results(requests, single if raise_errors is None else raise_errors)
+        return results(requests, raised)
 
     async def agenerate(
         self,
@@ -225,8 +227,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
         requests, single = self._of_prompts(prompts, params, sampling_params)
+        raised = arguments.raises(raise_errors, single)
         await arun_all(self._loop, requests)
-        return results(requests, single if raise_errors is None else raise_errors)
+        return results(requests, raised)
 
     async def achat(
         self,
@@ -241,8 +244,9 @@ class LLM:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
         requests, single = self._of_chats(messages, params, sampling_params, variables)
+        raised = arguments.raises(raise_errors, single)
         await arun_all(self._loop, requests)
-        return results(requests, single if raise_errors is None else raise_errors)
+        return results(requests, raised)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
         """Completes one prompt piece by piece. Closing the generator aborts the request.
@@ -341,7 +345,7 @@ class LLM:
         return self._requests(self._encoded([prompt], True), params, None)[0]
 
     def _one_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any]) -> Request:
-        requests, single = self._of_chats(messages, params, None, variables)
+        requests, single = self._of_chats(messages, params, None, arguments.template_variables(None, variables))
         if not single:
             raise RequestError(
                 f"messages: {len(requests)} conversations, and a stream is of one", hint="Pass one, or call chat."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.errors import EnginewrightError, RequestError
 from enginewright.runtime.arguments import encode_within
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.llm import LLM
@@ -50,29 +52,29 @@ def test_prompts_as_people_pass_them(make_llm: MakeLLM, toy: Toy) -> None:
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        (None, "prompts: None is a NoneType"),
-        (5, "prompts: 5 is a int"),
-        (b"ab", "prompts: b'ab' is a bytes"),
-        ({"a", "b"}, "prompts: .* is a set"),
-        (object, "prompts: .* is a type"),
-        (np.array(3), "prompts: 3 is a int"),
+        (None, "prompts: None is of type NoneType"),
+        (5, "prompts: 5 is of type int"),
+        (b"ab", "prompts: b'ab' is of type bytes"),
+        ({"a", "b"}, "prompts: .* is of type set"),
+        (object, "prompts: .* is of type type"),
+        (np.array(3), "prompts: 3 is of type int"),
         ([[True]], r"prompts\[0\]: True at place 0 isn't a token id"),
         ([True], r"prompt: True at place 0 isn't"),
-        ([b"ab"], r"prompts\[0\]: b'ab' is a bytes"),
+        ([b"ab"], r"prompts\[0\]: b'ab' is of type bytes"),
         ([{3: 4}], r"prompts\[0\]: there is no key 3"),
         ({3: 4}, "prompt: there is no key 3"),
         ({}, "prompt: it has neither text nor token ids"),
         ({"prompt": 5}, "prompt: its text is 5"),
         ({"prompt_token_ids": "abc"}, "prompt: its token ids are 'abc'"),
-        ({"prompt_token_ids": 7}, "prompt: 7 is a int"),
+        ({"prompt_token_ids": 7}, "prompt: 7 is of type int"),
         ({"prompt": "a", "multi_modal_data": {}}, "there is no key 'multi_modal_data'"),
-        (["a", None], r"prompts\[1\]: None is a NoneType"),
-        (["a", 1.5], r"prompts\[1\]: 1.5 is a float"),
+        (["a", None], r"prompts\[1\]: None is of type NoneType"),
+        (["a", 1.5], r"prompts\[1\]: 1.5 is of type float"),
         ([["a", "b"]], r"prompts\[0\]: 'a' at place 0 isn't a token id"),
         ([[[1], [2]]], r"prompts\[0\]: \[1\] at place 0 isn't a token id"),
         ([1, "a"], "prompt: 'a' at place 1 isn't a token id"),
         ([1, None], "prompt: None at place 1 isn't"),
-        (np.array([1.0, 2.0]), r"prompts\[0\]: 1.0 is a float"),
+        (np.array([1.0, 2.0]), r"prompts\[0\]: 1.0 is of type float"),
         ([np.array([[1, 2]])], r"prompts\[0\]: \[1, 2\] at place 0 isn't"),
         (np.array([True, False]), "prompt: True at place 0 isn't"),
     ],
@@ -105,8 +107,24 @@ def test_wrong_types_elsewhere(make_llm: MakeLLM, toy: Toy, tmp_path: Path) -> N
     for name in ("progress", "use_tqdm"):
         with pytest.raises(RequestError, match=f"^{name}: 'yes' isn't"):
             llm.generate("a", **{name: "yes"})
-    with pytest.raises(RequestError, match=r"^chat_template_kwargs: 5 is a int"):
+    with pytest.raises(RequestError, match=r"^chat_template_kwargs: 5 is of type int"):
         llm.chat([{"role": "user", "content": "a"}], chat_template_kwargs=5)  # type: ignore[arg-type]
+    conversation = [{"role": "user", "content": "a"}]
+    for chat in (llm.chat, llm.stream_chat, llm.astream_chat):
+        for name, wrong in (
+            ("chat_template", 5),
+            ("chat_template", ["default"]),
+            ("continue_final_message", np.array([])),
+            ("add_generation_prompt", "no"),
+        ):
+            with pytest.raises(RequestError, match=f"^{name}: "):
+                chat(conversation, **{name: wrong})
+    with pytest.raises(RequestError, match=r"^chat_template_kwargs: 3 is of type int"):
+        llm.chat(conversation, chat_template_kwargs={3: 4})  # type: ignore[dict-item]
+    with pytest.raises(RequestError, match=r"^raise_errors: 'no' is of type str"):
+        llm.generate("a", raise_errors="no")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^params: .* is of type int"):
+        llm.generate("a", np.array(1))  # type: ignore[arg-type]
     options: list[tuple[str, Any]] = [
         ("target", 5),
         ("isa", b"avx2"),
@@ -168,3 +186,40 @@ def test_a_long_text_of_few_tokens_is_taken() -> None:
     tokenizer = Tokenizer(TokenizerFiles(words.to_str(), None, {}))
     text = " " * 200_000 + "x" * 200_000 + " a"
     assert encode_within(tokenizer, text, 10) == [1, 0]
+
+
+JUNK: list[Any] = [
+    *(None, True, 5, 1.5, -1, 2**70, "", "a", "\ud800", "a\x00b", b"a", float("nan"), memoryview(b"ab"), object()),
+    *({}, {3: 4}, {"prompt": None}, {"prompt": "a", "x": 1}, {"prompt_token_ids": {}}, {"prompt_token_ids": [None]}),
+    *([], [None], [[]], [True], [[True]], [b"x"], [{}], [[[1]]], [1, "a"], (), range(3), set(), {1}, SamplingParams),
+    *(np.array(1), np.array([]), np.array([1.5]), np.array([[1]]), np.array(["a"]), np.float32(1), np.int64(3)),
+    *([{"role": "user", "content": "x"}], [{"role": 5}], [{"content": b"x"}], {"role": "user", "content": "x"}),
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=[str(i) for i in range(len(JUNK))])
+def test_anything_anywhere_works_or_is_a_typed_error(make_llm: MakeLLM, toy: Toy, tmp_path: Path, junk: Any) -> None:
+    llm, one = make_llm(toy()), SamplingParams(max_tokens=1)
+    conversation = [{"role": "user", "content": "x"}]
+    calls: list[Callable[[], object]] = [
+        lambda: llm.generate(junk, one),
+        lambda: list(llm.stream(junk, one)),
+        lambda: llm.chat(junk, one),
+        lambda: list(llm.stream_chat(junk, one)),
+        lambda: llm.logits(junk),
+        lambda: llm.generate("a", junk),
+        lambda: llm.generate(["a"], sampling_params=junk),
+        *(lambda n=name: llm.generate("a", one, **{n: junk}) for name in ("use_tqdm", "raise_errors")),
+        *(lambda n=field.name: SamplingParams(**{n: junk}) for field in fields(SamplingParams)),
+        *(
+            lambda n=name: llm.chat(conversation, one, **{n: junk})
+            for name in ("tools", "documents", "chat_template", "chat_template_kwargs", "continue_final_message")
+        ),
+        *(
+            lambda n=name: LLM(**{"path": tmp_path, n: junk})
+            for name in ("path", "target", "threads", "isa", "provider", "context", "memory", "max_requests", "load")
+        ),
+    ]
+    for call in calls:
+        with contextlib.suppress(EnginewrightError):
+            call()
