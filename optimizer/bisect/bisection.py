@@ -108,8 +108,7 @@ def bisect(a: Given, b: Given, options: Options = Options(), progress: Progress 
     Every side goes on with the first one's values at the points that both have, so that what is found is a call's own
     doing, and not the consequence of an earlier one.
 
-    Of a bundle every stored tensor is compared as well, bit for bit, with what the repeated export would store or with
-    the other bundle's: rows and experts that no token uses are seen there.
+    Every stored tensor of a bundle is compared too, bit for bit: with the repeated export's, or the other bundle's.
 
     Raises:
         RequestError: a layer is asked for that the model doesn't have.
@@ -151,7 +150,7 @@ class _Run:
             check_calibration(bundle, recipe, self.options.calibration)
         target = given.target or _first_target(bundle)
         bundle.program(target)  # raises if there is none
-        name = _describe_bundle(given, target)
+        name = f"{given.name}, target {target}"
         captured = self._capture(source, bundle.model.context_length)
         if trained is not None:
             trained.check_source(captured)
@@ -227,7 +226,7 @@ class _Run:
         check_same_model(first.model, a.name, second.model, b.name)
         targets = [given.target or _first_target(bundle) for given, bundle in zip((a, b), bundles, strict=True)]
         sides = [
-            BundleSide(bundle, _describe_bundle(given, target), target=target, isa=given.isa)
+            BundleSide(bundle, f"{given.name}, target {target}", target=target, isa=given.isa)
             for given, bundle, target in zip((a, b), bundles, targets, strict=True)
         ]
         for one in sides:
@@ -395,7 +394,3 @@ def _first_target(bundle: Bundle) -> str:
 
 def _groups(bundle: Bundle, target: str) -> list[CacheGroup]:
     return [group.to_group() for group in bundle.program(target).cache_groups]
-
-
-def _describe_bundle(given: Given, target: str) -> str:
-    return f"{given.name}, target {target}"
