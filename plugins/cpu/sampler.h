@@ -1,8 +1,8 @@
 // Draws a token from each row of logits, and reports log probabilities.
 //
 // A repetition penalty r != 1 first changes the logits of the tokens that a row has seen: those above 0 are
-// divided by r, the others multiplied (Keskar et al. 2019). For a row with temperature t > 0 the distribution is
-// then softmax(logits / t), cut in this order:
+// divided by r, the others multiplied (Keskar et al. 2019). For a row with temperature t > 0 the distribution
+// is then softmax(logits / t), cut in this order:
 //   top_k   keeps the k most likely tokens (Fan et al. 2018);
 //   top_p   of what is left, renormalised, keeps the fewest most likely tokens that sum to at least p
 //           (Holtzman et al. 2020);
@@ -28,8 +28,8 @@ struct RowSampling {
   float top_p = 1;    // 1: off
   float min_p = 0;    // 0: off
   uint64_t seed = 0;
-  uint64_t counter = 0;  // index of the new token in its request
-  float repetition_penalty = 1;    // 1: off
+  uint64_t counter = 0;             // index of the new token in its request
+  float repetition_penalty = 1;     // 1: off
   std::span<const int32_t> seen{};  // ids in [0, vocab), in any order; one that comes twice counts once
 };
 

@@ -42,8 +42,8 @@ Vector<T> array(const std::string& name, nb::handle value, size_t size) {
                                 ", or isn't one contiguous array");
   }
   if (result.size() != size) {
-    throw std::invalid_argument("sampling: " + name + " must have " + std::to_string(size) + " entries, not " +
-                                std::to_string(result.size()));
+    throw std::invalid_argument("sampling: " + name + " must have " + std::to_string(size) +
+                                " entries, not " + std::to_string(result.size()));
   }
   return result;
 }

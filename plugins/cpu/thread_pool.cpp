@@ -109,8 +109,8 @@ ThreadPool::ThreadPool(int threads, Binding binding, const Tuning& tuning)
 
 ThreadPool::~ThreadPool() { stop(); }
 
-// In a forked child a join would be for whichever thread has a worker's stack by now, and shares_ may be in the
-// middle of a region: both are left as they are, for good.
+// In a forked child a join would be for whichever thread has a worker's stack by now, and shares_ may be in
+// the middle of a region: both are left as they are, for good.
 void ThreadPool::stop() {
   if (getpid() != process_) {
     new std::vector<std::thread>(std::move(workers_));

@@ -209,7 +209,7 @@ void a_penalty_is_of_what_was_seen() {
   CHECK(sample_one(logits, {.repetition_penalty = 1.3f, .seen = twice}) == 0);
   CHECK(sample_one(logits, {.repetition_penalty = 100, .seen = all}) == 0);
   CHECK(sample_one({-1, -1.5f}, {.repetition_penalty = 2, .seen = first}) == 1);
-  CHECK(sample_one({3e38f, 1}, {.repetition_penalty = 1e-30f, .seen = first}) == 0);    // stays finite
+  CHECK(sample_one({3e38f, 1}, {.repetition_penalty = 1e-30f, .seen = first}) == 0);  // stays finite
   CHECK(sample_one({-3e38f, 1}, {.temperature = 1, .repetition_penalty = 1e30f, .seen = first}) == 1);
 }
 
