@@ -7,7 +7,7 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -42,8 +42,11 @@ BYTES_PER_ELEMENT = {
 SCALED_CACHES: tuple[CacheDtype, ...] = ("i8", "fp8")
 """KV caches whose values have a 32-bit scale for each token, key/value head and side (keys, values)."""
 
-GROUP_SIZES_OF_4_BITS = (32, 64)
-"""Of weights of 4 bits along K, which they divide."""
+GROUP_SIZES_OF_4_BITS = (32, 64, 128)
+"""Of weights of 4 bits along K, which they divide. All of K may be one group too."""
+
+MULTIPLE_OF_4_BITS = 8
+"""What the K of weights of 4 bits is a multiple of, whatever their groups: kernels read so many at a time."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,12 @@ class WeightFormat:
     activation_group_size: int = 0
     rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
+
+    def for_inputs(self, size: int) -> WeightFormat:
+        """The same for a weight with K = ``size``. Of 4 bits, one scale a channel is one group of K values."""
+        if self.storage != "int4" or self.group_size:
+            return self
+        return replace(self, group_size=size, activation_group_size=size)
 
     def __str__(self) -> str:
         parts: list[str] = [self.storage]

@@ -172,7 +172,7 @@ class _Walk:
     def _rounded(self, node: Node, values: dict[Node, Any], weight_format: WeightFormat) -> torch.Tensor:
         expr = self.program.weight_of(weight_node(node))
         assert expr is not None
-        code_format = CodeFormat.of(weight_format)
+        code_format = CodeFormat.of(weight_format.for_inputs(expr.shape[-1]))
         if weight_format.sparsity != "dense":
             expr = TwoOfFour(expr)  # by magnitude; what the recipe's way of choosing costs, the check measures
         if code_format is not None:

@@ -23,7 +23,7 @@ from enginewright.passes.quantization.choose_formats import (
     why_dense,
 )
 from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.contracts import MULTIPLE_OF_4_BITS, WeightFormat
 from enginewright.plugins.ops.quantization import groups_of
 from enginewright.runtime.bundle.weights import Layout, stored_bytes
 
@@ -135,4 +135,4 @@ def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
 def _fits(shape: tuple[int, ...], weight_format: WeightFormat) -> bool:
     if weight_format.sparsity != "dense" and shape[-1] % QUAD:
         return False
-    return weight_format.storage != "int4" or shape[-1] % weight_format.group_size == 0
+    return weight_format.storage != "int4" or shape[-1] % (weight_format.group_size or MULTIPLE_OF_4_BITS) == 0

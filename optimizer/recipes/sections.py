@@ -38,7 +38,11 @@ ACTIVATION_OF: dict[Storage, Activation] = {
 }
 """What each of them is multiplied with."""
 
-GROUP_SIZES: dict[Storage, tuple[int, ...]] = {"fp8": (0, 32, 64), "int8": (0, 32, 64), "int4": GROUP_SIZES_OF_4_BITS}
+GROUP_SIZES: dict[Storage, tuple[int, ...]] = {
+    "fp8": (0, 32, 64),
+    "int8": (0, 32, 64),
+    "int4": (0, *GROUP_SIZES_OF_4_BITS),
+}
 """Of weights and of the activations that they are multiplied with; 0 is one scale a row."""
 
 METHODS: tuple[Method, ...] = ("nearest", "gptq", "awq")
@@ -87,6 +91,11 @@ class WeightFormatSection(Section):
             raise ValueError(
                 f"activation_group_size is {self.activation_group_size}, but storage {self.storage!r} is multiplied "
                 "with floats as they are"
+            )
+        if self.storage == "int4" and self.group_size != self.activation_group_size:
+            raise ValueError(
+                f"group_size is {self.group_size} and activation_group_size {self.activation_group_size}: "
+                "for int4 they must be the same"
             )
         if self.group_size and self.activation_group_size and self.group_size != self.activation_group_size:
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, StrictBool, model_validator
 
 from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
+from enginewright.plugins.contracts import MULTIPLE_OF_4_BITS
 
 from .sections import AutoSection, Section, WeightsSection
 
@@ -50,5 +51,6 @@ class PruneSection(Section):
         """The same as passes take it. What is left is to fit the groups of all these formats."""
         formats = (*weights.formats, *(auto.candidates if auto is not None else ()))
         sizes = [self.multiple, *(size for f in formats for size in (f.group_size, f.activation_group_size) if size)]
+        sizes += [MULTIPLE_OF_4_BITS for f in formats if f.storage == "int4"]
         overrides = tuple(PruneOverride(o.layers, o.channels, o.heads) for o in self.overrides)
         return Pruning(self.channels, self.heads, self.layers, self.drop, overrides, self.correct, lcm(*sizes))

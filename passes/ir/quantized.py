@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 from enginewright.plugins.errors import PassError, SourceError
 from enginewright.plugins.ops.dequantize import LARGEST_E4M3
 from enginewright.plugins.ops.quantization import LARGEST, groups_of
@@ -183,7 +183,8 @@ def quantized(
         raise PassError(f"a weight {base.dtype} {base.shape} can't be quantized in groups of {size}")
     fits = (code_format.bits, code_format.offsets) == (8, False)
     if code_format.bits == 4:
-        fits = size in GROUP_SIZES_OF_4_BITS and base.shape[-1] % size == 0
+        inputs = base.shape[-1]
+        fits = size in (*GROUP_SIZES_OF_4_BITS, inputs) and inputs % size == 0 and inputs % MULTIPLE_OF_4_BITS == 0
     if not fits:
         raise PassError(f"a weight {base.shape} can't be quantized to {code_format}")
     shared = _Shared()

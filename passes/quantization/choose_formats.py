@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch.fx.node import Node, Target
 
-from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, Storage, WeightFormat
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage, WeightFormat
 from enginewright.plugins.errors import PassError, RecipeError
 
 from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node, free_of
@@ -95,7 +95,7 @@ class ChooseFormats(Pass):
                         Rejection(node.name, join_where(node.meta[WHERE]), f"it stays dense: {reason}")
                     )
                     chosen = replace(chosen, sparsity="dense")
-            _check_weight(program, node, chosen, heads)
+            chosen = _check_weight(program, node, chosen, heads)
             node.meta[FORMAT] = chosen
             if not is_table:
                 by_weight.setdefault(node.args[WEIGHT_ARGUMENT[node.target]], chosen)
@@ -250,8 +250,8 @@ def why_dense(node: Node, heads: set[Node]) -> str | None:
     return "its product gives the logits, which rounding hurts most" if node in heads else None
 
 
-def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> None:
-    """Raises PassError for a format that this weight can't have."""
+def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set[Node]) -> WeightFormat:
+    """The format for a weight of this one's size. Raises PassError for one that it can't have."""
     if chosen.sparsity != "dense" and (reason := why_dense(node, heads)) is not None:
         raise PassError(
             f"{describe_node(node)}: an override gives it the sparsity {chosen.sparsity}, but {reason}",
@@ -264,12 +264,14 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
         )
     weight = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
     if weight is None:
-        return
+        return chosen
     size, group = weight.shape[-1], chosen.group_size
-    if chosen.storage == "int4" and size % group:
+    if chosen.storage == "int4" and size % (multiple := group or MULTIPLE_OF_4_BITS):
         others = [f"groups of {g}" for g in GROUP_SIZES_OF_4_BITS if size % g == 0]
+        others += ["group_size = 0"] if size % MULTIPLE_OF_4_BITS == 0 else []
+        of = f"int4's groups of {group}" if group else f"{multiple}, which int4 needs"
         raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} is no multiple of int4's groups of {group}",
+            f"{describe_node(node)}: its input dimension of {size} is no multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
         )
     if chosen.sparsity != "dense" and size % QUAD:
@@ -277,12 +279,13 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
             f"{describe_node(node)}: its input dimension of {size} is no multiple of {QUAD}, of which 2:4 keeps two",
             hint='Give it sparsity = "dense", by an override in the recipe.',
         )
-    one_sum = node.target in LINEARS and chosen.storage == "int8" and not (group or chosen.activation_group_size)
-    if one_sum and size > LONGEST_SUM:
+    rounded = node.target in LINEARS and chosen.activation == "int8"
+    if rounded and not (group or chosen.activation_group_size) and size > LONGEST_SUM:
         raise PassError(
             f"{describe_node(node)}: a sum of {size:,} products of 8-bit integers may not fit into 32 bits",
-            hint="Set group_size = 32 for it, by an override in the recipe.",
+            hint="Give it groups of 32, by an override in the recipe.",
         )
+    return chosen.for_inputs(size)
 
 
 def _check_overrides(program: Program, formats: WeightFormats, used: set[FormatOverride]) -> None:

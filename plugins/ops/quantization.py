@@ -5,7 +5,7 @@ last group being shorter where they don't divide it; 0 makes all of it one group
 -127 .. 127 with float32 scales. Weights have float16 scales, and are int8 tensors of either
 
     8 bits           -128 .. 127
-    4 bits           -8 .. 7, in groups of 32 or 64 that divide K, and activations in the same groups
+    4 bits           -8 .. 7, in groups of 32, 64 or 128 that divide K, or of K; and activations in the same groups
     4 with offsets   0 .. 15; a weight is value * scale + offset, with a float16 offset for each group
 
 The order of sums is docs/numerics.md's.
@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS
+from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 
 from .epilogue import check_epilogue, finish_linear
 from .library import register
@@ -210,8 +210,9 @@ def _check_weight(
         tuple(scales.shape) == shape,
         lambda: f"ew.{op}: weight_scales {scales.shape} for weight {weight.shape} in groups of {group_size}",
     )
+    fits = group_size in (*GROUP_SIZES_OF_4_BITS, size) and size % group_size == 0 and size % MULTIPLE_OF_4_BITS == 0
     torch._check(
-        bits == 8 or (group_size in GROUP_SIZES_OF_4_BITS and size % group_size == 0),
+        bits == 8 or fits,
         lambda: f"ew.{op}: weights of 4 bits, {weight.shape}, in groups of {group_size}",
     )
     if offsets is not None:

@@ -39,7 +39,7 @@ def _dequantized(b: GraphBuilder, a: Mapping[str, Any]) -> str:
     factors = b.stored(str(scales.target), "columns", b.floats)  # [.., G, N]
     rank, size = len(b.expressions(weight)), int(b.expressions(weight)[-1])
     group = a["weight_group"]
-    if group:
+    if group and (group != size or rank != 2):
         return b.op("DequantizeLinear", values, factors, axis=rank - 2, block_size=group)
     if rank == 2:
         return b.op("DequantizeLinear", values, b.op("Squeeze", factors, b.integers(0)), axis=1)

@@ -16,6 +16,7 @@ from tests.passes.captured import captured
 INT4_64 = WeightFormat("int4", 64, activation="int8", activation_group_size=64)
 INT4_32 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
 INT4_OFFSETS = WeightFormat("int4", 32, zero_point=True, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat("int4", activation="int8")
 INT8 = WeightFormat("int8", 32, activation="int8", activation_group_size=32)
 BF16 = WeightFormat("bf16", activation="bf16")
 F32 = WeightFormat()

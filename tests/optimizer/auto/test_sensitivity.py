@@ -22,7 +22,16 @@ from enginewright.passes.manager import PassManager
 from enginewright.passes.step_inputs import packed_inputs
 from enginewright.passes.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.contracts import WeightFormat
-from tests.optimizer.auto.prepared import BF16, F32, INT4_32, INT4_OFFSETS, INT8, before_formats, random_tokens
+from tests.optimizer.auto.prepared import (
+    BF16,
+    F32,
+    INT4_32,
+    INT4_CHANNEL,
+    INT4_OFFSETS,
+    INT8,
+    before_formats,
+    random_tokens,
+)
 
 TOKENS = random_tokens(40, 33)
 
@@ -92,6 +101,13 @@ def test_8_bit_floats_cost_less_than_4_bits_and_more_than_8_bit_integers() -> No
     units = find_units(program, [INT4_32, WeightFormat("fp8"), INT8])
     for costs in measure_sensitivities(program, units, [(i,) for i in range(len(units))], TOKENS[:1], lambda *_: None):
         assert costs[0] > costs[1] > costs[2] > 0
+
+
+def test_larger_groups_of_4_bits_cost_more() -> None:
+    program = before_formats("Llama")
+    units = find_units(program, [INT4_CHANNEL, INT4_32])
+    costs = measure_sensitivities(program, units, [(i,) for i in range(len(units))], TOKENS[:1], lambda *_: None)
+    assert sum(c[0] for c in costs) > sum(c[1] for c in costs) > 0
 
 
 def test_a_format_that_loses_nothing_costs_nothing() -> None:

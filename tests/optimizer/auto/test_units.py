@@ -8,7 +8,7 @@ import pytest
 
 from enginewright.optimizer.auto.units import bytes_of, bytes_of_others, find_units
 from enginewright.plugins.contracts import WeightFormat
-from tests.optimizer.auto.prepared import BF16, F32, INT4_32, INT4_64, INT4_OFFSETS, INT8, before_formats
+from tests.optimizer.auto.prepared import BF16, F32, INT4_32, INT4_64, INT4_CHANNEL, INT4_OFFSETS, INT8, before_formats
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -51,6 +51,11 @@ def test_groups_that_do_not_divide_are_left_out() -> None:
     units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_64, INT4_32])}
     assert units["v_proj"].formats == (INT4_32,)
     assert units["down_proj"].formats == (F32,)  # 80 is no multiple of either
+    units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_64, INT4_CHANNEL])}
+    assert units["down_proj"].formats == units["v_proj"].formats == (INT4_CHANNEL,)
+    program = before_formats("Llama", intermediate_size=84)
+    units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_CHANNEL])}
+    assert units["down_proj"].formats == (F32,)  # 84 is no multiple of 8
 
 
 def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
@@ -72,6 +77,7 @@ def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
         ((64, 64), replace(INT8, sparsity="2:4"), 64 * 64 * 5 // 8 + 64 * 2 * 2),
         ((64, 64), BF16, 64 * 64 * 2),
         ((64, 64), INT8, 64 * 64 + 64 * 2 * 2),
+        ((64, 128), INT4_CHANNEL, 64 * 64 + 64 * 2),
         ((64, 64), WeightFormat("int8", activation="int8"), 64 * 64 + 64 * 2),
         ((64, 64), INT4_32, 64 * 32 + 64 * 2 * 2),
         ((64, 128), INT4_64, 64 * 64 + 64 * 2 * 2),

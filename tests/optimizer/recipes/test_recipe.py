@@ -146,15 +146,19 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
         ),
         (
             'storage = "int4", activation = "int8", activation_group_size = 32',
-            "group_size is 0, which can't be made for int4, only 32, 64",
+            "group_size is 0 and activation_group_size 32: for int4 they must be the same",
         ),
         (
-            'storage = "int4", activation = "int8", group_size = 128, activation_group_size = 128',
-            "group_size is 128, which can't be made for int4, only 32, 64",
+            'storage = "int4", activation = "int8", group_size = 256, activation_group_size = 256',
+            "group_size is 256, which can't be made for int4, only 0, 32, 64, 128",
         ),
         (
-            'storage = "int4", activation = "int8", group_size = 32',
-            "activation_group_size is 0, which can't be made for int4, only 32, 64",
+            'storage = "int8", activation = "int8", group_size = 128',
+            "group_size is 128, which can't be made for int8, only 0, 32, 64",
+        ),
+        (
+            'storage = "int4", activation = "int8", group_size = 128',
+            "group_size is 128 and activation_group_size 0: for int4 they must be the same",
         ),
         ('storage = "int4"', "storage 'int4' goes with activation 'int8', not 'float'"),
         (
@@ -194,6 +198,16 @@ def test_formats_that_do_not_fit_together(tmp_path: Path, text: str, expected: s
 
 
 INT4 = '{ storage = "int4", group_size = 32, zero_point = true, activation = "int8", activation_group_size = 32 }'
+
+
+@pytest.mark.parametrize("group", [0, 32, 64, 128])
+def test_groups_of_4_bits(tmp_path: Path, group: int) -> None:
+    text = f'storage = "int4", activation = "int8", group_size = {group}, activation_group_size = {group}'
+    (tmp_path / "x.toml").write_text(f'name = "x"\n[weights]\ndefault = {{ {text} }}\n')
+    recipe = load_recipe(tmp_path / "x.toml")
+    assert recipe.weights.default.to_format() == WeightFormat("int4", group, False, "int8", group)
+    (tmp_path / "again.toml").write_text(to_toml(recipe))
+    assert load_recipe(tmp_path / "again.toml") == recipe
 
 
 def test_what_else_weights_may_say(tmp_path: Path) -> None:

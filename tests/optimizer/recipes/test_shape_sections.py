@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.sections import WeightFormatSection, WeightsSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.recipes.to_toml import to_toml
 from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
@@ -66,6 +67,9 @@ def test_what_is_left_fits_formats_and_what_the_recipe_says(tmp_path: Path) -> N
     section, int8 = PruneSection(channels=0.5, multiple=48), load_recipe("int8").weights
     assert section.to_pruning(load_recipe("f32").weights, None).groups == 48
     assert section.to_pruning(int8, None).groups == 96  # and its own groups, of 32
+    channel = WeightFormatSection(storage="int4", activation="int8")
+    assert section.to_pruning(WeightsSection(default=channel), None).groups == 48  # of which 8 is a divisor
+    assert PruneSection(channels=0.5).to_pruning(WeightsSection(default=channel), None).groups == 8
     auto = load_recipe("auto")
     assert PruneSection(channels=0.5).to_pruning(auto.weights, auto.auto).groups == 64  # whichever will be chosen
 

@@ -181,6 +181,9 @@ def test_provenance_text_and_equality() -> None:
         ((8,), torch.float32, CodeFormat(8, 4), r"float32 \(8,\) can't be quantized"),
         ((2, 8), torch.int64, CodeFormat(8, 4), r"int64 \(2, 8\) can't be quantized"),
         ((2, 64), torch.float32, CodeFormat(8, 32, offsets=True), r"\(2, 64\) can't be quantized to CodeFormat"),
+        ((2, 512), torch.float32, CodeFormat(4, 256), r"\(2, 512\) can't be quantized to CodeFormat"),
+        ((2, 192), torch.float32, CodeFormat(4, 128), r"\(2, 192\) can't be quantized to CodeFormat"),
+        ((2, 20), torch.float32, CodeFormat(4, 20), r"\(2, 20\) can't be quantized to CodeFormat"),
         ((2, 64), torch.float32, CodeFormat(4, 0), r"\(2, 64\) can't be quantized to CodeFormat"),
         ((2, 40), torch.float32, CodeFormat(4, 32), r"\(2, 40\) can't be quantized to CodeFormat"),
         ((2, 64), torch.float32, CodeFormat(5, 32), r"\(2, 64\) can't be quantized to CodeFormat"),
@@ -193,7 +196,26 @@ def test_what_can_not_be_quantized(
         quantized(source(torch.ones(shape, dtype=dtype)), code_format)
 
 
-@pytest.mark.parametrize(("shape", "group"), [((5, 64), 32), ((33, 192), 64), ((4, 7, 96), 32)])
+@pytest.mark.parametrize(
+    ("shape", "group"), [((9, 64), 32), ((33, 192), 64), ((5, 256), 128), ((7, 200), 200), ((2, 3, 40), 40)]
+)
+def test_4_bits_are_their_definition(shape: tuple[int, ...], group: int) -> None:
+    """scale = m / -8, m being the group's number of the largest magnitude, and the nearest of -8 .. 7."""
+    weight = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    codes = evaluated(source(torch.from_numpy(weight)), CodeFormat(4, group))
+    assert codes.scales.shape == (*shape[:-1], shape[-1] // group)
+    rows = (weight, codes.values.numpy(), codes.scales.numpy())
+    for row, values, scales in zip(*(a.reshape(-1, a.shape[-1]) for a in rows), strict=True):
+        for g, start in enumerate(range(0, shape[-1], group)):
+            part = row[start : start + group]
+            assert scales[g] == np.float16(part[np.abs(part).argmax()] / np.float32(-8))
+            want = np.clip(np.rint(part / np.float32(scales[g])), -8, 7)
+            np.testing.assert_array_equal(values[start : start + group], want)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"), [((5, 64), 32), ((33, 192), 64), ((4, 7, 96), 32), ((6, 256), 128), ((9, 72), 72)]
+)
 @pytest.mark.parametrize("offsets", [False, True])
 def test_4_bits(shape: tuple[int, ...], group: int, offsets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginewright.passes.ir.quantized._CHUNK_ELEMENTS", 300)
@@ -210,7 +232,8 @@ def test_4_bits(shape: tuple[int, ...], group: int, offsets: bool, monkeypatch: 
     assert torch.equal(codes.scales, alone[1]), "the same as all at once"
     error = decode(codes, code_format) - weight
     # 4 bits over about 4 deviations of a group: a step is 0.27 deviations, its error 0.08; clipping adds a little.
-    assert error.norm() / weight.norm() < 0.11
+    # The largest of more numbers is farther out: 5.2 deviations in groups of 128.
+    assert error.norm() / weight.norm() < (0.11 if group <= 64 else 0.13)
     values, _, _ = quantized(source(weight), code_format)
     values.evaluate()
     assert values.counts == QuantizationCounts(weight.numel())

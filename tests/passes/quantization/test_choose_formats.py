@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_s
 PER_CHANNEL = WeightFormat("int8", activation="int8")
 INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
 INT4_64 = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+INT4_128 = WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)
+INT4_CHANNEL = WeightFormat("int4", activation="int8")
 
 
 def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
@@ -280,8 +283,14 @@ def test_a_product_before_the_head_is_none() -> None:
 @pytest.mark.parametrize(
     ("chosen", "size", "hint"),
     [
-        (INT4, 48, "Give it storage int8, by an override in the recipe."),
-        (INT4_64, 96, "Give it groups of 32 or storage int8, by an override in the recipe."),
+        (INT4, 48, "Give it group_size = 0 or storage int8, by an override in the recipe."),
+        (INT4, 44, "Give it storage int8, by an override in the recipe."),
+        (INT4_64, 96, "Give it groups of 32 or group_size = 0 or storage int8, by an override in the recipe."),
+        (
+            INT4_128,
+            576,
+            "Give it groups of 32 or groups of 64 or group_size = 0 or storage int8, by an override in the recipe.",
+        ),
     ],
 )
 def test_groups_that_do_not_divide_are_refused(chosen: WeightFormat, size: int, hint: str) -> None:
@@ -301,6 +310,32 @@ def test_groups_that_do_not_divide_are_refused(chosen: WeightFormat, size: int, 
     with pytest.raises(PassError, match=rf"no multiple of int4's groups of {group}"):
         ChooseFormats().run(table, PassContext(formats=WeightFormats(F32, (), chosen)))
     assert choose(program_from(call, inner), INT8).matched == 1
+
+
+@pytest.mark.parametrize("size", [40, 576])
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_one_scale_a_channel_of_4_bits_is_a_group_of_all_inputs(size: int, zero_point: bool) -> None:
+    chosen = replace(INT4_CHANNEL, zero_point=zero_point)
+    program = decoder(Shape(hidden=size, heads=8, kv_heads=8, intermediate=64))
+    choose(program, chosen)
+    found = formats(program)
+    wanted = replace(chosen, group_size=size, activation_group_size=size)
+    assert found["layers.0.q_proj"] == found["ew::embedding"] == wanted
+    assert found["layers.0.down_proj"] == replace(chosen, group_size=64, activation_group_size=64)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(36, "no multiple of 8, which int4 needs"), (1 << 17, "not fit into 32 bits")]
+)
+def test_a_channel_that_4_bits_can_not_have(size: int, message: str) -> None:
+    inner = torch.nn.Module()
+    inner.narrow = Linear(40, size)
+
+    def call(m: torch.nn.Module, i: dict[str, torch.Tensor]) -> torch.Tensor:
+        return ew.take_rows(m.narrow(features(i, size)), i["rows"])
+
+    with pytest.raises(PassError, match=rf"narrow.*{message}"):
+        choose(program_from(call, inner), INT4_CHANNEL)
 
 
 def stored(program: Program, *names: str, kind: CodeFormat) -> Program:

@@ -20,7 +20,16 @@ EPS32 = float(np.finfo(np.float32).eps)
 pytestmark = pytest.mark.parametrize("isa", isas())
 forms = pytest.mark.parametrize("offsets", [False, True])
 shapes = pytest.mark.parametrize(
-    ("tokens", "rows", "width", "group"), [(1, 5, 32, 32), (7, 70, 192, 64), (33, 45, 96, 32)]
+    ("tokens", "rows", "width", "group"),
+    [
+        (1, 5, 32, 32),
+        (7, 70, 192, 64),
+        (33, 45, 96, 32),
+        (1, 37, 256, 128),
+        (19, 33, 384, 128),
+        (1, 33, 200, 200),
+        (21, 70, 1544, 1544),
+    ],
 )
 
 

@@ -82,7 +82,7 @@ def test_a_product_is_the_sum_over_groups(m: int, n: int, k: int, weight_group: 
     opcheck(ew.quantized_linear.default, arguments)
 
 
-@pytest.mark.parametrize(("m", "n", "k", "group"), [(3, 5, 64, 32), (4, 33, 192, 64)])
+@pytest.mark.parametrize(("m", "n", "k", "group"), [(3, 5, 64, 32), (4, 33, 192, 64), (3, 6, 256, 128), (4, 5, 72, 72)])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_product_with_4_bits(m: int, n: int, k: int, group: int, shifted: bool) -> None:
     torch.manual_seed(2)
@@ -151,7 +151,7 @@ def test_rows_of_a_quantized_table(vocabulary: int, hidden: int, group: int) -> 
     opcheck(ew.quantized_embedding.default, (ids, table, scales, None, 8, group))
 
 
-@pytest.mark.parametrize(("vocabulary", "hidden", "group"), [(5, 64, 32), (40, 192, 64)])
+@pytest.mark.parametrize(("vocabulary", "hidden", "group"), [(5, 64, 32), (40, 192, 64), (6, 256, 128), (7, 72, 72)])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_rows_of_a_table_of_4_bits(vocabulary: int, hidden: int, group: int, shifted: bool) -> None:
     table, scales, offsets = quantized_weight(vocabulary, hidden, group=group, bits=4, shifted=shifted)
@@ -204,6 +204,7 @@ def test_quantizing_costs_less_than_a_percent() -> None:
         ({"weight_bits": 3}, "weights of 3 bits"),
         ({"weight_bits": 4, "activation_group": 0}, "activations in 0"),
         ({"weight_bits": 4, "weight_group": 0, "weight_scales": torch.zeros(3, 1).half()}, "in groups of 0"),
+        ({"weight_bits": 4, "weight_group": 16, "weight_scales": torch.zeros(3, 4).half()}, "in groups of 16"),
         ({"weight_bits": 4, "weight": torch.zeros(3, 40, dtype=torch.int8)}, r"of 4 bits, torch.Size\(\[3, 40"),
         ({"weight_offsets": torch.zeros(3, 2).half()}, "weight_offsets .* of 8 bits"),
         ({"weight_bits": 4, "weight_offsets": torch.zeros(3, 2)}, "weight_offsets torch.float32"),

@@ -24,6 +24,9 @@ ew = torch.ops.ew
 INT8 = WeightFormat("int8", activation="int8")
 INT8_GROUPS = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
 INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat("int4", activation="int8")
+INT4_CHANNEL_OFFSETS = WeightFormat("int4", zero_point=True, activation="int8")
+INT4_128 = WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)
 FP8, FP8_GROUPS = WeightFormat("fp8"), WeightFormat("fp8", group_size=32)
 INT4_OFFSETS = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 
@@ -56,6 +59,9 @@ def _with_floats(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         ("gemma2", INT4, INT4, {"INT4", "UINT8"}),  # tied: by rows as pairs of values, and as a product's weight
         ("qwen2", INT4_OFFSETS, INT4_OFFSETS, {"INT4", "UINT8"}),
         ("mixtral", INT4_OFFSETS, INT8, {"INT4", "INT8"}),
+        ("gemma2", INT4_CHANNEL, None, {"INT4", "UINT8"}),
+        ("mixtral", INT4_CHANNEL_OFFSETS, INT8, {"INT4", "INT8"}),
+        ("llama of 128", INT4_128, INT4_CHANNEL_OFFSETS, {"INT4", "UINT8"}),
         ("llama", WeightFormat("bf16", activation="bf16"), None, {"BFLOAT16"}),
         ("gemma2", FP8, None, {"FLOAT8E4M3FN"}),  # tied
         ("mixtral", FP8_GROUPS, FP8, {"FLOAT8E4M3FN"}),
@@ -65,7 +71,8 @@ def test_weights_are_the_floats_that_they_stand_for(
     family: str, default: WeightFormat, embeddings: WeightFormat | None, kinds: set[str], tmp_path: Path
 ) -> None:
     formats = WeightFormats(default=default, embeddings=embeddings)
-    program = lowered(tiny_family(family), PassContext(formats=formats))
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8} if family.endswith("128") else {}
+    program = lowered(tiny_family(family.split()[0], **sizes), PassContext(formats=formats))
     io = emit(program, tmp_path)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     names = {value: name for name, value in onnx.TensorProto.DataType.items()}
