@@ -271,7 +271,7 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
         others += ["group_size = 0"] if size % MULTIPLE_OF_4_BITS == 0 else []
         of = f"int4's groups of {group}" if group else f"{multiple}, which int4 needs"
         raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} is no multiple of {of}",
+            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {of}",
             hint=f"Give it {' or '.join([*others, 'storage int8'])}, by an override in the recipe.",
         )
     if chosen.sparsity != "dense" and size % QUAD:

@@ -26,12 +26,15 @@ from enginewright.runtime.bundle.reader import Bundle
 
 from .driver import Driver
 from .test_invariance import run
+from .test_reproducible import contents
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 OFFSETS = WeightFormatSection(
     storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64
 )
+CHANNEL = WeightFormatSection(storage="int4", activation="int8")
+G128 = WeightFormatSection(storage="int4", group_size=128, activation="int8", activation_group_size=128)
 ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channels more than real ones
 RECIPES: dict[str, str | Recipe] = {
     "int8": "int8",
@@ -40,6 +43,7 @@ RECIPES: dict[str, str | Recipe] = {
     "int4": load_recipe("int4").model_copy(update={"budget": ANY_KL}),
     # Of the tables and of the head too.
     "offsets": Recipe(name="offsets", weights=WeightsSection(default=OFFSETS), budget=ANY_KL),
+    "channel": Recipe(name="channel", weights=WeightsSection(default=CHANNEL), budget=ANY_KL),
 }
 SPARSE = {
     "sparse8": WeightFormatSection(
@@ -59,6 +63,7 @@ RECIPES |= {
 RECIPES |= {f"kv {cache}": with_cache(load_recipe("f32"), cache) for cache in ("bf16", "int8", "fp8")}
 CASES = [(family, recipe) for family in ("Llama", "GPT2", "Mixtral") for recipe in ("int8", "bf16")]
 CASES += [("Llama", "int4"), ("Mixtral", "int4"), ("GPT2", "offsets"), ("Mixtral", "offsets")]
+CASES += [("Llama", "channel"), ("Mixtral", "channel")]
 CASES += [("Llama", "fp8"), ("Mixtral", "fp8"), ("GPT2", "fp8")]
 CASES += [("Llama", "sparse8"), ("GPT2", "sparse32")]
 CASES += [("Llama", "kv bf16"), ("Gemma2", "kv int8"), ("Llama", "kv int8"), ("GPTNeoX", "kv fp8")]
@@ -66,7 +71,16 @@ MIXTURE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # KL of the logits of random models from float32's, a median over tokens: some ten times what is measured, and four
 # times for 4 bits.
-LARGEST_KL = {"int8": 5e-3, "bf16": 5e-4, "fp8": 0.05, "int4": 0.3, "offsets": 0.4, "sparse8": 3.0, "sparse32": 3.0}
+LARGEST_KL = {
+    "int8": 5e-3,
+    "bf16": 5e-4,
+    "fp8": 0.05,
+    "int4": 0.3,
+    "offsets": 0.4,
+    "channel": 1.0,
+    "sparse8": 3.0,
+    "sparse32": 3.0,
+}
 LARGEST_KL |= {"kv bf16": 5e-4, "kv int8": 5e-4, "kv fp8": 5e-3}
 
 
@@ -95,6 +109,22 @@ def test_tiny_models_are_close_and_the_same_in_company(
         kl.append((exact.exp() * (exact - torch.from_numpy(got).double().log_softmax(-1))).sum(-1))
     # The median: a token between two experts takes the other one after the smallest of changes.
     assert 0 < torch.cat(kl).median() < LARGEST_KL[recipe]
+
+
+@pytest.mark.parametrize(("weights", "groups"), [(G128, [1, 2]), (CHANNEL, [1, 1])], ids=["128", "channel"])
+def test_groups_of_4_bits_are_stored_as_the_recipe_says_twice_the_same(
+    weights: WeightFormatSection, groups: list[int], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    recipe = Recipe(name="x", targets=("cpu", "onnx"), weights=WeightsSection(default=weights), budget=ANY_KL)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1}
+    for name in ("one", "two"):
+        report = export(tiny_model("Llama", **sizes), tmp_path / name, recipe=recipe)
+        assert {v.target for v in report.verification} == {"cpu", "onnx"}
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    stored = Bundle.open(tmp_path / "one").index.tensors
+    mlp = [stored[f"model.layers.0.mlp.{name}.weight.scales"] for name in ("gate_proj+up_proj", "down_proj")]
+    assert [t.shape for t in mlp] == [(512, groups[0]), (128, groups[1])]
+    assert [t.bytes for t in mlp] == [2 * 512 * groups[0], 2 * 128 * groups[1]]  # a float16 for each group
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -111,10 +111,11 @@ def test_the_panels_are_the_cpu_targets(path: Path) -> None:
 
 INT8 = WeightFormatSection(storage="int8", activation="int8")
 INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormatSection(storage="int4", activation="int8")
 BF16 = WeightFormatSection(storage="bf16", activation="bf16")
 
 
-@pytest.mark.parametrize("weights", [INT8, INT4, BF16], ids=lambda weights: weights.storage)
+@pytest.mark.parametrize("weights", [INT8, INT4, INT4_CHANNEL, BF16], ids=lambda weights: weights.storage)
 def test_narrow_formats_have_the_cpu_targets_logits(weights: WeightFormatSection, tmp_path: Path) -> None:
     recipe = Recipe(
         name="narrow",

@@ -86,6 +86,19 @@ def test_every_linear_of_4_bits_gets_integers(family: str, overrides: dict[str, 
     assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
 
 
+def test_integers_with_one_scale_a_channel() -> None:
+    program = formatted(replace(GPTQ, default=WeightFormat("int4", activation="int8")), "Qwen3", hidden_size=96)
+    record = run(program)
+    assert {e.code_format for e in chosen(program).values()} == {
+        CodeFormat(4, 96),
+        CodeFormat(4, 64),
+        CodeFormat(4, 128),
+    }
+    pairs = list(zip(figures(record, ERROR), figures(record, NEAREST_ERROR), strict=True))
+    assert all(ours <= nearest for ours, nearest in pairs)  # equal where the nearest were better
+    assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
+
+
 def inputs_of(program: Program, node: Node, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
     """What a linear is given, [M, K], rounded as its format rounds it."""
     found: list[torch.Tensor] = []

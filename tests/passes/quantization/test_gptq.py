@@ -16,7 +16,13 @@ from enginewright.passes.quantization.gptq import (
 )
 from enginewright.plugins.errors import PassError
 
-SIZES = [(64, 32, 32, 128), (192, 40, 64, 300), (96, 33, 32, 64)]  # K, N, group, tokens
+SIZES = [
+    (64, 32, 32, 128),
+    (192, 40, 64, 300),
+    (96, 33, 32, 64),
+    (256, 33, 128, 300),
+    (72, 20, 72, 128),
+]  # K, N, group, tokens
 
 
 def problem(size: int, rows: int, tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,7 +169,7 @@ def test_what_is_not_finite_is_refused() -> None:
 
 
 @pytest.mark.parametrize("offsets", [False, True])
-@pytest.mark.parametrize(("size", "rows", "group"), [(64, 8, 32), (192, 20, 64)])
+@pytest.mark.parametrize(("size", "rows", "group"), [(64, 8, 32), (192, 20, 64), (72, 12, 72)])
 def test_refitted_scales_are_the_least_squares_ones(size: int, rows: int, group: int, offsets: bool) -> None:
     x, weight = problem(size, rows, 3 * size)
     code_format = CodeFormat(4, group, offsets)

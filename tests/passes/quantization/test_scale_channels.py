@@ -22,6 +22,7 @@ from enginewright.plugins.errors import PassError
 from tests.passes.captured import captured, op_counts
 
 INT4 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat("int4", activation="int8")
 INT4_64 = WeightFormat("int4", 64, zero_point=True, activation="int8", activation_group_size=64)
 
 
@@ -63,6 +64,7 @@ def only_layers(default: WeightFormat, head: str = "lm_head") -> WeightFormats:
         ("Llama", INT4, {}),
         ("Qwen2", INT4_64, {"hidden_size": 128, "intermediate_size": 192}),
         ("Gemma2", INT4, {}),
+        ("Qwen2", INT4_CHANNEL, {"hidden_size": 96, "intermediate_size": 136}),
         ("Mixtral", INT4, {}),
     ],
 )

@@ -48,13 +48,16 @@ def product(weight: Array, dtype: str, layout: str, x: Array, isa: str, group: i
 
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", DENSE)
-@pytest.mark.parametrize(("tokens", "rows", "width"), [(1, 5, 32), (9, 70, 96), (33, 45, 160)])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "width", "group"),
+    [(1, 5, 32, 32), (9, 70, 96, 32), (33, 45, 160, 32), (21, 33, 256, 128), (17, 40, 104, 104)],
+)
 def test_a_sparse_linear_has_the_numbers_of_a_dense_one(
-    isa: str, dtype: str, tokens: int, rows: int, width: int, rng: np.random.Generator
+    isa: str, dtype: str, tokens: int, rows: int, width: int, group: int, rng: np.random.Generator
 ) -> None:
     x = rng.standard_normal((tokens, width)).astype(np.float32)
     weight = sparse_weight(rows, width, dtype, seed=tokens)
-    sparse, dense = (product(weight, dtype, layout, x, isa) for layout in ("sparse32", DENSE[dtype]))
+    sparse, dense = (product(weight, dtype, layout, x, isa, group) for layout in ("sparse32", DENSE[dtype]))
     if (isa, dtype) == ("avx512_bf16", "bf16"):  # VDPBF16 adds up by pairs, and these are others
         np.testing.assert_allclose(sparse, dense, rtol=0, atol=8 * EPS32 * width * np.abs(weight.astype(float)).max())
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch.fx.node import Node
@@ -85,6 +86,20 @@ def test_weights_are_the_floats_that_they_stand_for(
     # Both are products of floats in another order, as of a model that was never quantized.
     atol = tolerance_of(io.summed_products) * float(np.abs(expected).max())
     np.testing.assert_allclose(np.concatenate(list(found.values())), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("weights", "hidden"), [(INT4_CHANNEL, 96), (INT4_CHANNEL_OFFSETS, 64), (INT4_128, 128)])
+def test_onnxruntime_multiplies_4_bits_as_they_are(weights: WeightFormat, hidden: int, tmp_path: Path) -> None:
+    """With a scale a channel, too: of blocks of all of K it would make floats at every step."""
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": hidden // 16}
+    formats = WeightFormats(default=weights, embeddings=INT8)
+    emit(lowered(tiny_family("llama", **sizes), PassContext(formats=formats)), tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
+    kinds = [n.op_type for n in onnx.load(tmp_path / "loaded.onnx", load_external_data=False).graph.node]
+    assert kinds.count("MatMulNBits") >= 7  # q, k and v, o, gate and up of two layers, and the head
 
 
 def _without_rounding(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

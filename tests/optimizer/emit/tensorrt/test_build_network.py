@@ -49,13 +49,15 @@ def test_another_size_in_every_type(family: str, dtype: str, make_bundle: MakeBu
     [
         ("i8", WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)),
         ("i4", WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)),
+        ("i4", WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)),
+        ("i4", WeightFormat("int4", activation="int8")),
         ("fp8", WeightFormat("fp8")),
     ],
 )
 def test_weights_of_fewer_bits(
     stored: str, weights: WeightFormat, make_bundle: MakeBundle, rtx: ProcessPoolExecutor
 ) -> None:
-    model = make_tiny_model("Llama", hidden_size=128, intermediate_size=256)
+    model = make_tiny_model("Llama", hidden_size=128, intermediate_size=256, num_attention_heads=8)
     bundle = make_bundle(lowered(model, PassContext(formats=WeightFormats(weights))))
     described = json.loads((bundle / "targets/tensorrt/network.json").read_text())["weights"].values()
     assert sum(weight["dtype"] == stored for weight in described) >= 8  # the linears of two layers, and others

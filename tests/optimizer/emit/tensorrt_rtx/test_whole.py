@@ -29,6 +29,7 @@ pytest.importorskip("tensorrt_rtx")
 
 INT8_GROUPS = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
 INT4_OFFSETS = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+INT4_CHANNEL = WeightFormat("int4", zero_point=True, activation="int8")
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -48,6 +49,7 @@ def _emit(program: Program, folder: Path, **options: Any) -> tuple[Any, EngineRe
     [
         ("llama", INT4_OFFSETS, INT8_GROUPS, "keep", "f16", ("8.0", "12.0")),
         ("gemma2", INT4_OFFSETS, INT4_OFFSETS, "requantize", "bf16", ("8.6",)),  # tied: a table and the head
+        ("llama", INT4_CHANNEL, INT4_CHANNEL, "requantize", "f16", ("8.9",)),
         ("mixtral", WeightFormat("fp8"), WeightFormat("f32"), "keep", "f16", ("8.9",)),
     ],
 )
