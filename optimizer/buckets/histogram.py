@@ -187,7 +187,7 @@ two log-normals, 60 % about 60 (sigma 0.6) and 40 % about 1,400 (sigma 0.35)."""
 
 def _text(path: str | Path) -> str:
     try:
-        text = read_regular(path, most=MOST_TEXT_BYTES).decode("utf-8-sig")
+        text = read_regular(path, most=MOST_TEXT_BYTES, piped=True).decode("utf-8-sig")
     except OSError as e:
         raise RequestError(f"{path}: can't be read: {e.strerror}", hint="Pass a file of lengths.") from e
     except UnicodeDecodeError as e:

@@ -48,7 +48,7 @@ def template_options(tools: Path | None, variables: list[str] | None) -> dict[st
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:
     try:
-        value = parse_json(read_regular(path, most=MOST_JSON_BYTES))
+        value = parse_json(read_regular(path, most=MOST_JSON_BYTES, piped=True))
     except OSError as e:
         raise RequestError(f"--tools {path}: can't be read: {e.strerror or e}", hint="Pass a JSON file.") from e
     except ValueError as e:

@@ -32,7 +32,7 @@ def read_text(source: str | Path, option: str, built_in: str) -> str:
         data = resources.files(__package__).joinpath(built_in).read_bytes()
     else:
         try:
-            data = read_regular(source, most=MOST_TEXT_BYTES)
+            data = read_regular(source, most=MOST_TEXT_BYTES, piped=True)
         except OSError as e:
             raise RequestError(
                 f"{option}: {source} can't be read: {e.strerror}", hint="Pass a file of text in UTF-8."

@@ -178,7 +178,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             f"there is no recipe {str(name_or_path)!r}", hint=_suggest(str(name_or_path), builtin, "recipe")
         )
     try:
-        text = read_regular(path, most=MOST_JSON_BYTES).decode()
+        text = read_regular(path, most=MOST_JSON_BYTES, piped=True).decode()
     except OSError as e:
         raise RecipeError(
             f"{path}: can't read the recipe: {e.strerror}", hint=_suggest(path.stem, builtin, "recipe")

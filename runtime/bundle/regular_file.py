@@ -53,9 +53,15 @@ def open_regular(
         raise
 
 
-def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None = None) -> bytes:
-    """The contents of a file of at most ``most`` bytes. Raises OSError as ``open_regular`` does."""
-    with open_regular(path, most=most, within=within) as file:
+def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None = None, piped: bool = False) -> bytes:
+    """The contents of a file of at most ``most`` bytes.
+
+    ``piped``: a user names the file, so that it may be what a shell pipes in ("/dev/stdin", "/dev/fd/63").
+
+    Raises OSError as ``open_regular`` does.
+    """
+    is_pipe = piped and os.path.realpath(path).startswith(f"/proc/{os.getpid()}/fd/pipe:")
+    with open(path, "rb") if is_pipe else open_regular(path, most=most, within=within) as file:
         data = file.read(most + 1)
     if len(data) > most:  # it grew meanwhile
         raise _too_large(len(data), most, os.fspath(path))

@@ -218,7 +218,7 @@ def test_requests(bundle: Path) -> None:
             llm.generate([[5] * 600])
         with pytest.raises(ew.RequestError, match="256"):
             llm.generate([[5, 256]])
-    for field, value in {"temperature": -1, "top_p": 0, "top_k": -1, "min_p": 2, "max_tokens": 0}.items():
+    for field, value in {"temperature": -1, "top_p": 0, "top_k": -2, "min_p": 2, "max_tokens": 0}.items():
         with pytest.raises(ew.RequestError, match=field):
             ew.SamplingParams(**{field: value})  # type: ignore[arg-type]
 

@@ -105,7 +105,7 @@ def test_files_that_cant_be_read(tmp_path: Path) -> None:
     for read in (read_histogram, read_trace):
         with pytest.raises(RequestError, match="can't be read: No such file"):
             read(tmp_path / "none")
-        with pytest.raises(RequestError, match="can't be read: Is a directory"):
+        with pytest.raises(RequestError, match="can't be read: it is a folder"):
             read(tmp_path)
 
 

@@ -42,11 +42,11 @@ def paged(shape: Shape) -> Program:
     return program
 
 
-def emit(program: Program, path: Path) -> tuple[Bundle, list[ProgressEvent]]:
+def emit(program: Program, path: Path, vocab_size: int = 67) -> tuple[Bundle, list[ProgressEvent]]:
     events: list[ProgressEvent] = []
     with BundleWriter(path) as writer:
         target = CpuEmitter().emit(program, writer, events.append)
-        model = ModelSection(name="m", architecture="a", vocab_size=67, context_length=64)
+        model = ModelSection(name="m", architecture="a", vocab_size=vocab_size, context_length=64)
         source = SourceSection(kind="module", name="m")
         writer.commit(Manifest(model=model, source=source, targets=()), {"cpu": target})
     return Bundle.open(path), events

@@ -60,3 +60,15 @@ def test_a_file_that_grows_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a").write_bytes(b"abc" * 100)
     monkeypatch.setattr(regular_file, "_check", lambda *_: None)
     refused(tmp_path / "a", "more than the 5", most=5)
+
+
+def test_what_a_shell_pipes_in_is_read_where_a_user_names_the_file() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"piped")
+    os.close(writing)
+    try:
+        with pytest.raises(OSError, match="No such file"):
+            read_regular(f"/dev/fd/{reading}", most=5)
+        assert read_regular(f"/dev/fd/{reading}", most=5, piped=True) == b"piped"
+    finally:
+        os.close(reading)

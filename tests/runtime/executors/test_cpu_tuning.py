@@ -102,7 +102,7 @@ def test_what_is_for_another_machine_is_ignored(changed: dict[str, Any], named: 
         ("{", "Invalid JSON"),
         ("[]", "is ignored"),
         ("{}", "Field required"),
-        (" " * (2 << 20), "too large"),
+        (" " * (2 << 20), "more than the 1,048,576"),
         ('{"format_version": 2}', "format_version"),
     ],
 )
