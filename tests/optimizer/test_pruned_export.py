@@ -113,8 +113,7 @@ def test_a_planted_bug_is_found_in_a_pruned_bundle(
     scale_rows(planting, f"{module}.weight", 16, 48)
     found = bisect(Given(model), Given(planting.folder)).parting
     assert found is not None
-    # Its sum with the residual is what a point sees: the next norm's input.
-    assert found.stage == EMISSION and found.module == "model.norm"
+    assert found.stage == EMISSION and found.module == module
     assert any(f"{module}.weight[0:64]" in tensor for tensor in found.tensors)
     assert found.others == []
     gate = f"model.layers.{first}.mlp.gate_proj"

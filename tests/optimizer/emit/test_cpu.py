@@ -125,7 +125,7 @@ def test_two_emissions_are_byte_equal(tmp_path: Path) -> None:
 def test_a_table_larger_than_a_chunk_is_packed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginewright.optimizer.emit.cpu._CHUNK_BYTES", 1)
     program = paged(Shape(windows=(0,), vocabulary=101, tied=False))
-    bundle, _ = emit(program, tmp_path / "b")
+    bundle, _ = emit(program, tmp_path / "b", vocab_size=101)
     head = unpack(bundle.weight("head"), (101, 32), "panel32")
     np.testing.assert_array_equal(head, program.weights["head"].evaluate().numpy())
     np.testing.assert_array_equal(bundle.weight("embed"), program.weights["embed"].evaluate().numpy())
