@@ -82,12 +82,23 @@ def test_random_traffic_has_the_same_bits(name: str, bundles: dict[str, Path]) -
         found = run(llm, prompts, params)
         assert found == run(LLM(bundles[name], threads=1, buckets=False), prompts, params)
         use = executor.use.values()
-        assert sum(u.steps > 0 for u in use) >= len(plan.buckets) - 1, use
         for bucket, u in zip(plan.buckets, use, strict=True):
             assert u.tokens + u.padded_tokens == u.steps * bucket.tokens
             assert u.rows + u.padded_rows == u.steps * bucket.rows
         assert sum(u.tokens for u in use) >= sum(len(p) for p in prompts)
         assert sum(u.padded_tokens for u in use) > 0
+
+
+def test_each_bucket_is_used_by_the_steps_that_fit_it(bundles: dict[str, Path]) -> None:
+    ids = np.random.default_rng(4).integers(0, 256, 96).tolist()
+    llm, executor = static(bundles["f32"], PLAN, blocks=24)
+    with llm:  # one request at a time: which requests share a step depends on when they arrive
+        for size, buckets in ((1, {"batch-1"}), (7, {"tokens-7"}), (8, {"tokens-40"}), (96, {"tokens-96"})):
+            before = {name: use.steps for name, use in executor.use.items()}
+            llm.generate([ids[:size]], SamplingParams(max_tokens=3, ignore_eos=True))
+            steps = {name: use.steps - before[name] for name, use in executor.use.items()}
+            assert {name for name, n in steps.items() if n} == buckets | {"batch-1"}
+            assert sum(steps.values()) == 3
 
 
 def test_logits_of_a_prompt_in_chunks_have_the_same_bits(bundles: dict[str, Path]) -> None:
