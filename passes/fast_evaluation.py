@@ -8,6 +8,7 @@ one, instead of a square of all tokens. Everything else is the op itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -41,6 +42,10 @@ _UNDERSTOOD = frozenset(
 _ENCODED = (torch.int8, torch.float8_e4m3fn, torch.float16)
 """Of the integers or 8-bit floats, scales and offsets of quantized weights."""
 
+_PIECE = 1 << 24
+"""Floats of a weight that are decoded at a time where there is no room for all of them: 64 MiB, which the C library
+gives back to the system when they are freed."""
+
 _ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
 
 
@@ -64,12 +69,22 @@ class WeightCache:
             return found
         value = make()
         size = value.numel() * value.element_size()
-        if self._bytes + size > self.limit:
-            self.forget_all_but(program)
-        if self._bytes + size <= self.limit:
+        if self._make_room(size, program):
             self._values[key] = value
             self._bytes += size
         return value
+
+    def would_keep(self, key: tuple[WeightExpr, ...], size: int, program: Program) -> bool:
+        """Whether a value of ``size`` bytes that is made of others is kept for ``key``, or would be.
+
+        Not one of more than half the limit: while it is made it is in memory about twice.
+        """
+        return key in self._values or (size <= self.limit // 2 and self._make_room(size, program))
+
+    def _make_room(self, size: int, program: Program) -> bool:
+        if self._bytes + size > self.limit:
+            self.forget_all_but(program)
+        return self._bytes + size <= self.limit
 
     def find(self, expr: WeightExpr) -> torch.Tensor | None:
         """The value that is kept for one expression."""
@@ -129,7 +144,8 @@ class FastEvaluation:
         if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:
             return self._quantized(node, names, names | dict(zip(names, args, strict=False)) | dict(kwargs))
         if node.target is ew.dequantize.default:
-            return self._decoded((names["values"], names["scales"]), names["group_size"])
+            exprs = tuple(self.program.weights[str(names[n].target)] for n in ("values", "scales"))
+            return self._decoded(exprs, names["group_size"])
         real = [self._real(a, v) for a, v in zip(node.args, args, strict=True)]
         named = {key: self._real(node.kwargs[key], value) for key, value in kwargs.items()}
         if node.target in _ATTENTIONS:
@@ -140,19 +156,27 @@ class FastEvaluation:
         """``names``: the nodes that are arguments; ``given``: their values."""
         parts = [names[n] for n in _WEIGHTS[node.target] if names.get(n) is not None]
         group = given["group_size"] if node.target is ew.quantized_embedding.default else given["weight_group"]
-        weight = self._decoded(parts, group)
+        exprs = tuple(self.program.weights[str(n.target)] for n in parts)
+        fits = self.cache.would_keep(exprs, 4 * math.prod(exprs[0].shape), self.program)
         if node.target is ew.quantized_embedding.default:
-            return weight[given["ids"].long()]
+            ids = given["ids"].long()
+            if fits:
+                return self._decoded(exprs, group)[ids]
+            read, rows = ids.unique(return_inverse=True)
+            return decoded(*(e.evaluate()[read] for e in exprs), group=group)[rows]
         x = decoded(given["values"], given["scales"], group=given["activation_group"])  # [.., K]
+        if node.target is ew.quantized_linear.default and not fits:
+            product = _linear_in_pieces(x, [e.evaluate() for e in exprs], group, given["bias"])
+            return finish_linear(product, given["activation"], given.get("residual"))
+        weight = self._decoded(exprs, group)
         if node.target is ew.quantized_grouped_linear.default:
             product = grouped_linear(x, given["starts"], weight, given["bias"])
         else:
             product = torch.nn.functional.linear(x, weight, given["bias"])
         return finish_linear(product, given["activation"], given.get("residual"))
 
-    def _decoded(self, parts: Sequence[Node], group: int) -> torch.Tensor:
+    def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
         """What a weight's values, scales and offsets, if any, stand for."""
-        exprs = tuple(self.program.weights[str(n.target)] for n in parts)
         return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
 
     def _real(self, argument: object, value: Any) -> Any:
@@ -186,6 +210,16 @@ def decoded(
     if offsets is not None:
         result += offsets.float()[..., None]
     return result.flatten(-2)[..., :size]
+
+
+def _linear_in_pieces(
+    x: torch.Tensor, parts: Sequence[torch.Tensor], group: int, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product with a weight [N, K] of which no more than ``_PIECE`` floats are in memory at a time."""
+    rows = max(1, _PIECE // parts[0].shape[-1])
+    pieces = zip(*(part.split(rows) for part in parts), strict=True)
+    product = torch.cat([torch.nn.functional.linear(x, decoded(*piece, group=group)) for piece in pieces], -1)
+    return product if bias is None else product.add_(bias)
 
 
 def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:

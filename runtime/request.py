@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.errors import EnginewrightError, RequestError
@@ -28,7 +28,8 @@ class Request:
             (see ``logits``).
         prompt_text: what the prompt was encoded from, for the result.
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
-        logits: [S, V], to be filled with the logits of every prompt token; None for an ordinary request.
+        logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
+            chunk: the first token's position, [n, V]. None for an ordinary request.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Request:
         max_tokens: int | None = None,
         prompt_text: str | None = None,
         text: OutputText | None = None,
-        logits: FloatArray | None = None,
+        logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
     ) -> None:
         self.params = params
         self.request_id = str(next(_numbers))
@@ -117,7 +118,10 @@ class Request:
     def accept_logits(self, start: int, logits: FloatArray) -> None:
         """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
         assert self.logits is not None
-        self.logits[start : start + len(logits)] = logits
+        if callable(self.logits):
+            self.logits(start, logits)
+        else:
+            self.logits[start : start + len(logits)] = logits
         if start + len(logits) == self.prompt_length:
             self.finish("length")
 

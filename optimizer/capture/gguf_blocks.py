@@ -78,7 +78,10 @@ def read_codes(tensors: Sequence[gguf.ReaderTensor], rows: npt.NDArray[np.int64]
     """The integers of a weight of which ``rows_of`` says which rows it has."""
     parts = [_unpack(t) for t in tensors]
     stored = [np.concatenate(kind) if len(kind) > 1 else kind[0] for kind in zip(*parts, strict=True)]
-    values, scales, *offsets = (torch.from_numpy(kind[rows]) for kind in stored)
+    in_order = np.array_equal(rows.reshape(-1), np.arange(rows.size))
+    values, scales, *offsets = (
+        torch.from_numpy(kind.reshape(*rows.shape, -1) if in_order else kind[rows]) for kind in stored
+    )
     release_pages(tensors[0].data)
     return Codes(values, scales, offsets[0] if offsets else None)
 

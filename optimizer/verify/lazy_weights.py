@@ -8,7 +8,8 @@ that reaches for another module's parameter gets it too, and holds it no longer 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,6 +72,19 @@ def bring_weights_lazily(model: torch.nn.Module, weights: Mapping[str, WeightExp
         module.register_forward_pre_hook(state.enter)
         module.register_forward_hook(state.leave, always_call=True)
     _load_buffers(model, weights)
+
+
+@contextmanager
+def held(module: torch.nn.Module) -> Iterator[None]:
+    """Keeps a module's weights, once they are read, until the context ends and not only while the module runs."""
+    state: _Weights | None = module.__dict__.get(_STATE)
+    if state is not None:
+        state.enter()
+    try:
+        yield
+    finally:
+        if state is not None:
+            state.leave()
 
 
 def placeholder(parameter: torch.Tensor) -> torch.nn.Parameter:

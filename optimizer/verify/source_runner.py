@@ -7,9 +7,12 @@ nothing with capture and passes.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -20,10 +23,14 @@ from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.errors import UnsupportedModelError
 
-from .lazy_weights import bring_weights_lazily, load_weights, placeholder
+from .lazy_weights import bring_weights_lazily, held, load_weights, placeholder
 
 KEEP_BYTES = 1 << 30
-"""Weights that take no more than this as float32 are read once and kept, others whenever they are used."""
+"""Weights are read once and kept if they take no more than this as float32, together with the logits of ``ROWS``
+tokens of the source and of what is compared with it; otherwise they are read whenever they are used."""
+
+ROWS = 64
+"""Tokens whose logits are compared at a time."""
 
 
 class SourceRunner:
@@ -51,7 +58,7 @@ class SourceRunner:
         self.model.set_experts_implementation("eager")
         self.model.eval()
         self._kept: Mapping[str, WeightExpr] = {}
-        if weight_bytes(self.model) <= keep_bytes:
+        if weight_bytes(self.model) + logit_bytes(self.model) <= keep_bytes:
             load_weights(self.model, weights)
             self._kept = weights
         else:
@@ -64,6 +71,42 @@ class SourceRunner:
         result: FloatArray = logits.float().numpy()
         return result
 
+    @contextmanager
+    def logits_of_rows(self, ids: torch.Tensor) -> Iterator[Callable[[slice], FloatArray]]:
+        """The logits of one sequence [1, S], some rows at a time: a function of a slice of them, [n, V] float32.
+
+        All layers run once, the output projection for each slice. Models of transformers that can't do that
+        (their forward has no ``logits_to_keep``) compute the logits of all rows at once.
+        """
+        base = self.model.base_model
+        head = self.model.get_output_embeddings()
+        parameters = inspect.signature(self.model.forward).parameters
+        if base is self.model or head is None or "logits_to_keep" not in parameters:
+            whole = self.logits(ids)[0]
+            yield lambda rows: whole[rows]
+            return
+        forward = base.forward
+        outputs: list[Any] = []
+
+        def once(*args: Any, **options: Any) -> Any:
+            if not outputs:
+                outputs.append(forward(*args, **options))
+            return outputs[0]
+
+        def of_rows(rows: slice) -> FloatArray:
+            wanted = torch.arange(*rows.indices(ids.shape[1]))
+            with torch.inference_mode():
+                logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=wanted).logits
+            result: FloatArray = logits[0].float().numpy()
+            return result
+
+        base.forward = once
+        try:
+            with held(head):
+                yield of_rows
+        finally:
+            del base.forward
+
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
         """The weights that are in memory, with what they were read by."""
         for name, parameter in self.model.named_parameters():
@@ -74,6 +117,11 @@ class SourceRunner:
 def weight_bytes(model: torch.nn.Module) -> int:
     """What a model's parameters take as float32; tied ones count once."""
     return sum(4 * math.prod(p.shape) for p in model.parameters())
+
+
+def logit_bytes(model: PreTrainedModel) -> int:
+    """What the logits of ``ROWS`` tokens take, of the source and of what is compared with it."""
+    return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
 
 
 def _read(source: Path | PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:

@@ -10,13 +10,17 @@ from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
 from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text
 from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
 from enginewright.optimizer.progress import Progress, ProgressEvent
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.runtime.llm import LLM
+from enginewright.plugins.contracts import FloatArray, ModelInfo
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.executors.base import Executor
+from enginewright.runtime.request import Request
+from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
 from enginewright.runtime.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison
 from .report import TextComparison
-from .source_runner import SourceRunner
+from .source_runner import ROWS, SourceRunner
 
 LEAST_CONTEXT = 64
 """A model that sees fewer tokens at a time has no use for the text."""
@@ -48,13 +52,14 @@ def windows_to_compare(parameters: int, window: int, available: int) -> list[int
 
 
 def compare_text(
-    runner: SourceRunner, llm: LLM, tokenizer: Tokenizer, info: ModelInfo, progress: Progress, detail: str
+    runner: SourceRunner, executor: Executor, tokenizer: Tokenizer, info: ModelInfo, progress: Progress, detail: str
 ) -> TextComparison:
     """Both models on the text, in windows that share no token but, without a BOS, the first of each.
 
-    The logits of one window are in memory at a time. ``detail`` is for the progress. Raises VerificationError if
-    logits are not finite.
+    The logits of one step (``ROWS`` tokens) are in memory at a time. ``detail`` is for the progress. Raises
+    VerificationError if logits are not finite.
     """
+    engine = Engine(executor, SchedulerConfig(max_requests=1, prefill_tokens=ROWS))
     prefix, ids = split_prefix(tokenizer, evaluation_text())
     windows = _windows(prefix, info)
     size = windows.size + len(prefix)
@@ -66,7 +71,7 @@ def compare_text(
         if i not in chosen:
             continue
         progress(ProgressEvent("verify", done, len(chosen), detail))
-        _compare_window(runner, llm, tokens, rows, list(targets), divergence)
+        _compare_window(runner, engine, tokens, rows, list(targets), divergence)
         done += 1
     progress(ProgressEvent("verify", done, len(chosen), detail))
     return TextComparison(
@@ -81,13 +86,25 @@ def compare_text(
 
 
 def _compare_window(
-    runner: SourceRunner, llm: LLM, tokens: list[int], rows: slice, targets: list[int], divergence: Divergence
+    runner: SourceRunner, engine: Engine, tokens: list[int], rows: slice, targets: list[int], divergence: Divergence
 ) -> None:
-    """A function of its own, so that the logits are gone before those of the next window come."""
-    logits = llm.logits(tokens)[rows]
-    reference = runner.logits(torch.tensor([tokens]))[0, rows]
-    check_logits(logits, reference)
-    divergence.add(logits, reference, targets)
+    first, end, _ = rows.indices(len(tokens))
+    with runner.logits_of_rows(torch.tensor([tokens])) as reference_of:
+
+        def compare(start: int, logits: FloatArray) -> None:
+            begin, stop = max(start, first), min(start + len(logits), end)
+            if begin < stop:
+                found, reference = logits[begin - start : stop - start], reference_of(slice(begin, stop))
+                check_logits(found, reference)
+                divergence.add(found, reference, targets[begin - first : stop - first])
+
+        request = Request(tokens, SamplingParams(), max_tokens=0, logits=compare)
+        try:
+            engine.add_request(request)
+            while not request.finished:
+                engine.step()
+        finally:
+            engine.abort(request)
 
 
 def _windows(prefix: tuple[int, ...], info: ModelInfo) -> Windows:

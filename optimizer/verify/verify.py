@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW
 from enginewright.optimizer.progress import Progress, ProgressEvent
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.resources import peak_rss_bytes
+from enginewright.optimizer.resources import give_back_freed, peak_rss_bytes
 from enginewright.plugins.contracts import ModelInfo
 from enginewright.plugins.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
-from enginewright.runtime.llm import LLM
 from enginewright.runtime.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps
@@ -32,9 +31,6 @@ SEEDS = (20261120, 20261121, 20261122)
 
 DEFAULT_MAX_KL = 0.05
 """Mean KL per token in nats that a recipe which loses precision may cost, where it says nothing else."""
-
-PREFILL_CHUNK = 128
-"""Prompt tokens of a step: the logits of a step are in memory twice."""
 
 EXACT_HINT = "The model is not computed as it should be: please report it, with the model's configuration."
 LOSSY_HINT = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
@@ -66,13 +62,14 @@ def verify(
     bundle = Bundle.open(folder)
     info = bundle.model
     given = source if isinstance(source, PreTrainedModel) else Path(source)
+    give_back_freed()
     runner = SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     omitted = "the recipe is exact" if recipe.exact else why_no_text(tokenizer, info)
     executor = _open(bundle, target, info, placement, with_text=omitted is None)
     max_kl = max_kl_of(recipe)
-    with closing(LLM.from_executor(executor, info, max_requests=1, prefill_chunk=PREFILL_CHUNK)) as llm:
+    with closing(executor):
         progress(ProgressEvent("verify", 0, 1, f"{target}: random tokens"))
         tolerance: float | None = None
         text: TextComparison | None = None
@@ -86,7 +83,8 @@ def verify(
             seed, random = SEEDS[0], compare_random_tokens(runner, executor, info, SEEDS[0])
             _check_kl(random, max_kl, target, "random tokens")
         if omitted is None and tokenizer is not None and max_kl is not None:
-            text = compare_text(runner, llm, tokenizer, info, progress, f"{target}: text")
+            give_back_freed()
+            text = compare_text(runner, executor, tokenizer, info, progress, f"{target}: text")
             _check_kl(text, max_kl, target, "the text")
     progress(ProgressEvent("verify", 1, 1, target))
     return VerificationReport(

@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.passes import fast_evaluation
 from enginewright.passes.base import PassContext
 from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.ir.program import Program
@@ -39,14 +40,18 @@ def sequences(*lengths: int) -> list[torch.Tensor]:
     return [torch.randint(0, 250, (n,), generator=generator) for n in lengths]
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 30])
 @pytest.mark.parametrize(("hidden", "lengths"), [(64, (40, 7, 65)), (96, (33,))])
-def test_every_call_gives_what_its_reference_gives(hidden: int, lengths: tuple[int, ...]) -> None:
+def test_every_call_gives_what_its_reference_gives(
+    hidden: int, lengths: tuple[int, ...], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Call by call, on the same arguments: what a rounding does behind a quantization is not asked for.
 
     Two orders of a float32 sum of K terms differ by a random walk of sqrt(K) roundings of the result's size.
     """
+    monkeypatch.setattr(fast_evaluation, "_PIECE", 5 * hidden)  # without a cache weights are decoded by 5 rows
     program = exported("Gemma2", INT8, hidden_size=hidden)
-    fast, seen = FastEvaluation(program), set()
+    fast, seen = FastEvaluation(program, WeightCache(limit)), set()
 
     def both(node: Node, args: Any, kwargs: Any) -> Any:
         expected, found = node.target(*args, **kwargs), fast.compute(node, args, kwargs)  # type: ignore[operator]

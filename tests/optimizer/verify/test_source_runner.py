@@ -29,6 +29,37 @@ def test_a_directory(family: str, keep_bytes: int, tiny_model: Callable[..., Pre
     np.testing.assert_array_equal(runner.logits(IDS), expected(model))
 
 
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2", "Mixtral", "GPTNeoX"])
+@pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
+def test_some_rows_at_a_time(family: str, keep_bytes: int, tiny_model: Callable[..., PreTrainedModel]) -> None:
+    """The logits of all rows, from one run of the layers; the weights are read again after it."""
+    runner = SourceRunner(tiny_model(family), keep_bytes=keep_bytes)
+    layers: list[object] = []
+    next(m for m in runner.model.modules() if isinstance(m, torch.nn.ModuleList))[0].register_forward_hook(
+        lambda *_: layers.append(None)
+    )
+    whole = runner.logits(IDS)
+    for ids, reference in zip(IDS.split(1), whole, strict=True):
+        layers.clear()
+        with runner.logits_of_rows(ids) as rows:
+            for some in (slice(0, 7), slice(7, 20), slice(3, 4)):
+                np.testing.assert_allclose(rows(some), reference[some], rtol=1e-5, atol=1e-6)  # sums in another order
+        assert len(layers) == 1
+    np.testing.assert_array_equal(runner.logits(IDS), whole)
+
+
+def test_rows_of_a_model_that_computes_all_of_them(
+    tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = SourceRunner(tiny_model("Llama"))
+    forward = type(runner.model).forward
+    monkeypatch.setattr(
+        type(runner.model), "forward", lambda self, input_ids, use_cache: forward(self, input_ids, use_cache=use_cache)
+    )
+    with runner.logits_of_rows(IDS[:1]) as rows:
+        np.testing.assert_array_equal(rows(slice(4, 9)), runner.logits(IDS)[0, 4:9])
+
+
 @pytest.mark.parametrize("hidden", [64, 96])
 @pytest.mark.parametrize("keep_bytes", [0, 1 << 30])
 def test_a_model_object_is_not_touched(
