@@ -12,7 +12,8 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+# Modules are compiled when they are first imported: most of transformers never is.
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile
 # A build folder that stays makes the next build after an edit a short one.
 BUILD_FLAGS := --config-settings=build-dir=build/editable --config-settings=cmake.define.EW_BUILD_TESTS=OFF
 JOBS := $(shell nproc 2>/dev/null || echo 2)
