@@ -22,9 +22,9 @@ import numpy as np
 
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.passes.memory.specialize_program import specialize_program
-from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.step_costs import StepSizes
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.static_shapes import pad

@@ -32,15 +32,15 @@ from torch.fx.node import Node
 
 from enginewright.optimizer.calibration.text_file import read_sequences
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.round_to_4_bits import round_symmetric, round_with_offsets
-from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization.gptq import Hessian, factorize, gptq
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 # A GGUF of Q4_1 blocks lies on a grid of 4 bits with offsets in groups of 32, which any rounding finds again.
 FORMATS = (CodeFormat(4, 32), CodeFormat(4, 64), CodeFormat(4, 64, offsets=True))

@@ -26,16 +26,16 @@ from peers.machine import commit, processor
 from peers.marked_table import MarkedTable
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
-from enginewright.passes.attention.kv_options import KvGrouping, KvMethod, KvOptions
-from enginewright.passes.base import PassContext
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.kv_options import KvGrouping, KvMethod, KvOptions
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "attention-heads.md"

@@ -26,7 +26,7 @@ from peers.engines import ENGINES
 from peers.install import install, peers_python
 from peers.loading import BUILD
 from peers.machine import commit, processor
-from peers.make_models import hf_folder, smollm2_gguf
+from peers.make_models import fetched_gguf, hf_folder
 from peers.prepare import quietly
 from peers.processes import Command, run
 from peers.workload import Report, Workload
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         vocabulary=options.vocabulary,
         target="onnx",
     )
-    folder = options.model.resolve() if options.model else hf_folder(smollm2_gguf(), BUILD / "smollm2-hf")
+    folder = options.model.resolve() if options.model else hf_folder(fetched_gguf("smollm2"), BUILD / "smollm2-hf")
     python = peers_python(BUILD / "peers")
     if why := install(ENGINES["onnxruntime-genai"], python):
         parser.error(why)

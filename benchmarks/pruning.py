@@ -35,7 +35,7 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.plugins.cpu import _cpu
-from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent

@@ -33,10 +33,10 @@ from peers.workload import Report, Workload
 
 import enginewright
 from enginewright.optimizer.evaluate import BUILT_IN, evaluate
-from enginewright.optimizer.progress import ProgressEvent
 from enginewright.optimizer.recipes.recipe import list_recipes
+from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.cpu import _cpu
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.shared.errors import EnginewrightError
 from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent

@@ -27,8 +27,8 @@ from peers.marked_table import MarkedTable
 
 import enginewright as ew
 from enginewright.optimizer.evaluate import evaluate
-from enginewright.optimizer.progress import ProgressEvent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent

@@ -28,21 +28,30 @@ import numpy.typing as npt
 import torch
 from peers.loading import BUILD, load_module
 
-from enginewright.optimizer.auto.check import Check
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.evaluate.windows import split_prefix
-from enginewright.optimizer.pipeline import choose_passes
+from enginewright.optimizer.measure.windows import split_prefix
+from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.sections import ACTIVATION_OF
+from enginewright.optimizer.search.check_formats import Check
 from enginewright.optimizer.verify.text import evaluation_text
-from enginewright.passes.base import PassContext
-from enginewright.passes.manager import PassManager
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.passes.weight_formats import Sparsify, WeightFormats
-from enginewright.plugins.contracts import StepInput, Storage, WeightFormat
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.lowered_program import Affine, Buffer, Dtype, Layout, LoweredProgram, Operand, Step, WeightUse
-from enginewright.plugins.step_costs import stored_bytes
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.plugins.shared.contracts import StepInput, Storage, WeightFormat
+from enginewright.plugins.shared.lowered_program import (
+    Affine,
+    Buffer,
+    Dtype,
+    Layout,
+    LoweredProgram,
+    Operand,
+    Step,
+    WeightUse,
+)
+from enginewright.plugins.shared.step_costs import stored_bytes
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 SIZE = 2048
 GROUP = 32

@@ -17,7 +17,7 @@ from pathlib import Path
 import pages_read
 
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs, stored_bytes
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 
 SHAPES = {

@@ -24,18 +24,25 @@ from statistics import median
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, FloatArray, Int32Array, StepInput, StepOutput
 from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.shared.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    FloatArray,
+    Int32Array,
+    StepInput,
+    StepOutput,
+)
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.slot_steps import SlotSteps
 from enginewright.runtime.executors.slots import SlotRun
-from enginewright.runtime.output_text import OutputText
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams, sampling_batch
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams, sampling_batch
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.output_text import OutputText
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 PROMPT = 40
 CONTEXT = 4096

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from enginewright.plugins.errors import BundleError, TargetError
+from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
 from enginewright.runtime.bundle.manifest import FileSection, TargetManifest, target_folder, target_manifest_path
 from enginewright.runtime.bundle.paged_section import PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import EngineSection
-from enginewright.runtime.doctor_machine import Machine, look_at_machine
 from enginewright.runtime.executors.cuda_driver import Gpu
+from enginewright.runtime.executors.machine import Machine, look_at_machine
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS, build_problem, choose_gpu, gpu_problem
 
-from .hash_files import hash_files
-from .progress import Progress, ProgressEvent, silent
+from .shared.hash_files import hash_files
+from .shared.progress import Progress, ProgressEvent, silent
 
 Phase = Literal["decode", "prefill"]
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[tuple[Phase, bytes]]]

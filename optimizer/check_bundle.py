@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enginewright.plugins.errors import BundleError, MissingDependencyError, RequestError
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.doctor import examine
-from enginewright.runtime.doctor_machine import look_at_machine
+from enginewright.runtime.executors.machine import look_at_machine
 from enginewright.runtime.executors.onnx_session import load_onnxruntime
 from enginewright.runtime.executors.open import (
     LEAST_CONTEXT,
@@ -26,9 +26,9 @@ from enginewright.runtime.executors.open import (
     target_groups,
 )
 
-from .find_source import find_source
-from .hash_files import hash_files
-from .progress import Progress, silent
+from .capture.find_source import find_source
+from .shared.hash_files import hash_files
+from .shared.progress import Progress, silent
 
 if TYPE_CHECKING:
     from .verify.report import VerificationReport

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 
-from .progress import Progress, ProgressEvent, silent
+from .shared.progress import Progress, ProgressEvent, silent
 
 MOST_DETAILS = 20
 """Fields and weights of a file that are named; of others only the number is."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 
-from .sampling import SamplingParams
-from .tokenizer import Tokenizer
+from .requests.sampling import SamplingParams
+from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .chat_template import Message
+    from .text.chat_template import Message
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or as in vLLM ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""

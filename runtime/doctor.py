@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from enginewright.plugins.errors import RequestError
 from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
+from enginewright.plugins.shared.errors import RequestError
 
 from .bundle.linear_io import LinearIo
 from .bundle.manifest import TargetManifest
 from .bundle.reader import Bundle
-from .doctor_machine import Machine
+from .executors.machine import Machine
 from .executors.onnx_session import OLDEST, PROVIDERS, is_older
 from .executors.tensorrt_checks import FLAVOURS, Problem, build_problem, choose_gpu, gpu_problem, library_problem
 from .kv_cache.cache_groups import format_bytes

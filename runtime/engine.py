@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .executors.base import Executor
 from .kv_cache.block_pool import BlockPool
-from .request import Request
+from .requests.request import Request
 from .scheduler.continuous import ContinuousScheduler, SchedulerConfig
 
 

@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError
 
 from .engine import Engine
-from .outputs import StreamPiece
-from .request import Request
+from .requests.outputs import StreamPiece
+from .requests.request import Request
 
 Listener = Callable[[StreamPiece | EnginewrightError], None]
 """Gets the pieces of a request, the last with its finish_reason; or an error, and then nothing more. Must be quick."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.contracts import ExecutorCaps, FloatArray, ModelInfo
-from enginewright.plugins.errors import BundleError, RequestError
+from enginewright.plugins.shared.contracts import ExecutorCaps, FloatArray, ModelInfo
+from enginewright.plugins.shared.errors import BundleError, RequestError
 
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, check_type
@@ -24,16 +24,16 @@ from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .freed_memory import return_freed_memory
 from .kv_cache.cache_groups import PoolPlan, parse_size
-from .output_text import OutputText
-from .outputs import RequestOutput, StreamPiece
-from .request import Request
+from .requests.outputs import RequestOutput, StreamPiece
+from .requests.request import Request
+from .requests.sampling import SamplingParams
 from .run_requests import arun_all, astream, results, run_all, stream, wanted
-from .sampling import SamplingParams
 from .scheduler.continuous import SchedulerConfig
-from .tokenizer import Tokenizer
+from .text.output_text import OutputText
+from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .chat_template import Message
+    from .text.chat_template import Message
 
 MOST_THREADS = 1024
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 
 from .engine_loop import EngineLoop
-from .outputs import RequestOutput, StreamPiece
-from .request import Request
+from .requests.outputs import RequestOutput, StreamPiece
+from .requests.request import Request
 
 if TYPE_CHECKING:
     import asyncio

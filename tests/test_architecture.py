@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -23,7 +25,7 @@ HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx
 RUNS_ON = {
     "runtime.executors.onnx_session": "onnxruntime",
     "runtime.executors.tensorrt_library": "tensorrt_rtx",
-    "runtime.doctor_machine": "torch",
+    "runtime.executors.machine": "torch",
 }
 """The modules that load what a target runs on, when it is opened."""
 
@@ -99,7 +101,9 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
-    found = packages_of("runtime", "plugins.cpu", "plugins.contracts", "plugins.records", "plugins.lowered_program")
+    found = packages_of(
+        "runtime", "plugins.cpu", "plugins.shared.contracts", "plugins.shared.records", "plugins.shared.lowered_program"
+    )
     assert {name: place for name, place in found.items() if name not in declared() | optional} == {}
 
 
@@ -121,7 +125,9 @@ def offences(importer: str, forbidden: set[str]) -> list[str]:
 def test_there_are_modules_to_look_at() -> None:
     found = modules()
     assert len(found) > 40
-    assert {"plugins.contracts", "runtime.llm", "passes.base", "optimizer.pipeline"} <= set(found)
+    assert {"plugins.shared.contracts", "runtime.llm", "passes.framework.base", "optimizer.pipeline.pipeline"} <= set(
+        found
+    )
     # Relative imports are followed to where they lead: the check would be blind without that.
     reader = dict.fromkeys(what for what, _ in imports("runtime.bundle.reader", found["runtime.bundle.reader"]))
     assert "runtime.bundle.manifest.Manifest" in reader
@@ -143,7 +149,9 @@ def test_what_a_target_runs_on_is_loaded_when_it_is_opened(module: str, library:
     assert printed.strip() == "False"
 
 
-@pytest.mark.parametrize("bottom", ["plugins.contracts", "plugins.errors", "plugins.lowered_program", "runtime.bundle"])
+@pytest.mark.parametrize(
+    "bottom", ["plugins.shared.contracts", "plugins.shared.errors", "plugins.shared.lowered_program", "runtime.bundle"]
+)
 def test_the_bottom_stands_alone(bottom: str) -> None:
     others = {"optimizer", "passes", "plugins.ops", "plugins.cpu"}
     if not bottom.startswith("runtime"):
@@ -215,3 +223,38 @@ def test_recipes_are_read_without_torch() -> None:
     probe = "import sys, enginewright.optimizer.recipes.recipe; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout
     assert printed == "False\n"
+
+
+def test_folders_do_not_import_each_other() -> None:
+    """Not directly, and not around a corner: what two folders need lies in a third."""
+    found = modules()
+    edges: dict[str, set[str]] = {}
+    for module, path in found.items():
+        folder = path.parent.relative_to(REPOSITORY).as_posix()
+        for what, _ in imports(module, path):
+            name = what
+            while name and name not in found:
+                name = name.rpartition(".")[0]
+            other = found[name].parent.relative_to(REPOSITORY).as_posix() if name else folder
+            if other != folder:
+                edges.setdefault(folder, set()).add(other)
+    assert len(edges) > 30
+    left = dict(edges)
+    while ready := [folder for folder, needs in left.items() if not needs & left.keys()]:
+        for folder in ready:
+            del left[folder]
+    assert not left, "these import each other: " + ", ".join(sorted(left))
+
+
+def test_benchmarks_import_what_there_is() -> None:
+    """By name, without running them: some need packages that only their peers bring."""
+    seen = 0
+    for path in (REPOSITORY / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("peers", "enginewright")):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    known = hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    assert known, f"{path.name} imports {alias.name} from {node.module}"
+                    seen += 1
+    assert seen > 50

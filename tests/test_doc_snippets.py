@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 from tests.doc_snippets import run_python, script_of
 
 PAGE = """\

@@ -6,7 +6,7 @@ import os
 import platform
 
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.runtime.doctor_machine import processor_name
+from enginewright.runtime.executors.machine import processor_name
 
 
 def machine_facts() -> dict[str, str | int]:

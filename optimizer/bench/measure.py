@@ -6,13 +6,13 @@ import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.optimizer.report.storage import kind_of
-from enginewright.optimizer.resources import peak_rss_bytes, rss_bytes
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
+from enginewright.optimizer.shared.storage import kind_of
 from enginewright.plugins.cpu.step_profile import StepProfile, StepTotal
-from enginewright.plugins.errors import CapacityError
-from enginewright.plugins.lowered_program import Step
-from enginewright.plugins.step_costs import StepSizes, stored_bytes
+from enginewright.plugins.shared.errors import CapacityError
+from enginewright.plugins.shared.lowered_program import Step
+from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import choose_target, context_of
 

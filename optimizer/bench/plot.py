@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginewright.optimizer.output_file import write_output
 from enginewright.optimizer.report.charts import LogAxis
 from enginewright.optimizer.report.numbers import duration, rate
 from enginewright.optimizer.report.page import template
-from enginewright.plugins.errors import BundleError
+from enginewright.optimizer.shared.output_file import write_output
+from enginewright.plugins.shared.errors import BundleError
 
 from .result import BenchResult
 

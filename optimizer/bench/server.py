@@ -9,18 +9,18 @@ from dataclasses import replace
 import numpy as np
 
 from enginewright.optimizer.report.step_runner import fill_caches
-from enginewright.plugins.contracts import StepInput, StepOutput
 from enginewright.plugins.cpu.step_profile import StepProfile
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.contracts import StepInput, StepOutput
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor, Pending
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.open import Placement, open_executor, target_groups
 from enginewright.runtime.executors.static_shapes import StaticShapes
 from enginewright.runtime.kv_cache.cache_groups import PoolPlan
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 from .options import WARM_UP, BenchPlan, new_tokens

@@ -12,18 +12,18 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.find_source import describe_source, find_source
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.recipes.of_bundle import recipe_of
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.errors import ComparisonError
+from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
+from enginewright.plugins.shared.errors import ComparisonError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .bundle_side import BundleSide
 from .explain_program import program_reasons

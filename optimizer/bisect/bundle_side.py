@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from enginewright.plugins.contracts import FloatArray, Int32Array, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.lowered_program import Affine, LoweredProgram, Operand, Step
+from enginewright.plugins.shared.contracts import FloatArray, Int32Array, StepInput
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 

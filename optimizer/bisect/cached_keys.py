@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from enginewright.plugins.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.ops.quantized_cache import quantize_heads
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array
 
 _CODES = {"i8": torch.int8, "fp8": torch.float8_e4m3fn}
 

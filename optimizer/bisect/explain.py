@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .explain_values import same, value_reasons
 from .points import Point, Values

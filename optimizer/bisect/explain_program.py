@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from enginewright.plugins.lowered_program import LoweredProgram, Step
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
 
 from .taps import Call
 

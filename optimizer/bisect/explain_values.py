@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.ops.activation import ACTIVATIONS
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .judge import lacks
 from .points import Point, Values

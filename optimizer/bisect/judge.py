@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .points import Point, Values, in_layers
 from .values import Difference, difference

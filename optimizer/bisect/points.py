@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.passes.ir.provenance import layer_path
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 What = Literal["input", "output", "query", "key", "value", "context", "logits"]
 """``input`` and ``output`` are those of a module without modules in it: a linear, a norm, an activation, an embedding.

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.passes.match import bound_arguments
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.ops.cache import rounded_heads
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .points import Point, Recording, Used, Values, in_layers, leaves_of
 from .rows import from_rows, to_rows, token_axis

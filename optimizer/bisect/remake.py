@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.emit.emitters import EMITTERS
-from enginewright.optimizer.pass_context import pass_context
-from enginewright.optimizer.pipeline import choose_passes, left_on
-from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.plugins.errors import ComparisonError
+from enginewright.plugins.shared.errors import ComparisonError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 _REPORT = "report/report.json"
 

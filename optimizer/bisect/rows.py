@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 
 def token_axis(shape: Sequence[object], tokens: object) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from enginewright.plugins.contracts import CacheGroup, ModelInfo
-from enginewright.plugins.errors import ComparisonError, RequestError
+from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
+from enginewright.plugins.shared.errors import ComparisonError, RequestError
 
 from .points import layer_number
 

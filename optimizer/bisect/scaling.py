@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.scaled import Scaled
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .points import Point
 from .taps import ADDED_NORMS, LINEARS, NORMS, Call

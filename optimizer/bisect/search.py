@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.optimizer.progress import Progress, ProgressEvent
-from enginewright.passes.fast_evaluation import WeightCache
-from enginewright.plugins.contracts import FloatArray
-from enginewright.plugins.errors import ComparisonError
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import ComparisonError
 
 from .judge import Judge, comparable
 from .points import Point, Values

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .points import Point, Values
 from .taps import Call, Tap

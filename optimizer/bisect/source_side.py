@@ -20,9 +20,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from enginewright.optimizer.verify.source_runner import SourceRunner
-from enginewright.plugins.contracts import FloatArray
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import UnsupportedModelError
 
 from .points import LOGITS, Point, Recording, Values, What
 from .rows import batch_axis, from_rows, to_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .sides import Role, Tensor
 from .taps import Call, Piece

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 LENGTHS = (37, 23)
 """Of random sequences. The first goes into a second block of keys and values; both are sizes that models don't have."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 
 @dataclass(frozen=True)

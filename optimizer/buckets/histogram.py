@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from enginewright.plugins.errors import RequestError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
 LONGEST = 1 << 20

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.recipes.sections import CalibrationSection
-from enginewright.optimizer.verify.source_runner import KEEP_BYTES, SourceRunner
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .coverage import Coverage, measure_coverage
 from .sample import sample_sequences

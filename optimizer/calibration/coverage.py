@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.passes.base import Figure
+from enginewright.passes.framework.base import Figure
 from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
 
 FEW_TOKENS = 2048

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from enginewright.passes.base import Figure
+from enginewright.passes.framework.base import Figure
 
 from .calibrate import Calibration
 from .coverage import Coverage, measure_coverage

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from enginewright.optimizer.evaluate.texts import read_text
-from enginewright.optimizer.evaluate.windows import split_prefix
-from enginewright.passes.spread import spread
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.measure.texts import read_text
+from enginewright.optimizer.measure.windows import split_prefix
+from enginewright.passes.framework.spread import spread
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from enginewright.optimizer.find_source import describe_source
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
 from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
@@ -22,6 +21,7 @@ from . import gguf, huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model, check_decoder
 from .convert_weights import by_model_names
+from .find_source import describe_source
 from .freeze_rope import freeze_rope
 from .model_info import model_info
 from .tokenizer import load_tokenizer, tokenizer_files

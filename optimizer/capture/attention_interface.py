@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 
 NAME = "enginewright"
 """The attention implementation to ask transformers for."""

@@ -22,10 +22,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
-from enginewright.optimizer.resources import release_pages
+from enginewright.optimizer.shared.resources import release_pages
 from enginewright.passes.ir.prequantized import SourceCodes
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.errors import SourceError, UnsupportedModelError
+from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.regular_file import open_regular
 
 from .config_sizes import check_sizes

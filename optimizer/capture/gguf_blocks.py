@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from enginewright.optimizer.resources import THREADS, release_pages
+from enginewright.optimizer.shared.resources import THREADS, release_pages
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 
 BLOCK = 32

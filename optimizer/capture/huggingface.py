@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.plugins.errors import SourceError, UnsupportedModelError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 

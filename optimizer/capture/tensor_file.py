@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from enginewright.plugins.errors import SourceError
+from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.regular_file import open_regular
 
 

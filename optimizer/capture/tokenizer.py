@@ -9,10 +9,10 @@ from typing import Any
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from enginewright.plugins.errors import SourceError
+from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
-from enginewright.runtime.tokenizer import what_tokenizers_raises
+from enginewright.runtime.text.tokenizer import what_tokenizers_raises
 
 from .gguf import quick_reader
 from .huggingface import read_json

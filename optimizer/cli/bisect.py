@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.shared.errors import MissingDependencyError
 
 from .console import print_json, reported
 from .options import AsJson

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 
 from .console import print_error, print_json, print_styled, reported
 from .options import (
@@ -37,7 +37,7 @@ from .template_options import Set, Tools, template_options
 
 if TYPE_CHECKING:
     from enginewright.runtime.llm import LLM
-    from enginewright.runtime.sampling import SamplingParams
+    from enginewright.runtime.requests.sampling import SamplingParams
 
 NAME = "chat"
 EPILOG = (
@@ -76,7 +76,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
-    from enginewright.runtime.template_process import template_process
+    from enginewright.runtime.text.template_process import template_process
 
     template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError, RecipeError, RequestError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RecipeError, RequestError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

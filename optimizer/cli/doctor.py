@@ -12,7 +12,7 @@ from .options import AsJson
 
 if TYPE_CHECKING:
     from enginewright.runtime.doctor import Examination
-    from enginewright.runtime.doctor_machine import Machine
+    from enginewright.runtime.executors.machine import Machine
 
 NAME = "doctor"
 EPILOG = (
@@ -39,10 +39,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Says what this machine can run of a bundle, and what is missing for the rest."""
-    from enginewright.plugins.errors import TargetError
+    from enginewright.plugins.shared.errors import TargetError
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.doctor import examine
-    from enginewright.runtime.doctor_machine import look_at_machine
+    from enginewright.runtime.executors.machine import look_at_machine
 
     named = target or []
     opened = Bundle.open(bundle) if bundle is not None else None
@@ -77,7 +77,7 @@ def _print(examination: Examination) -> None:
 
 
 def _lines(machine: Machine) -> list[tuple[str, str]]:
-    from enginewright.runtime.doctor_machine import PACKAGES
+    from enginewright.runtime.executors.machine import PACKAGES
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
     sets = ", ".join(machine.instruction_sets) or "none that kernels are for"

@@ -14,7 +14,7 @@ from .progress import stage_bars
 from .report import print_summary
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.export_report import ExportReport
+    from enginewright.optimizer.export.report import ExportReport
     from enginewright.optimizer.report.bundle_report import BundleReport
 
 NAME = "export"
@@ -36,7 +36,7 @@ def default_output(source: str) -> Path:
 
     Where that folder is the model's, or lies in it, the bundle goes beside the model's.
     """
-    from enginewright.optimizer.find_source import parse_hub_id
+    from enginewright.optimizer.capture.find_source import parse_hub_id
 
     found = Path(source).resolve()
     if found.is_dir() and Path.cwd().is_relative_to(found):

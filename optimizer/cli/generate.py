@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.shared.errors import EnginewrightError
 
 from .console import print_json, reported
 from .options import (
@@ -72,7 +72,7 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
-    from enginewright.runtime.template_process import template_process
+    from enginewright.runtime.text.template_process import template_process
 
     if not raw:
         template_process.start()  # beside the imports and the opening of the model

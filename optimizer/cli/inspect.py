@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import print_json, reported
@@ -16,7 +16,7 @@ from .options import AsJson, BundlePath, known_target
 from .verification import figures
 
 if TYPE_CHECKING:
-    from enginewright.plugins.lowered_program import LoweredProgram, Operand
+    from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
     from enginewright.runtime.bundle.reader import Bundle
 
 NAME = "inspect"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from enginewright.optimizer.progress import Progress, ProgressEvent
+    from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 
 SECONDS_BETWEEN_LINES = 5.0
 """Of a log: short enough that 10 seconds never pass without a line, also on a busy machine."""

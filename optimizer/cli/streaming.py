@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginewright.runtime.outputs import RequestOutput, StreamPiece
+    from enginewright.runtime.requests.outputs import RequestOutput, StreamPiece
 
 
 def result_row(result: RequestOutput) -> dict[str, Any]:

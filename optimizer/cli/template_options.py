@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from enginewright.plugins.errors import RequestError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 Tools = Annotated[

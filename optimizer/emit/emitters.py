@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .base import Emitter
-from .cpu import CpuEmitter
+from .cpu.emitter import CpuEmitter
 from .onnx.emitter import OnnxEmitter
+from .shared.base import Emitter
 from .tensorrt.emitter import TensorRtEmitter
 from .tensorrt_rtx.emitter import TensorRtRtxEmitter
 from .torch_tensorrt.emitter import TorchTensorRtEmitter, check_machine

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from enginewright.plugins.contracts import Storage
+from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.plugins.shared.contracts import Storage
 
 from ..recipes.engine_section import EnginesSection
 from ..recipes.recipe import Recipe
-from .gpus import check_formats
 from .tensorrt.gpus import KERNELS_FOR, check_kernels
 from .tensorrt_rtx.gpus import DEFAULT, check_suited
 

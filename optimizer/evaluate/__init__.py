@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enginewright.optimizer.measure.texts import BUILT_IN
+
 from .choices import ChoiceReport
 from .evaluate import ComparisonReport, EvaluationReport, TextReport, evaluate
-from .texts import BUILT_IN
 
 __all__ = ["BUILT_IN", "ChoiceReport", "ComparisonReport", "EvaluationReport", "TextReport", "evaluate"]

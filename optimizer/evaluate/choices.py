@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.measure.distances import log_likelihood
+from enginewright.optimizer.measure.texts import read_text
+from enginewright.optimizer.measure.windows import split_prefix
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.tokenizer import Tokenizer
 
-from .measure import log_likelihood
 from .models import ScoredModel, finite_logits
-from .texts import read_text
-from .windows import split_prefix
 
 _HINT = 'A line is an object such as {"prompt": "The sky is", "choices": ["blue", "loud"], "answer": 0}.'
 _BUILT_IN_FILE = "choices.jsonl"

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.errors import RequestError
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
+from enginewright.optimizer.measure.windows import Windows, plan_windows, split_prefix
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.shared.errors import RequestError
 
 from .choices import ChoiceReport, EncodedChoice, Question, answer_questions, encode_choices, read_questions
-from .measure import Divergence, Likelihood
 from .models import BundleModel, ScoredModel, check_same_tokens, finite_logits, open_reference
-from .texts import BUILT_IN, EVALUATION_TEXT, read_text
-from .windows import Windows, plan_windows, split_prefix
 
 
 @dataclass(frozen=True)

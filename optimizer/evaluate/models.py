@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from enginewright.optimizer.find_source import find_source
-from enginewright.optimizer.progress import Progress, silent
-from enginewright.plugins.contracts import FloatArray
-from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, RequestError
+from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 class ScoredModel(Protocol):

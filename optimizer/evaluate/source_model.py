@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import gguf
+from enginewright.optimizer.capture.find_source import describe_source
 from enginewright.optimizer.capture.freeze_rope import own_context_length
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
-from enginewright.optimizer.find_source import describe_source
-from enginewright.optimizer.verify.source_runner import SourceRunner
-from enginewright.plugins.contracts import FloatArray
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 class SourceModel:

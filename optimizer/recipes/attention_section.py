@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginewright.passes.attention.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
+from enginewright.passes.framework.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
 
 from .sections import Section
 

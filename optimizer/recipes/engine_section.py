@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from enginewright.optimizer.emit.gpus import parse_capabilities
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
+from .gpus import parse_capabilities
 from .sections import Section
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]

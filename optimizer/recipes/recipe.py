@@ -15,8 +15,8 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 
-from enginewright.plugins.contracts import CacheDtype
-from enginewright.plugins.errors import RecipeError
+from enginewright.plugins.shared.contracts import CacheDtype
+from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .attention_section import AttentionSection

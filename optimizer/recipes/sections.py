@@ -8,8 +8,8 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
-from enginewright.passes.weight_formats import FormatOverride, GptqOptions, Method, Sparsify, WeightFormats
-from enginewright.plugins.contracts import (
+from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, Method, Sparsify, WeightFormats
+from enginewright.plugins.shared.contracts import (
     GROUP_SIZES_OF_4_BITS,
     Activation,
     CacheDtype,
@@ -127,7 +127,7 @@ class WeightOverride(Section):
 
 
 class GptqSection(Section):
-    """How GPTQ goes through a weight's columns: ``passes.weight_formats.GptqOptions`` as a TOML table."""
+    """How GPTQ goes through a weight's columns: ``passes.framework.weight_formats.GptqOptions`` as a TOML table."""
 
     damping: float = Field(default=GptqOptions.damping, gt=0, le=10, allow_inf_nan=False)
     activation_order: StrictBool = GptqOptions.activation_order

@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
-from enginewright.plugins.contracts import MULTIPLE_OF_4_BITS
+from enginewright.passes.framework.pruning import PruneOverride, Pruning
+from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS
 
 from .sections import AutoSection, Section, WeightsSection
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
-from enginewright.optimizer.verify.source_runner import SourceRunner
-from enginewright.passes.step_inputs import packed_inputs
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.passes.framework.step_inputs import packed_inputs
 
 from .hidden_states import HiddenStates
 from .options import Measured

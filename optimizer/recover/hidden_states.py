@@ -14,10 +14,10 @@ import torch
 from torch.fx.node import Node, Target
 from transformers import PreTrainedModel
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 
 ew = torch.ops.ew
 

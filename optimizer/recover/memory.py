@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from enginewright.passes.ir.program import Program, named_symbol
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
 _STATES = 4

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.pass_context import pass_context
-from enginewright.optimizer.pipeline import choose_passes
-from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import WeightsSection
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import Figure
-from enginewright.passes.manager import PassManager
+from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.manager import PassManager
 
 from .trainable import MovingWeights, TrainableProgram
 

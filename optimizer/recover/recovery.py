@@ -14,14 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.compose.search import Searching, search_shapes
-from enginewright.optimizer.find_source import find_source
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
-from enginewright.optimizer.resources import peak_rss_bytes
-from enginewright.plugins.errors import RecipeError, RequestError
+from enginewright.optimizer.search.compose import Searching, search_shapes
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.shared.resources import peak_rss_bytes
+from enginewright.plugins.shared.errors import RecipeError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import free_memory
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .distillation import Teacher
 from .finished import FinishedRecovery, entries_of, fingerprint

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.calibration.sample import sample_sequences
 from enginewright.optimizer.calibration.text_file import read_sequences
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.progress import Progress, ProgressEvent
-from enginewright.optimizer.verify.source_runner import SourceRunner
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .options import RecoverOptions
 

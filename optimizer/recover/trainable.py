@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target, map_arg
 
-from enginewright.passes.fast_evaluation import decoded
+from enginewright.passes.framework.fast_evaluation import decoded
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.prequantized import Codes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedValues
 from enginewright.passes.ir.recovered import Recovered, RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.errors import PassError
 from enginewright.plugins.ops.epilogue import finish_linear
 from enginewright.plugins.ops.experts import grouped_linear
 from enginewright.plugins.ops.library import NAMESPACE, REFERENCES
 from enginewright.plugins.ops.quantization import quantize_activation
+from enginewright.plugins.shared.errors import PassError
 
 from .differentiable import attention_of_sequences, recovered_in, rounded_to, set_unkept_to_zero, weight_value
 from .straight_through import RoundedWeight, straight_through

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from enginewright.optimizer.shared.storage import kind_of, layer_of
+
 from . import numbers
 from .charts import LogAxis
 from .document import AutoEntry, FigureEntry, ParetoEntry
-from .storage import kind_of, layer_of
 from .views import FigureView, figure_view
 
 WIDTH, HEIGHT = 760.0, 340.0

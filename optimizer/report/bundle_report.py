@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.output_file import write_output
-from enginewright.optimizer.progress import Progress, silent
-from enginewright.plugins.json_document import parse_json
+from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
@@ -18,7 +19,6 @@ from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedRe
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
 from .quality import quality_sentence
 from .roofline import Roofline, measure
-from .storage import arena_sizes, stored_weights
 
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""

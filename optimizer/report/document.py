@@ -9,19 +9,19 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from enginewright.optimizer.buckets.report import BucketsReport
-from enginewright.optimizer.compose.report import Way
-from enginewright.optimizer.emit.engine_report import EngineReport
-from enginewright.optimizer.kv_search.report import KvHeadsReport
-from enginewright.optimizer.prune_search.report import PruneReport
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.search.compose_report import Way
+from enginewright.optimizer.search.kv_heads_report import KvHeadsReport
+from enginewright.optimizer.search.pruning_report import PruneReport
+from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .diffs import ProgramDiff
 from .roofline import Roofline
-from .storage import ArenaSize, StoredBytes
 
 REPORT_PATH = f"{REPORT_FOLDER}report.json"
 DIFFS_PATH = f"{REPORT_FOLDER}diffs.json"

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.progress import Progress
-from enginewright.plugins.errors import CapacityError
-from enginewright.plugins.step_costs import stored_bytes
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.optimizer.shared.storage import StoredBytes, arena_sizes, stored_weights
+from enginewright.plugins.shared.errors import CapacityError
+from enginewright.plugins.shared.step_costs import stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 
@@ -19,7 +20,6 @@ from .document import DIFFS_PATH, PAGE_PATH, REPORT_PATH, ReportDocument, SavedR
 from .machine import MOST_BYTES
 from .page import render_page
 from .roofline import Roofline, measure, predict
-from .storage import StoredBytes, arena_sizes, stored_weights
 
 _SHARE = 0.03
 _MOST_SECONDS = 3.0

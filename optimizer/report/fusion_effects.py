@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from enginewright.passes.base import Pass, PassContext
+from enginewright.passes.framework.base import Pass, PassContext
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.contracts import StepInput
-from enginewright.plugins.errors import BundleError, CapacityError
-from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram
-from enginewright.plugins.step_costs import StepSizes, stored_bytes
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.errors import BundleError, CapacityError
+from enginewright.plugins.shared.lowered_program import CacheGroupModel, LoweredProgram
+from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 

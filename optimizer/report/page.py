@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from enginewright.optimizer.shared.storage import stored_weights
 from enginewright.runtime.bundle.reader import Bundle
 
 from . import numbers
@@ -19,7 +20,6 @@ from .kv_heads_view import kv_heads_lines
 from .quality import quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, chart, shape_view
-from .storage import stored_weights
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
 from .ways_lines import ways_lines
 

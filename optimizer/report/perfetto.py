@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.output_file import write_output
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.errors import RequestError
-from enginewright.plugins.lowered_program import LoweredProgram, Operand, Step
-from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
+from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.shared.storage import layer_of
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand, Step
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
 
 from .step_runner import StepRunner
-from .storage import layer_of
 
 UI = "https://ui.perfetto.dev"
 _MOST_TOKENS = 8192

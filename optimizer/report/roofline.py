@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
-from enginewright.plugins.lowered_program import LoweredProgram
-from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
 
 from .machine import Machine, measure_machine

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.step_costs import StepCost
+from enginewright.optimizer.shared.storage import kind_of
+from enginewright.plugins.shared.step_costs import StepCost
 
 from .charts import LogAxis
 from .machine import Machine
 from .roofline import Roofline, ShapeCosts, StepTime, limit_seconds, multiply_seconds
-from .storage import kind_of
 
 WIDTH, HEIGHT = 760.0, 380.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 24.0, 16.0, 44.0

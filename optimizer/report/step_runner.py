@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import Int32Array, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.lowered_program import LoweredProgram
-from enginewright.plugins.step_costs import StepSizes
+from enginewright.plugins.shared.contracts import Int32Array, StepInput
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 
 _SEED = 20261120

@@ -6,10 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from enginewright.optimizer.shared.storage import StoredBytes, kind_of, layer_of
+
 from .charts import Box, stacked, treemap
 from .diffs import ProgramDiff
 from .document import FigureEntry, PassEntry
-from .storage import StoredBytes, kind_of, layer_of
 
 TREEMAP: Box = (0.0, 0.0, 760.0, 300.0)
 COLUMN_HEIGHT = 160.0

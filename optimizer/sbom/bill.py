@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from enginewright.optimizer.hash_files import hash_files
-from enginewright.optimizer.output_file import write_output
-from enginewright.optimizer.progress import Progress, silent
 from enginewright.optimizer.report.document import read_report
-from enginewright.plugins.errors import RequestError
+from enginewright.optimizer.shared.hash_files import hash_files
+from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular

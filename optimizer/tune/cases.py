@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginewright.optimizer.report.step_runner import StepRunner
-from enginewright.plugins.contracts import StepInput
-from enginewright.plugins.step_costs import StepSizes
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 
 _SHORT, _LONG, _BATCH, _PROMPT = 128, 1024, 8, 128

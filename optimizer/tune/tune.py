@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from enginewright.optimizer.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import TuningFile
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
-from enginewright.optimizer.progress import Progress
 from enginewright.optimizer.recipes.of_bundle import recipe_of
-from enginewright.plugins.errors import SourceError, VerificationError
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.plugins.shared.errors import SourceError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import Placement
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .report import VerificationReport
 from .text import evaluation_text

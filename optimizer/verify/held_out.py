@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .measuring_tokens import MeasuringTokens, measuring_tokens
 from .random_tokens import random_sequences

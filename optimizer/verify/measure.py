@@ -12,16 +12,16 @@ import torch
 from torch.fx.node import Node, Target
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.contracts import FloatArray
+from enginewright.plugins.shared.contracts import FloatArray
 
 from .measuring_tokens import MeasuringTokens
 from .random_tokens import check_logits, comparison, tolerance_of
 from .report import Measurement
-from .source_runner import SourceRunner
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginewright.optimizer.resources import give_back_freed
-from enginewright.passes.base import Pass, PassRecord
-from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.optimizer.shared.resources import give_back_freed
+from enginewright.passes.framework.base import Pass, PassRecord
+from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.errors import VerificationError
+from enginewright.plugins.shared.errors import VerificationError
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH

@@ -10,15 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.passes.fast_evaluation import WeightCache
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .measure import SourceLogits
 from .measure_passes import PassMeasurements
 from .measuring_tokens import EXACT_LENGTH, LENGTH, measuring_tokens
-from .source_runner import KEEP_BYTES
 from .verify import max_kl_of
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.optimizer.evaluate.windows import split_prefix
-from enginewright.passes.spread import spread
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.optimizer.measure.windows import split_prefix
+from enginewright.passes.framework.spread import spread
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .text import evaluation_text, why_no_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import FloatArray, Int32Array, StepInput
+from enginewright.plugins.shared.contracts import FloatArray, Int32Array, StepInput
 from enginewright.runtime.executors.base import Executor
 
 PROMPTS = (40, 26)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
-from enginewright.plugins.contracts import FloatArray, Int32Array, ModelInfo
-from enginewright.plugins.errors import VerificationError
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.plugins.shared.contracts import FloatArray, Int32Array, ModelInfo
+from enginewright.plugins.shared.errors import VerificationError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 
 from .packed_run import plan_steps, run_packed
 from .report import Comparison
-from .source_runner import SourceRunner
 
 _EPSILON = float(np.finfo(np.float32).eps)
 _MARGIN = 8.0

@@ -6,21 +6,21 @@ from dataclasses import asdict
 
 import torch
 
-from enginewright.optimizer.evaluate.measure import Divergence, Likelihood
-from enginewright.optimizer.evaluate.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
-from enginewright.optimizer.progress import Progress, ProgressEvent
-from enginewright.plugins.contracts import FloatArray, ModelInfo
+from enginewright.optimizer.measure.distances import Divergence, Likelihood
+from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
+from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
+from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison
 from .report import TextComparison
-from .source_runner import ROWS, SourceRunner
 
 LEAST_CONTEXT = 64
 """A model that sees fewer tokens at a time has no use for the text."""

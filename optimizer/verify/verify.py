@@ -9,21 +9,21 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.evaluate.windows import DEFAULT_WINDOW
-from enginewright.optimizer.progress import Progress, ProgressEvent
+from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
+from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.resources import give_back_freed, peak_rss_bytes
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import VerificationError
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.optimizer.shared.resources import give_back_freed, peak_rss_bytes
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps
 from .random_tokens import compare_random_tokens, tolerance_of_target
 from .report import Comparison, TextComparison, VerificationReport
-from .source_runner import KEEP_BYTES, SourceRunner
 from .text import compare_text, why_no_text
 
 SEEDS = (20261120, 20261121, 20261122)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.passes.ir.weights import COMPUTED
-from enginewright.passes.step_inputs import packed_inputs
 
 Values = dict[str, torch.Tensor]
 """By the names of nodes."""

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection, contains, free_of
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.spread import spread
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Figure, Pass, PassContext, PassResult, Rejection, contains, free_of
-from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.mixed_rows import Mix, MixedRows
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import Slice, WeightExpr
-from ..match import bound_arguments
-from ..spread import spread
-from ..step_inputs import packed_inputs
-from .kv_options import KvOptions
 from .kv_sites import Branch, Site, attention_paths, find_site
 from .observe_heads import HeadObserver
 from .regroup_heads import HeadMixes, mean_mixes, neighbours, regroup

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import RESHAPES
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..match import bound_arguments
-from ..views import RESHAPES
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -15,13 +15,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.node import Node
 
-from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheGroup
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import (
+    Condition,
+    Pass,
+    PassContext,
+    PassResult,
+    contains,
+    describe_node,
+    free_of,
+)
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, CacheGroup
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Condition, Pass, PassContext, PassResult, contains, describe_node, free_of
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..match import bound_arguments
 
 ew = torch.ops.ew
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from ..fast_evaluation import FastEvaluation
+from enginewright.passes.framework.fast_evaluation import FastEvaluation
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.program import Program
-from ..match import bound_arguments
 from .fit_kv_heads import RopeLayout
 from .kv_sites import Site, run_post
 from .regroup_heads import Seen

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from enginewright.passes.framework.kv_options import KvOptions
+
 from .fit_kv_heads import (
     TINY,
     RopeLayout,
@@ -18,7 +20,6 @@ from .fit_kv_heads import (
     one_of_heads,
     relative_error,
 )
-from .kv_options import KvOptions
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """q [T, n, D], k [T, m, D], v [T, m, Dv], and which of the layer's query heads these are, [n] -> [T, n, Dv]."""

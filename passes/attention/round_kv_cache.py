@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from ..base import Condition, Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.program import Program
-from ..match import bound_arguments
 
 ew = torch.ops.ew
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 from torch.fx.node import Node
 
-from ..base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import RESHAPES, slice_bounds
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import COMPUTED, Apply, Cast, Concat, Slice, Source, Transpose, WeightExpr
-from ..match import bound_arguments
-from ..views import RESHAPES, slice_bounds
 
 aten = torch.ops.aten
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch.fx.node import Node
 
-from ..base import Condition, Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.program import Program
-from ..match import bound_arguments
 
 
 def _key(node: Node) -> Hashable:

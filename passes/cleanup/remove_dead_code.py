@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+
 from ..ir.program import Program
 
 

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, Pattern, RewritePass, Rule, bound_arguments, fits
+from enginewright.passes.framework.views import RESHAPES, last_or, slice_bounds, view_as
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, Pattern, RewritePass, Rule, bound_arguments, fits
-from ..views import RESHAPES, last_or, slice_bounds, view_as
 
 aten = torch.ops.aten
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, free_of
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.plugins.ops import ACTIVATIONS
 
-from ..base import Pass, PassContext, PassResult, free_of
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..match import bound_arguments
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

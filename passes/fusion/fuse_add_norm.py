@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Anything, Bind, Call, Match, Number, RewritePass, Rule
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, where_of
-from ..match import Anything, Bind, Call, Match, Number, RewritePass, Rule
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

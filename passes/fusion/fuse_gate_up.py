@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Anything, Bind, Call, Match, RewritePass, Rule, bound_arguments
+
 from ..ir.program import Program
-from ..match import Anything, Bind, Call, Match, RewritePass, Rule, bound_arguments
 from .concat_linears import stack_linears, why_not_stackable
 
 aten, ew = torch.ops.aten, torch.ops.ew

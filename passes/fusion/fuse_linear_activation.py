@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.framework.match import Call, Match, RewritePass, Rule, bound_arguments
+
 from ..ir.program import Program
-from ..match import Call, Match, RewritePass, Rule, bound_arguments
 from .linear_store import LINEARS, linear_of, linear_storing, why_not_storable
 
 aten = torch.ops.aten

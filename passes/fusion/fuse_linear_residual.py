@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule, bound_arguments
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, where_of
-from ..match import Bind, Call, Match, RewritePass, Rule, bound_arguments
 from .linear_store import PLAIN_LINEARS, linear_of, linear_storing, why_not_storable
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.framework.match import Call, Match, RewritePass, Rule, bound_arguments
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..match import Call, Match, RewritePass, Rule, bound_arguments
 
 ew = torch.ops.ew
 

@@ -7,10 +7,11 @@ import operator
 import torch
 from torch.fx.node import Node, Target
 
-from ..base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..match import bound_arguments
 from .concat_linears import stack_linears, why_not_stackable
 
 aten, ew = torch.ops.aten, torch.ops.ew

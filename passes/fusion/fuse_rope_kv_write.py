@@ -7,10 +7,11 @@ import operator
 import torch
 from torch.fx.node import Node
 
-from ..base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where, where_of
-from ..match import bound_arguments
 
 ew = torch.ops.ew
 

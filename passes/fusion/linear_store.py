@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.framework.match import Match, bound_arguments
+
 from ..ir.program import Program
-from ..match import Match, bound_arguments
 
 ew = torch.ops.ew
 

@@ -9,11 +9,12 @@ import sympy
 import torch
 from torch.fx.node import Argument, Node, Target, map_arg
 
-from ..base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import RESHAPES, size_arguments
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
-from ..match import bound_arguments
-from ..views import RESHAPES, size_arguments
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

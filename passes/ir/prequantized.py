@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from enginewright.plugins.contracts import Storage, WeightFormat
+from enginewright.plugins.shared.contracts import Storage, WeightFormat
 
 from .weights import Source, WeightExpr
 

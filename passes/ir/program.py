@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument, Node, Target, map_arg
 
 import enginewright.plugins.ops  # noqa: F401  defines torch.ops.ew
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import PassError
-from enginewright.plugins.lowered_program import Affine
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.lowered_program import Affine
 
 from .inference import Inferences
 from .provenance import WHERE

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.errors import PassError
 
 from .weights import InPlaceOf, WeightExpr
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import PassError
-from enginewright.plugins.lowered_program import Affine, CacheGroupModel, LoweredProgram
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.lowered_program import Affine, CacheGroupModel, LoweredProgram
 
 from ..ir.program import Program
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
-from ..match import bound_arguments
 from . import lower_elementwise, lower_ew, lower_experts, lower_fused, lower_quantized, lower_routing, lower_views
 from .builder import Builder, CacheRef, Packing, Value, WeightRef
 from .lower_ew import Handler

@@ -9,9 +9,10 @@ import sympy
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.views import view_as
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..views import view_as
 
 aten = torch.ops.aten
 

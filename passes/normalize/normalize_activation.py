@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, Number, Pattern, RewritePass, Rule
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, Number, Pattern, RewritePass, Rule
 
 aten = torch.ops.aten
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, Pattern, RewritePass, Rule
+from enginewright.passes.framework.views import RESHAPES
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, Pattern, RewritePass, Rule
-from ..views import RESHAPES
 
 aten = torch.ops.aten
 

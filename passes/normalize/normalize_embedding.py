@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, RewritePass, Rule
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node, Target
 
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule, bound_arguments
+from enginewright.passes.framework.views import slice_bounds
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, RewritePass, Rule, bound_arguments
-from ..views import slice_bounds
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule, Weight
+
 from ..cleanup.fold_constants import transposed
 from ..ir.program import Program
-from ..match import Bind, Call, Match, RewritePass, Rule, Weight
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -12,8 +12,19 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import (
+    Bind,
+    Call,
+    Match,
+    Number,
+    Pattern,
+    RewritePass,
+    Rule,
+    Weight,
+    bound_arguments,
+)
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, Number, Pattern, RewritePass, Rule, Weight, bound_arguments
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Anything, Bind, Call, Match, Number, Pattern, RewritePass, Rule
+from enginewright.passes.framework.views import RESHAPES, view_as
+
 from ..ir.program import Program
 from ..ir.provenance import where_of
-from ..match import Anything, Bind, Call, Match, Number, Pattern, RewritePass, Rule
-from ..views import RESHAPES, view_as
 from .rope_columns import Columns, read_columns
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, Rule, bound_arguments
+from enginewright.passes.framework.views import last_or
+
 from ..ir.program import Program
-from ..match import Bind, Call, Match, RewritePass, Rule, bound_arguments
-from ..views import last_or
 
 aten = torch.ops.aten
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import Anything, Bind, Call, Match, Number, RewritePass, Rule
+
 from ..ir.program import Program
 from ..ir.weights import Source
-from ..match import Anything, Bind, Call, Match, Number, RewritePass, Rule
 
 aten = torch.ops.aten
 

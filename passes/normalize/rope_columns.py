@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.views import slice_bounds
+
 from ..ir.program import Program
-from ..match import bound_arguments
-from ..views import slice_bounds
 
 aten = torch.ops.aten
 

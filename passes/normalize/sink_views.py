@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target, map_arg
 
-from ..base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.views import RESHAPES, last_or, slice_bounds
+
 from ..ir.program import Program, tensor_arguments
 from ..ir.provenance import WHERE, join_where
-from ..views import RESHAPES, last_or, slice_bounds
 from .layout import Laid, arrange, as_it_is, materialize, reshape
 
 aten, ew = torch.ops.aten, torch.ops.ew

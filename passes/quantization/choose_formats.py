@@ -8,17 +8,25 @@ from dataclasses import replace
 import torch
 from torch.fx.node import Node, Target
 
-from enginewright.plugins.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage, WeightFormat
-from enginewright.plugins.errors import PassError, RecipeError
+from enginewright.passes.framework.base import (
+    Condition,
+    Pass,
+    PassContext,
+    PassResult,
+    Rejection,
+    describe_node,
+    free_of,
+)
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage, WeightFormat
+from enginewright.plugins.shared.errors import PassError, RecipeError
 
-from ..base import Condition, Pass, PassContext, PassResult, Rejection, describe_node, free_of
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.quantized import formats_of_rows
 from ..ir.two_of_four import QUAD
 from ..ir.weights import COMPUTED
-from ..weight_formats import FormatOverride, WeightFormats
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection, describe_node
+from enginewright.passes.framework.evaluation_memory import evaluation_bytes
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.spread import spread
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import CapacityError, PassError
 
-from ..base import Figure, Pass, PassContext, PassResult, Rejection, describe_node
-from ..evaluation_memory import evaluation_bytes
-from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
 from ..ir.program import Program
@@ -31,8 +33,6 @@ from ..ir.round_to_4_bits import round_symmetric, round_with_offsets
 from ..ir.stacked_weights import pieces
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import Cast, Concat, Slice, WeightExpr
-from ..spread import spread
-from ..step_inputs import packed_inputs
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .gptq import factorize, gptq
 from .held_out import FEWEST_TOKENS, ROWS, Given, OutputErrors, as_multiplied, tensors_of

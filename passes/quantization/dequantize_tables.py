@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.match import bound_arguments
+
 from ..ir.dequantized import Dequantized
 from ..ir.program import Program
 from ..ir.provenance import WHERE
-from ..match import bound_arguments
 
 ew = torch.ops.ew
 

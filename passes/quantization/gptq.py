@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.weight_formats import GptqOptions
+from enginewright.plugins.shared.errors import PassError
 
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
-from ..weight_formats import GptqOptions
 
 DAMPING = GptqOptions.damping
 """What is added to the Hessian's diagonal, as a share of its mean."""

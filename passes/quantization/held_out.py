@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import torch
 
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.quantization import quantize_activation
+from enginewright.plugins.shared.contracts import WeightFormat
 
-from ..base import Figure
-from ..fast_evaluation import decoded
 from ..ir.prequantized import CodeFormat, Codes, decode
 from .gptq import Factor, Hessian
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Node
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+
 from ..ir.prequantized import BITS
 from ..ir.program import Program
 from ..ir.provenance import WHERE

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node, Target
 
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.plugins.shared.contracts import WeightFormat
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
 from ..ir.prequantized import BITS, CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE

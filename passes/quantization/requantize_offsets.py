@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
 from ..ir.dequantized import Dequantized
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.quantized import quantized
-from ..match import bound_arguments
 
 ew = torch.ops.ew
 

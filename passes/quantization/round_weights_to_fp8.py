@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
+from enginewright.plugins.shared.contracts import WeightFormat
 
-from ..base import Condition, Pass, PassContext, PassResult, describe_node
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Figure, Pass, PassContext, PassResult, Rejection
-from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.clipped import Choices, Clipped
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where, where_of
 from ..ir.scaled import Factors, Scaled
 from ..ir.weights import WeightExpr
-from ..step_inputs import packed_inputs
 from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
 from .scalable_channels import Channels, Producer, channels_read_by, keeps_integers
 from .search_scales import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.quantization import quantize_activation
 
-from ..fast_evaluation import decoded
 from ..ir.clipped import SHARES, range_of, rounded, share_of
 from ..ir.prequantized import CodeFormat
 

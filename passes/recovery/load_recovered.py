@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..base import Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Pass, PassContext, PassResult
+
 from ..ir.program import Program
 from ..ir.provenance import WHERE
 from ..ir.recovered import trainable_weights

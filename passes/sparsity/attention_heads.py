@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.base import Rejection
+from enginewright.passes.framework.match import bound_arguments
+
 from ..attention.kv_sites import Branch, Site, find_site
-from ..base import Rejection
 from ..ir.chosen_rows import Chosen
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where
 from ..ir.weights import WeightExpr
-from ..match import bound_arguments
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.evaluation_memory import evaluation_bytes
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.spread import beginnings, spread
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.errors import CapacityError, PassError
 
-from ..base import PassContext
-from ..evaluation_memory import evaluation_bytes
-from ..fast_evaluation import FastEvaluation, WeightCache
 from ..ir.program import Program
-from ..spread import beginnings, spread
-from ..step_inputs import packed_inputs
 
 Look = Callable[[Node, Sequence[Any]], Any]
 """Gets a call and its arguments' values, and gives the call's value."""

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult
+from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.epilogue import finish_linear
 from enginewright.plugins.ops.quantization import quantize_activation
+from enginewright.plugins.shared.contracts import WeightFormat
 
-from ..base import Figure, Pass, PassContext, PassResult
-from ..fast_evaluation import decoded
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program

@@ -9,13 +9,13 @@ numbers, and so do their caches.
 
 from __future__ import annotations
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult
+from enginewright.passes.framework.pruning import Pruning, matches, unmatched
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Figure, Pass, PassContext, PassResult
 from ..ir.program import Program
 from .calibrated_walk import some_tokens
 from .layers import Layer, LeavingOut, find_layers
-from .pruning import Pruning, matches, unmatched
 
 TOKENS = 256
 """Of the calibration's, in sequences of LENGTH: enough to tell layers apart, and there are many runs."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node, Target
 
-from ..base import Rejection
+from enginewright.passes.framework.base import Rejection
+
 from ..ir.chosen_rows import Chosen
 from ..ir.program import Program
 from ..ir.provenance import WHERE, join_where

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch.fx.node import Node, map_arg
 
-from ..base import Rejection
-from ..divergence import mean_kl
-from ..fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.base import Rejection
+from enginewright.passes.framework.divergence import mean_kl
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.step_inputs import packed_inputs
+
 from ..ir.program import Program, tensor_arguments
 from ..ir.provenance import WHERE, layer_path
-from ..step_inputs import packed_inputs
 
 ew = torch.ops.ew
 

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.pruning import PANEL, Pruning
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Figure, Pass, PassContext, PassResult, Rejection
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
 from .calibrated_walk import calibration_tokens, walk
 from .eliminate import Moments
 from .feed_forwards import FeedForward, feed_forwards
 from .fit_removed import ERROR, PLAIN_ERROR, fitted, halves_of, single_inputs
-from .pruning import PANEL, Pruning
 
 MOST_TOKENS = 8192
 """Of the calibration's: a few for each channel of a wide network."""

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.plugins.errors import PassError
+from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.pruning import Pruning
+from enginewright.plugins.shared.errors import PassError
 
-from ..base import Figure, Pass, PassContext, PassResult, Rejection
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
 from .attention_heads import Heads, attention_heads
 from .calibrated_walk import calibration_tokens, walk
 from .eliminate import Moments, eliminate_blocks
 from .fit_removed import CHOICE_DAMPING, ERROR, PLAIN_ERROR, Choose, Fit, fitted, halves_of
-from .pruning import Pruning
 
 MOST_TOKENS = 8192
 """Of the calibration's."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from enginewright.plugins.errors import PassError
 from enginewright.plugins.ops.quantization import LARGEST, groups_of
+from enginewright.plugins.shared.errors import PassError
 
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import LEAST, MOST

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..contracts import FloatArray, SamplingBatch, StepOutput
-from ..errors import CapacityError, RequestError
+from enginewright.plugins.shared.contracts import FloatArray, SamplingBatch, StepOutput
+from enginewright.plugins.shared.errors import CapacityError, RequestError
+
 from .executable import logprobs_wanted
 from .extension import cpu_extension as _cpu
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..contracts import StepInput, StepOutput
-from ..lowered_program import LoweredProgram, Step
-from ..step_costs import StepCost, StepSizes, step_costs
+from enginewright.plugins.shared.contracts import StepInput, StepOutput
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
+
 from .executable import CpuProgram
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from enginewright.plugins import onnxruntime as package  # its path: modules and what is built may lie in two folders
-
-from ..errors import MissingDependencyError
+from enginewright.plugins.shared.errors import MissingDependencyError
 
 NAME = "libenginewright_onnxruntime.so"
 MOST_THREADS = 1024

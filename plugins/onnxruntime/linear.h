@@ -14,7 +14,7 @@
 //   sparse                          1: the weight is in sparse32
 //   weight_group, activation_group  values along K of a scale, 0: all. x is rounded to int8 where the
 //                                   weight has integers, and to bf16 where it has bf16
-//   activation                      of the sums: "" or a name of plugins/lowered_program.py
+//   activation                      of the sums: "" or a name of plugins/shared/lowered_program.py
 #pragma once
 
 #include <string>

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import (
     AttentionShape,

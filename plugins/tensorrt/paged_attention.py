@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, splits_of, write_spec
 from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 
 from .specs import AttentionShape, Constant, KernelSpec, attention_spec, combine_spec, write_spec
 from .tiles import SPLIT_KEYS, FloatType, attention_tiles, gpu_of

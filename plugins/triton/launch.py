@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 from .attention_kernels import combine_splits_kernel, paged_attention_kernel
 from .cache_kernels import kv_write_kernel

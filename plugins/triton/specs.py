@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, Protocol, TypeVar
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, gpu_of, power_of_2, width_of
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
-from enginewright.plugins.records import Record, read
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.records import Record, read
 
 from .manifest import check_format_version, target_folder
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from enginewright.plugins.errors import BundleError, CapacityError
+from enginewright.plugins.shared.errors import BundleError, CapacityError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK = 4 << 20

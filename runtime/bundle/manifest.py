@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, field
 
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
-from enginewright.plugins.lowered_program import LoweredProgram
-from enginewright.plugins.records import Count, Record, Sha256, read
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.records import Count, Record, Sha256, read
 
 from .linear_io import LinearIo
 from .tensorrt_section import TensorRtSection

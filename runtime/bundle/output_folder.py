@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from enginewright.plugins.errors import BundleError, EnginewrightError
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError
 
 from .manifest import MANIFEST_PATH, REPORT_FOLDER, Manifest, TargetManifest, target_folder, target_manifest_path
 from .regular_file import MOST_JSON_BYTES, read_regular

@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
-from enginewright.plugins.records import Count, Positive, Record
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
+from enginewright.plugins.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
 """In the target's folder: the network that its engines are built of."""

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import BundleError, CapacityError
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import BundleError, CapacityError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 
 from .buckets import Bucket, BucketPlan, plan_path
 from .manifest import (

@@ -17,9 +17,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
-from enginewright.plugins.records import Count, Record, read
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.records import Count, Record, read
 
 from .manifest import BundlePath, check_format_version, target_folder
 from .paged_section import PagedCacheGroup

@@ -17,7 +17,7 @@ import builtins
 import struct
 from dataclasses import dataclass
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 
 HEADER_BYTES = 64
 MAGIC = b"vtrt"

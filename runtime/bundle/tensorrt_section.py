@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.records import Count, Record, Sha256
+from enginewright.plugins.shared.records import Count, Record, Sha256
 
 from .paged_section import PagedSection
 

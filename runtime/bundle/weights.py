@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
-from enginewright.plugins.records import Count, Record, read
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.records import Count, Record, read
 
 from .manifest import BundlePath, check_format_version
 from .sparse_panels import block_bytes, pack_sparse, unpack_sparse

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 
 from ..bundle.reader import Bundle, tuning_path
 from ..bundle.regular_file import read_regular
-from ..doctor_machine import processor_name
+from .machine import processor_name
 
 FORMAT_VERSION: Literal[1] = 1
 _PROGRAM = "targets/cpu/program.json"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError, TargetError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
 
 LIBRARY = "libcuda.so.1"
 

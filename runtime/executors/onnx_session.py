@@ -13,14 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from enginewright.plugins.errors import (
+from enginewright.plugins.onnxruntime.library import MOST_THREADS
+from enginewright.plugins.shared.errors import (
     BundleError,
     CapacityError,
     EnginewrightError,
     MissingDependencyError,
     RequestError,
 )
-from enginewright.plugins.onnxruntime.library import MOST_THREADS
 
 from ..bundle.linear_io import AccuracyLevel
 

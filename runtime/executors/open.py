@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import BundleError, CapacityError, RequestError
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
@@ -77,7 +77,7 @@ def _cpu_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, 
 
 
 def _make_cpu(asked: _Asked) -> Executor:
-    from .cpu import CpuExecutor  # needs the extension module
+    from .cpu_blocks import CpuExecutor
 
     placement = asked.placement
     return CpuExecutor(
@@ -91,13 +91,13 @@ def _make_cpu(asked: _Asked) -> Executor:
 
 
 def _onnx_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
-    from .onnxruntime import linear_io, slot_capacity, slot_groups
+    from .onnx_slots import linear_io, slot_capacity, slot_groups
 
     return slot_groups(linear_io(bundle, target), slot_capacity(context))
 
 
 def _make_onnx(asked: _Asked) -> Executor:
-    from .onnxruntime import OnnxExecutor, slot_capacity
+    from .onnx_slots import OnnxExecutor, slot_capacity
 
     return OnnxExecutor(
         asked.bundle,
@@ -116,28 +116,28 @@ def _has_slots(bundle: Bundle, target: str) -> bool:
 
 
 def _engine_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
-    from .tensorrt import slot_groups_of
-    from .tensorrt_packed import packed_groups
+    from .tensorrt_blocks import packed_groups
+    from .tensorrt_slots import slot_groups_of
 
     return slot_groups_of(bundle, target) if _has_slots(bundle, target) else packed_groups(bundle, target)
 
 
 def _engine_context(bundle: Bundle, target: str) -> int:
-    from .tensorrt import slot_capacity_of
-    from .tensorrt_packed import packed_context
+    from .tensorrt_blocks import packed_context
+    from .tensorrt_slots import slot_capacity_of
 
     return slot_capacity_of(bundle, target) - 1 if _has_slots(bundle, target) else packed_context(bundle, target)
 
 
 def _gpu_budget(bundle: Bundle, target: str) -> int:
-    from .tensorrt import gpu_budget
+    from .tensorrt_slots import gpu_budget
 
     return gpu_budget(bundle, target)
 
 
 def _make_engine(asked: _Asked) -> Executor:
-    from .tensorrt import TensorRtExecutor
-    from .tensorrt_packed import PackedExecutor
+    from .tensorrt_blocks import PackedExecutor
+    from .tensorrt_slots import TensorRtExecutor
 
     bundle, target, threads = asked.bundle, asked.target, asked.placement.threads
     if _has_slots(bundle, target):

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
+from enginewright.plugins.shared.errors import RequestError
 
 from .slots import SlotRun, plan_runs, slots_of
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import (
+from enginewright.plugins.shared.contracts import (
     SAMPLING_OPTIONS,
     CacheGroup,
     ExecutorCaps,
@@ -18,7 +18,7 @@ from enginewright.plugins.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 
 from ..bundle.buckets import Bucket, BucketPlan
 from .base import Executor, Pending

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
-from enginewright.plugins.contracts import StepInput, StepOutput
 from enginewright.plugins.cpu.threads import available_threads
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.contracts import StepInput, StepOutput
+from enginewright.plugins.shared.errors import BundleError
 
 from ..bundle.reader import Bundle
 from ..bundle.tensorrt_section import TensorRtSection

@@ -1,317 +1,140 @@
-"""Steps of packed tokens on a GPU, with caches in blocks: memory, padding to a profile, CUDA graphs.
-
-What computes a step is an engine with our plugins (``tensorrt_paged``), or engines with our kernels between them
-(``tensorrt_segments``).
-"""
+"""Targets of TensorRT engines that take packed tokens and caches in blocks: engines with plugins, or segments."""
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.shared.errors import BundleError, CapacityError
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.segments import SegmentSchedule
+from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
-from enginewright.plugins.contracts import (
-    BYTES_PER_ELEMENT,
-    CacheGroup,
-    FloatArray,
-    Int32Array,
-    StepInput,
-    StepOutput,
-)
-from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import RequestError
+from .cuda_driver import Device
+from .tensorrt_base import EngineExecutor, engine_section
+from .tensorrt_block_runs import PackedProgram, PackedSteps, StepLimits, StepMemory
+from .tensorrt_blocks_plugins import PagedEngines, caps_of, limits_of, profile_of_each
+from .tensorrt_blocks_segments import SegmentProgram, segment_limits
 
-from ..bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
-from .cuda_driver import Device, Graph
-from .slot_steps import owners_of_bad_rows
-
-MOST_GRAPHS = 32
-"""CUDA graphs of decode steps that are kept."""
+MOST_REQUESTS = 256
+"""Of a step in the segments form, whose profiles don't say."""
 
 
-@dataclass(frozen=True)
-class StepShape:
-    """Sizes that a step is padded to; equal ones share a graph.
+class PackedExecutor(EngineExecutor[PackedSteps]):
+    """Caches are blocks, and a step may have prompts and decodes.
 
-    Attributes:
-        profile: which of the target's profiles runs it.
-        tokens, requests, rows, blocks: T, B, R, and M of the tables.
-        decodes: whether each request has one token.
-    """
+    Args:
+        bundle: with a ready target of the paged form, or of segments.
+        blocks: cache group -> blocks to allocate; no more than engines were made for.
+        context: most tokens of a request.
+        target: the target's name.
+        threads: of the sampler on the CPU; 0 takes as many as there are cores.
 
-    profile: int
-    tokens: int
-    requests: int
-    rows: int
-    blocks: int
-    decodes: bool
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """The largest T, B, R and M of any step."""
-
-    tokens: int
-    requests: int
-    rows: int
-    blocks: int
-
-
-class StepMemory:
-    """GPU memory that all steps use: the caches' pools, a step's inputs, and its logits.
-
-    Attributes:
-        caches: "k_cache:L" and "v_cache:L" -> address of [P, K, Nkv, D].
-        inputs: name of an input -> its address; names are those of ``bundle.paged_section``.
-        logits: f32 [R, V].
+    Raises:
+        BundleError: the bundle has no such target, or an engine or kernel is damaged or not what the manifest says.
+        MissingDependencyError: the library is missing.
+        TargetError: it is of another version, or a driver, a GPU of the right kind or a plugin is missing.
+        CapacityError: there is no memory for caches, weights and activations.
     """
 
     def __init__(
-        self, device: Device, groups: Sequence[CacheGroup], blocks: Mapping[str, int], limits: StepLimits, vocab: int
+        self, bundle: Bundle, blocks: Mapping[str, int], context: int, *, target: str, threads: int = 0
     ) -> None:
-        """Raises CapacityError where it doesn't fit."""
-        self._device = device
-        self._blocks = dict(blocks)
-        self._bytes: dict[str, int] = {}
-        self.caches: dict[str, int] = {}
-        for group in groups:
-            for kind, size in (("k", group.key_head_size), ("v", group.value_head_size)):
-                per_token = group.kv_heads * size * BYTES_PER_ELEMENT[group.dtype]
-                for layer in group.layers:
-                    name = f"{kind}_cache:{layer}"
-                    self._bytes[name] = per_token * group.block_size * blocks[group.name]
-                    self.caches[name] = device.allocate(self._bytes[name])
-        self.inputs = {name: device.allocate(4 * n) for name, n in _input_sizes(groups, limits).items()}
-        self.logits = device.allocate(4 * limits.rows * vocab)
-        self.clear()
+        section = engine_section(bundle, target)
+        self.cache_groups: tuple[CacheGroup, ...] = packed_groups(bundle, target)
+        most = most_blocks(section)
+        self.blocks = {name: count if most is None else min(count, most) for name, count in blocks.items()}
+        self._limits = _limits(bundle, target, context)
+        self.caps = ExecutorCaps(max_tokens=self._limits.tokens, max_requests=self._limits.requests)
+        if section.paged is not None:
+            self.caps = caps_of(profile_of_each(section))
+        super().__init__(section, target, threads)
+        self._start(lambda device: self._steps(bundle, section, device))
 
-    def clear(self) -> None:
-        """Makes all caches zero."""
-        for name, address in self.caches.items():
-            self._device.zero(address, self._bytes[name])
+    def _run(self, step: StepInput) -> StepOutput:
+        return self._engines.run(step)
 
-    def forget(self, group: CacheGroup, blocks: Int32Array) -> None:
-        """Makes these blocks of a group zero; -1 is none."""
-        for layer in group.layers:
-            for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
-                per_block = self._bytes[name] // self._blocks[group.name]
-                for block in blocks[blocks >= 0].tolist():
-                    self._device.zero(self.caches[name] + block * per_block, per_block)
+    def _steps(self, bundle: Bundle, section: TensorRtSection, device: Device) -> PackedSteps:
+        try:
+            vocab = bundle.model.vocab_size
+            memory = StepMemory(device, self.cache_groups, self.blocks, self._limits, vocab)
+            return PackedSteps(
+                device,
+                memory,
+                self._program(bundle, section, memory, device),
+                self.cache_groups,
+                vocab=vocab,
+                threads=self._threads,
+                graphs=not self._library.captures_itself,
+            )
+        except CapacityError as e:
+            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            raise CapacityError(
+                f"memory: caches of {caches:,} bytes, and what engines need beside them, don't fit into the memory "
+                f"of {device.gpu.name}",
+                hint="Pass less memory for the caches, or take a larger GPU.",
+            ) from e
 
-    def upload(self, arrays: Mapping[str, Int32Array]) -> None:
-        """A step's inputs."""
-        for name, array in arrays.items():
-            self._device.upload(self.inputs[name], array)
-
-
-class PackedProgram(Protocol):
-    """What computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
-
-    def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
-        """The sizes to pad to. Raises RequestError for a step that no profile holds."""
-
-    def most(self, *, decodes: bool) -> tuple[int, int]:
-        """The most tokens and requests of a step, with one token a request or any number."""
-
-    def most_rows(self, shape: StepShape) -> int:
-        """Rows of logits that it gives at once, in the profile of ``shape``."""
-
-    def bound(self, shape: StepShape, *, keep: bool) -> Callable[[], None]:
-        """What puts a step of these sizes on the stream: now, or, to ``keep`` for a graph, at any time."""
-
-
-class PackedSteps:
-    """Runs steps: pads, uploads, launches, samples.
-
-    Steps are put on the stream call by call; decode steps of a shape that comes again are a graph from then on.
-
-    Args:
-        device: the GPU, open for this thread.
-        memory: of all steps.
-        program: what computes them.
-        groups: the cache groups.
-        vocab: columns of the logits.
-        threads: of the sampler.
-        graphs: whether graphs are made; False where the library makes them by itself.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        memory: StepMemory,
-        program: PackedProgram,
-        groups: Sequence[CacheGroup],
-        *,
-        vocab: int,
-        threads: int,
-        graphs: bool,
-    ) -> None:
-        self.graph_launches = 0
-        self._device = device
-        self._memory = memory
-        self._program = program
-        self._groups = groups
-        self._vocab = vocab
-        self._sampler = RowSampler(threads)
-        self._makes_graphs = graphs
-        self._seen: set[StepShape] = set()
-        self._graphs: OrderedDict[StepShape, tuple[Graph, Callable[[], None]]] = OrderedDict()
-
-    def run(self, step: StepInput) -> StepOutput:
-        """Raises RequestError for a step that can't be, EnginewrightError for what else goes wrong."""
-        if not len(step.ids):
-            raise RequestError("step: it has no tokens", hint="Give it one at least.")
-        logits = self._logits(step)
-        if step.sampling is None:
-            return StepOutput(tokens=None, logits=logits if step.return_logits else None)
-        output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
-        for owner in owners_of_bad_rows(step, logits, output.tokens).tolist():
-            for group in self._groups:  # in the caches, these numbers would spread to who gets the blocks next
-                self._memory.forget(group, step.block_tables[group.name][owner])
-        return output
-
-    def close(self) -> None:
-        """Frees graphs."""
-        for graph, _ in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
-
-    def _logits(self, step: StepInput) -> FloatArray:
-        """[R, V], of a step that no profile holds in parts."""
-        decodes = bool((np.diff(step.q_start) == 1).all())
-        tokens, requests = self._program.most(decodes=decodes)
-        if len(step.ids) <= tokens and len(step.kv_len) <= requests:
-            return self._logits_of(step, decodes)
-        logits = np.empty((len(step.rows), self._vocab), np.float32)
-        for members in parts(np.diff(step.q_start), self._program):
-            part, order = of_requests(step, members)
-            logits[order] = self._logits_of(part, bool((np.diff(part.q_start) == 1).all()))
-        return logits
-
-    def _logits_of(self, step: StepInput, decodes: bool) -> FloatArray:
-        """[R, V]. More rows than a profile has are computed in turns: a step that is run again writes the same."""
-        tokens, requests = len(step.ids), len(step.kv_len)
-        blocks = max(table.shape[1] for table in step.block_tables.values())
-        logits = np.empty((len(step.rows), self._vocab), np.float32)
-        start = 0
-        while start < max(len(step.rows), 1):
-            left = max(len(step.rows) - start, 1)
-            shape = self._program.shape_of(tokens, requests, 1, blocks, decodes)
-            rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
-            shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, decodes)
-            self._memory.upload(padded(step, rows, self._groups, shape))
-            self._launch(shape)
-            if len(rows):
-                self._device.download(logits[start : start + len(rows)], self._memory.logits)
-            start += max(len(rows), 1)
-        return logits
-
-    def _launch(self, shape: StepShape) -> None:
-        if shape in self._graphs:
-            self._graphs.move_to_end(shape)
-            self._graphs[shape][0].launch()
-            self.graph_launches += 1
-        elif shape.decodes and self._makes_graphs and shape in self._seen:
-            work = self._program.bound(shape, keep=True)
-            work()
-            self._graphs[shape] = self._device.capture(work), work
-            if len(self._graphs) > MOST_GRAPHS:
-                self._device.synchronize()
-                self._graphs.popitem(last=False)[1][0].close()
-        else:
-            self._seen.add(shape)
-            self._program.bound(shape, keep=False)()
+    def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory, device: Device) -> PackedProgram:
+        folder = bundle.path / target_folder(self._target)
+        engines = {engine.file: self._library.load_engine(folder / engine.file) for engine in section.engines}
+        if section.paged is not None:
+            return PagedEngines(
+                list(engines.values()),
+                profile_of_each(section),
+                section.paged,
+                self.cache_groups,
+                self.blocks,
+                memory,
+                device,
+            )
+        schedule = segment_schedule(bundle, self._target)
+        by_name = {segment.name: engines[segment.file] for segment in schedule.segments}
+        return SegmentProgram(
+            bundle,
+            self._target,
+            schedule,
+            by_name,
+            self.cache_groups,
+            self.blocks,
+            self._limits,
+            memory,
+            device,
+        )
 
 
-def parts(counts: npt.NDArray[Any], program: PackedProgram) -> list[list[int]]:
-    """Requests that run together: decodes, then prompts, as many as a profile holds. Raises RequestError.
-
-    Args:
-        counts: tokens of each request in the step, [B].
-        program: says what it holds.
-    """
-    found: list[list[int]] = []
-    for decodes in (True, False):
-        most_tokens, most_requests = program.most(decodes=decodes)
-        left = 0  # tokens that the last part has room for
-        for b in np.flatnonzero(counts == 1 if decodes else counts > 1).tolist():
-            needed = int(counts[b])
-            if needed > most_tokens:
-                raise RequestError(
-                    f"step: {needed} tokens of a request, and engines hold {most_tokens}",
-                    hint="Plan steps by the executor's caps.",
-                )
-            if needed > left or len(found[-1]) == most_requests:
-                found.append([])
-                left = most_tokens
-            found[-1].append(b)
-            left -= needed
-    return found
+def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:
+    """The schedule of a target of segments. Raises BundleError if it has none."""
+    if target not in bundle.segments:
+        raise BundleError(f"{bundle.path}: target {target!r} has no segments.json", hint="Export the bundle again.")
+    return bundle.segments[target]
 
 
-def of_requests(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
-    """A step of some of its requests, and which of the step's rows are theirs, in the part's order."""
-    counts = np.diff(step.q_start)[list(members)]
-    tokens = np.concatenate([np.arange(step.q_start[b], step.q_start[b + 1]) for b in members])
-    place = np.full(len(step.ids), -1, np.int32)
-    place[tokens] = np.arange(len(tokens), dtype=np.int32)
-    order = np.flatnonzero(place[step.rows] >= 0)
-    part = replace(
-        step,
-        ids=step.ids[tokens],
-        positions=step.positions[tokens],
-        q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        kv_len=step.kv_len[list(members)],
-        block_tables={name: table[list(members)] for name, table in step.block_tables.items()},
-        slots={name: slots[tokens] for name, slots in step.slots.items()},
-        rows=place[step.rows[order]],
-    )
-    return part, order
+def packed_groups(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
+    """The cache groups of a target of packed steps. Raises BundleError."""
+    section = engine_section(bundle, target)
+    if section.paged is not None:
+        return tuple(group.to_group() for group in section.paged.cache_groups)
+    return tuple(group.to_group() for group in segment_schedule(bundle, target).cache_groups)
 
 
-def padded(step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shape: StepShape) -> dict[str, Int32Array]:
-    """The inputs of a step, with the sizes of ``shape``, by the names of ``bundle.paged_section``.
-
-    Tokens of padding belong to no request and are written nowhere; requests of padding have no tokens.
-    """
-    tokens, requests = len(step.ids), len(step.kv_len)
-    arrays = {
-        IDS: _longer(step.ids, shape.tokens, 0),
-        POSITIONS: _longer(step.positions, shape.tokens, 0),
-        Q_START: _longer(step.q_start, shape.requests + 1, tokens),
-        KV_LEN: _longer(step.kv_len, shape.requests, 0),
-        ROWS: _longer(rows, shape.rows, 0),
-    }
-    for group in groups:
-        arrays[slots_name(group.name)] = _longer(step.slots[group.name], shape.tokens, -1)
-        table = np.full((shape.requests, shape.blocks), -1, np.int32)
-        given = step.block_tables[group.name]
-        table[:requests, : given.shape[1]] = given
-        arrays[table_name(group.name)] = table
-    return arrays
+def packed_context(bundle: Bundle, target: str) -> int:
+    """Most tokens of a request that the engines hold. Raises BundleError."""
+    section = engine_section(bundle, target)
+    if section.paged is None:
+        return bundle.model.context_length
+    smallest = min(group.block_size for group in section.paged.cache_groups)
+    return limits_of(profile_of_each(section)).blocks * smallest
 
 
-def rounded(size: int, sizes: Sequence[int]) -> int:
-    """``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
-    return min(max(1 << (size - 1).bit_length(), sizes[0]), sizes[2])
+def most_blocks(section: TensorRtSection) -> int | None:
+    """Blocks that a pool may have; None where engines don't say."""
+    return None if section.paged is None else min(profile.P[2] for profile in section.paged.profiles)
 
 
-def _longer(array: npt.NDArray[Any], size: int, value: int) -> Int32Array:
-    result = np.full(size, value, np.int32)
-    result[: len(array)] = array
-    return result
-
-
-def _input_sizes(groups: Sequence[CacheGroup], limits: StepLimits) -> dict[str, int]:
-    """Elements of each input at its largest."""
-    sizes = {IDS: limits.tokens, POSITIONS: limits.tokens, Q_START: limits.requests + 1, KV_LEN: limits.requests}
-    sizes[ROWS] = limits.rows
-    for group in groups:
-        sizes[slots_name(group.name)] = limits.tokens
-        sizes[table_name(group.name)] = math.prod((limits.requests, limits.blocks))
-    return sizes
+def _limits(bundle: Bundle, target: str, context: int) -> StepLimits:
+    section = engine_section(bundle, target)
+    if section.paged is not None:
+        return limits_of(profile_of_each(section))
+    return segment_limits(segment_schedule(bundle, target), MOST_REQUESTS, context)

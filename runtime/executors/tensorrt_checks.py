@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.errors import EnginewrightError, MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
 
 from ..bundle.tensorrt_plan import CAPABILITY_BITS
 from .cuda_driver import Gpu

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, splits_of
@@ -23,7 +23,7 @@ from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
 from ..bundle.regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, read_regular
 from ..bundle.segments import AttentionKernels, AttentionStep
 from .cuda_driver import Argument, Device
-from .tensorrt_blocks import StepMemory, StepShape
+from .tensorrt_block_runs import StepMemory, StepShape
 
 
 def read_by_stem(folder: Path, stem: str) -> CompiledKernel:

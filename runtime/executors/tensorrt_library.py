@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from enginewright.plugins.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, MissingDependencyError, TargetError
 
 from ..bundle.regular_file import open_regular
 from ..bundle.tensorrt_section import TensorRtSection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.errors import CapacityError
 
 
 class BlockPool:

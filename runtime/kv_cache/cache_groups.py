@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import CapacityError, RequestError
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import CapacityError, RequestError
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}

@@ -9,10 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup, Int32Array, StepInput, StepOutput
-
-from ..request import Request
-from ..sampling import sampling_batch
+from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import sampling_batch
 
 
 @dataclass(slots=True, eq=False)

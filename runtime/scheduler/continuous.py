@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.errors import CapacityError, EnginewrightError
+from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
+from enginewright.runtime.requests.outputs import TokenLogprobs
+from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_groups import bytes_for, format_bytes
-from ..outputs import TokenLogprobs
-from ..request import Request
 from .base import Batch, Chunk
 from .step_inputs import StepInputs
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
+from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import packed_tokens
 
-from ..request import Request
-from ..sampling import packed_tokens
 from .base import Chunk, step_input
 
 

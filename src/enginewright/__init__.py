@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .optimizer.export import export
     from .optimizer.recover import RecoverOptions, recover
-    from .plugins.errors import (
+    from .plugins.shared.errors import (
         BundleError,
         CapacityError,
         ComparisonError,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from .runtime.llm import LLM
-    from .runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
-    from .runtime.sampling import SamplingParams
+    from .runtime.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
+    from .runtime.requests.sampling import SamplingParams
 
     __version__: str
 
@@ -60,13 +60,13 @@ __all__ = [
 
 _MODULES = {
     "LLM": "runtime.llm",
-    "CompletionOutput": "runtime.outputs",
+    "CompletionOutput": "runtime.requests.outputs",
     "RecoverOptions": "optimizer.recover",
-    "RequestMetrics": "runtime.outputs",
-    "RequestOutput": "runtime.outputs",
-    "SamplingParams": "runtime.sampling",
-    "StreamPiece": "runtime.outputs",
-    "TokenLogprobs": "runtime.outputs",
+    "RequestMetrics": "runtime.requests.outputs",
+    "RequestOutput": "runtime.requests.outputs",
+    "SamplingParams": "runtime.requests.sampling",
+    "StreamPiece": "runtime.requests.outputs",
+    "TokenLogprobs": "runtime.requests.outputs",
     "export": "optimizer.export",
     "recover": "optimizer.recover",
 }
@@ -77,10 +77,10 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("importlib.metadata").version(__name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .plugins.errors import MissingDependencyError
+    from .plugins.shared.errors import MissingDependencyError
 
     with MissingDependencyError.of_export(f"{__name__}.{name}"):
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.errors')}")
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugins.shared.errors')}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value

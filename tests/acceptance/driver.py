@@ -7,8 +7,8 @@ from types import TracebackType
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheDtype, FloatArray, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.shared.contracts import CacheDtype, FloatArray, StepInput
 from enginewright.runtime.bundle.reader import Bundle
 
 

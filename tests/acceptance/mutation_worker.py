@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.errors import EnginewrightError
+from enginewright.plugins.shared.errors import EnginewrightError
 from tests.acceptance.mutations import mutate_bytes, mutate_json, mutate_meaning
 
 EXTENSION = "EW_SANITIZED_EXTENSION"
@@ -32,7 +32,7 @@ ADDRESS_SPACE = 3 << 29  # beyond what the process has when it begins
 MEMORY = 1 << 29
 
 if TYPE_CHECKING:
-    from enginewright.runtime.tokenizer import Tokenizer
+    from enginewright.runtime.text.tokenizer import Tokenizer
 
 Case = Callable[[random.Random], None]
 
@@ -40,7 +40,7 @@ Case = Callable[[random.Random], None]
 def _bundle_case(folder: Path, name: str) -> Case:
     """A file of a bundle, which is then opened, and answers a prompt. Sizes that manifests state are mended."""
     from enginewright.runtime.llm import LLM
-    from enginewright.runtime.sampling import SamplingParams
+    from enginewright.runtime.requests.sampling import SamplingParams
 
     path = folder / name
     original = path.read_bytes()
@@ -70,7 +70,7 @@ def _bundle_case(folder: Path, name: str) -> Case:
 def _meaning_case(folder: Path, name: str) -> Case:
     """A bundle whose program, index and manifest mean something else; it is opened, and answers prompts."""
     from enginewright.runtime.llm import LLM
-    from enginewright.runtime.sampling import SamplingParams
+    from enginewright.runtime.requests.sampling import SamplingParams
 
     files = {"program": "targets/cpu/program.json", "index": "weights/index.json", "manifest": "manifest.json"}
     listed = {"program": "targets/cpu/manifest.json", "index": "manifest.json"}
@@ -126,7 +126,7 @@ def _checkpoint_case(folder: Path, name: str) -> Case:
 def _tokenizer_case(folder: Path, name: str) -> Case:
     """A file of a Hugging Face folder's tokenizer."""
     from enginewright.optimizer.capture.tokenizer import load_tokenizer, tokenizer_files
-    from enginewright.runtime.tokenizer import Tokenizer
+    from enginewright.runtime.text.tokenizer import Tokenizer
 
     path = folder / name
     original = path.read_bytes()

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 
 from .driver import Driver
 from .test_families import compare, expected_logits

@@ -19,7 +19,7 @@ from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.plugins.errors import UnsupportedModelError, VerificationError
+from enginewright.plugins.shared.errors import UnsupportedModelError, VerificationError
 
 from .test_families import compare
 from .tiny_configs import NoTinyModelError, tiny_family
@@ -110,7 +110,7 @@ def _capture_once(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(capture(source, **given))
         return replace(found[0], program=found[0].program.copy())
 
-    monkeypatch.setattr("enginewright.optimizer.export_stages.capture", once)
+    monkeypatch.setattr("enginewright.optimizer.export.stages.capture", once)
 
 
 def _plain(message: str) -> str:

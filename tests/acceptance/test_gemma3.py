@@ -9,7 +9,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.optimizer.export import export
-from enginewright.optimizer.export_report import ExportReport
+from enginewright.optimizer.export.report import ExportReport
 
 from .test_invariance import run
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.contracts import CacheDtype
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.errors import VerificationError
+from enginewright.plugins.shared.contracts import CacheDtype
+from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 
 from .test_formats import RECIPES

@@ -12,15 +12,15 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.onnx_session import PROVIDERS, load_onnxruntime, open_session
-from enginewright.runtime.executors.onnxruntime import linear_io
+from enginewright.runtime.executors.onnx_slots import linear_io
 from enginewright.runtime.executors.open import Placement, open_executor
 from enginewright.runtime.executors.slot_caches import LENGTH_STEP, SlotCaches
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 from .test_onnx_families import LENGTHS, NEW_TOKENS, TOLERANCE
 from .tiny_configs import tiny_family

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import TINY_FAMILIES
 
 from .test_families import MORE_FAMILIES, expected_logits

@@ -13,13 +13,13 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
-from enginewright.plugins.errors import BundleError, MissingDependencyError
 from enginewright.plugins.onnxruntime import library
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
 from enginewright.runtime.bundle.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors import onnxruntime as executors
+from enginewright.runtime.executors import onnx_slots as executors
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 from .test_onnx_contrib import check_tokens, opened
 from .test_onnx_families import TOLERANCE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.contracts import StepInput, StepOutput
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.shared.contracts import StepInput, StepOutput
 from enginewright.runtime.bundle.reader import Bundle
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bucket_programs.py"

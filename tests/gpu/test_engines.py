@@ -21,7 +21,7 @@ from enginewright.runtime.executors.cuda_driver import load_cuda
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
 from enginewright.runtime.executors.tensorrt_library import Library
-from enginewright.runtime.executors.tensorrt_slots import EngineSlots, choices_of
+from enginewright.runtime.executors.tensorrt_slot_runs import EngineSlots, choices_of
 from tests.gpu import engines
 from tests.runtime.executors import tiny_onnx as tiny
 
@@ -81,7 +81,7 @@ def test_an_exported_model(form: str, capability: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install 'enginewright[export]'")
     from enginewright.optimizer.export import export
     from enginewright.runtime.llm import LLM
-    from enginewright.runtime.sampling import SamplingParams
+    from enginewright.runtime.requests.sampling import SamplingParams
 
     config = transformers.LlamaConfig(
         vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,

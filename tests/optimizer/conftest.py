@@ -14,7 +14,7 @@ from tests.optimizer.hub_server import MODEL, Hub, Repository
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """An empty Hub, and an empty cache in ``tmp_path / "cache"``."""
-    from enginewright.optimizer import hub_blobs  # with torch, which not every test here needs
+    from enginewright.optimizer.capture import hub_blobs
 
     with Hub() as running:
         constants = huggingface_hub.constants

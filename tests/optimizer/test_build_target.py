@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from enginewright.optimizer.build_target import MakeEngines, Phase, build_target
-from enginewright.plugins.errors import BundleError, TargetError
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
-from enginewright.runtime.bundle.writer import BundleWriter
-from enginewright.runtime.doctor_machine import Machine
 from enginewright.runtime.executors.cuda_driver import Gpu
+from enginewright.runtime.executors.machine import Machine
 
 BARE = Machine(
     system="Linux x86_64",

@@ -14,8 +14,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.check_bundle import check_bundle
-from enginewright.optimizer.progress import ProgressEvent
-from enginewright.plugins.errors import (
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.plugins.shared.errors import (
     BundleError,
     EnginewrightError,
     MissingDependencyError,

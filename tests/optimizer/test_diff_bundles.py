@@ -10,8 +10,8 @@ import pytest
 
 from enginewright.optimizer import diff_bundles as module
 from enginewright.optimizer.diff_bundles import FileDifference, diff_bundles
-from enginewright.optimizer.progress import ProgressEvent
-from enginewright.plugins.errors import BundleError
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle
 
 BLOB = "weights/weights-00000.bin"

@@ -11,17 +11,17 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.bisect.remake import remake
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.attention_section import AttentionSection, KvHeadsOverrideSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.report.kv_heads_view import kv_heads_lines
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.errors import RecipeError, VerificationError
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import make_tiny_model
 
 BEFORE = 2 * 4 * (16 + 16) * 4

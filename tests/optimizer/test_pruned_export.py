@@ -14,13 +14,13 @@ from enginewright.optimizer.bisect.bisection import EMISSION
 from enginewright.optimizer.bisect.remake import remake
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
-from enginewright.optimizer.export_report import ExportReport
-from enginewright.optimizer.progress import silent
+from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.errors import PassError, VerificationError
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.plugins.shared.errors import PassError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from tests.conftest import make_tiny_model

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.trace import trace
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.passes.base import Pass, PassRecord
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.base import Pass, PassRecord
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.manager import PassManager
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import random_sequences, whole_inputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from enginewright.passes.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.ir.program import Program
 from tests.passes.captured import op_counts, packed
 

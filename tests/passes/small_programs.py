@@ -12,9 +12,9 @@ from torch import nn
 from torch.export import Dim, export
 
 import enginewright.plugins.ops  # noqa: F401  (registers torch.ops.ew)
+from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.verify_program import verify_program
 
 ew = torch.ops.ew
 BLOCK = 32

@@ -13,14 +13,14 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
-from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
-from enginewright.plugins.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, ModelInfo, StepInput, StepOutput
+from enginewright.plugins.shared.lowered_program import CacheGroupModel, LoweredProgram, WeightUse
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.bundle.weights import SourceRows, pack
-from enginewright.runtime.bundle.writer import BundleWriter
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 VOCAB = 260  # 256 bytes and the special tokens below
 BOS, EOS, START, END = 256, 257, 258, 259

@@ -6,10 +6,10 @@ import hashlib
 import struct
 from pathlib import Path
 
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection, TensorRtSection
-from enginewright.runtime.bundle.writer import BundleWriter
 
 PLAN_FILE = "model.plan"
 PLAN_PATH = f"targets/tensorrt-rtx/{PLAN_FILE}"

@@ -14,12 +14,12 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.arguments import encode_within
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]

@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import get_json_schema
 
 from enginewright.optimizer.capture.tokenizer import tokenizer_files
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.chat_template import ChatTemplate
-from enginewright.runtime.tokenizer import Tokenizer
-from enginewright.runtime.tool_schema import tool_schema
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.text.chat_template import ChatTemplate
+from enginewright.runtime.text.tokenizer import Tokenizer
+from enginewright.runtime.text.tool_schema import tool_schema
 
 FOLDER = Path(__file__).parent / "chat_templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, VariantFile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
@@ -14,8 +14,8 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.bundle.weights import Blob, WeightsIndex
 from enginewright.runtime.doctor import Examination, Finding, examine
-from enginewright.runtime.doctor_machine import Machine
 from enginewright.runtime.executors.cuda_driver import Gpu
+from enginewright.runtime.executors.machine import Machine
 
 ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
 HOPPER = Gpu(0, "NVIDIA H200", "9.0", 139 << 30)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import ExecutorCaps
+from enginewright.plugins.shared.contracts import ExecutorCaps
 from enginewright.runtime.engine import Engine
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 Toy = Callable[..., Any]

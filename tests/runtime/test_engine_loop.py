@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.engine_loop import EngineLoop
-from enginewright.runtime.outputs import StreamPiece
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.outputs import StreamPiece
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]

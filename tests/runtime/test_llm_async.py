@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]

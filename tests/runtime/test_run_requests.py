@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]

@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.output_text import OutputText
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.output_text import OutputText
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 TEXTS = [
     "Hello world! It's a fine day, isn't it? Hello there, world.",

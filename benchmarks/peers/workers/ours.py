@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright import LLM, SamplingParams, __version__
-from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
-from enginewright.runtime.request import Request
+from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
 

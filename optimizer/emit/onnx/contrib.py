@@ -21,9 +21,9 @@ import torch
 from onnx import TensorProto, helper
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.passes.match import bound_arguments
 from enginewright.runtime.bundle.linear_io import INPUT_IDS, WRITE_INDEX, AccuracyLevel, cache_names
 
 from . import ops_attention, ops_ew

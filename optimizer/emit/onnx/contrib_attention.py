@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
-from enginewright.passes.match import bound_arguments
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

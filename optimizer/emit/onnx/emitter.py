@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enginewright.passes.base import Pass
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.errors import MissingDependencyError
 from enginewright.plugins.onnxruntime.library import operators_library
+from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.bundle.writer import BundleWriter
-
-from ...progress import Progress
-from ..base import EmitOptions
 
 
 class OnnxEmitter:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import weight_packings
-from enginewright.passes.match import bound_arguments
 from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
 
 from . import ops_ew

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.match import bound_arguments
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
 
 from .graph import GraphBuilder, Handler, Value

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.match import bound_arguments
+from enginewright.passes.framework.match import bound_arguments
 
 from .graph import GraphBuilder, Handler, Value
 from .ops_dequantize import stored_weight

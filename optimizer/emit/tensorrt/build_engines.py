@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.paged_attention import register_plugins
 from enginewright.plugins.triton.compile_ahead import read_kernel
 from enginewright.runtime.bundle.manifest import target_folder

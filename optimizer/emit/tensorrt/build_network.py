@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tensorrt as trt
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.runtime.bundle.paged_section import PagedProfile
 
 from . import layers_elementwise, layers_products, layers_views

@@ -10,10 +10,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.fx.node import Node
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
     KV_LEN,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 
+from enginewright.optimizer.emit.shared.attention_kernels import emit_attention_kernels
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.passes.base import Pass
+from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.contracts import KV_BLOCK_SIZE
-from enginewright.plugins.errors import MissingDependencyError, RecipeError
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE
+from enginewright.plugins.shared.errors import MissingDependencyError, RecipeError
 from enginewright.plugins.triton.tiles import SPLIT_KEYS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import (
@@ -21,12 +26,7 @@ from enginewright.runtime.bundle.paged_section import (
     PagedSection,
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
-from enginewright.runtime.bundle.writer import BundleWriter
 
-from ...progress import Progress, ProgressEvent
-from ..attention_kernels import emit_attention_kernels
-from ..base import EmitOptions
-from ..gpus import check_formats
 from .gpus import KERNELS_FOR, check_kernels
 
 LIBRARY = "11.4"

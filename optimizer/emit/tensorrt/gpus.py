@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.tiles import GPUS
 
 KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)

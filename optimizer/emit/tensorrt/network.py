@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.json_document import parse_json
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.json_document import parse_json
 
 FORMAT_VERSION = 1
 OPSET = 24

@@ -10,6 +10,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from enginewright.optimizer.emit.shared.attention_kernels import LayerKernels, attention_shapes, emit_attention_kernels
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.tensorrt.kernels import layer_specs
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
@@ -22,13 +27,8 @@ from enginewright.runtime.bundle.segments import (
     segments_path,
 )
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
-from enginewright.runtime.bundle.writer import BundleWriter
 
-from ...progress import Progress, ProgressEvent
 from ...recipes.engine_section import EnginesSection
-from ..attention_kernels import LayerKernels, attention_shapes, emit_attention_kernels
-from ..base import EmitOptions
-from ..engine_report import EngineReport
 from ..onnx.float_types import FloatType
 from ..onnx.weights import ExternalWeights
 from .build_engine import EngineRequest, build_engine

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 
-from enginewright.passes.base import Pass
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
-from enginewright.runtime.bundle.writer import BundleWriter
 
-from ...progress import Progress
-from ..base import EmitOptions
-from ..gpus import check_formats
 from .gpus import DEFAULT, check_suited
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.runtime.bundle.tensorrt_plan import CAPABILITY_BITS
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")

@@ -16,9 +16,9 @@ import torch
 from onnx import TensorProto, helper
 from torch.fx.node import Node
 
-from enginewright.passes.base import describe_node
+from enginewright.passes.framework.base import describe_node
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.segments import (
     LOGITS,
     STEP_INPUTS,

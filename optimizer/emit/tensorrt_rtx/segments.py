@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.base import describe_node
+from enginewright.passes.framework.base import describe_node
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.segments import STEP_INPUTS
 
 ew = torch.ops.ew

@@ -12,8 +12,8 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.node import Node, map_arg
 
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import SYMBOLS, Program
-from enginewright.passes.step_inputs import packed_inputs
 from enginewright.plugins.ops import NAMESPACE, REFERENCES
 
 ew = torch.ops.ew

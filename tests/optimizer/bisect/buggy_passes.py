@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.base import Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Pass, PassContext, PassResult
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.weights import Apply, Concat
-from enginewright.passes.match import bound_arguments
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.bisect import bisection
 from enginewright.optimizer.bisect.remake import Stage, remake
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.shared.progress import silent
 from tests.optimizer.bisect.planting import Bundles, write_bundle
 from tests.passes.captured import tiny
 

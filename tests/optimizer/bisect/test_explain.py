@@ -8,8 +8,8 @@ from enginewright.optimizer.bisect.explain import how_tensors_part
 from enginewright.optimizer.bisect.explain_values import value_reasons
 from enginewright.optimizer.bisect.points import Point
 from enginewright.optimizer.bisect.sides import Tensor
-from enginewright.plugins.contracts import FloatArray
 from enginewright.plugins.ops.activation import ACTIVATIONS
+from enginewright.plugins.shared.contracts import FloatArray
 
 QUERY, GATE, UP, DOWN = (
     Point("l.0.attn", "query"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer import pipeline
 from enginewright.optimizer.bisect import Given, Options, Parting, bisect
-from enginewright.passes.base import Pass
+from enginewright.optimizer.pipeline import pipeline
+from enginewright.passes.framework.base import Pass
 from tests.optimizer.bisect.buggy_passes import (
     buggy,
     buggy_quantization,

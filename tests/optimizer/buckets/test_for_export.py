@@ -18,14 +18,14 @@ from enginewright.optimizer.buckets.for_export import buckets_of, check_programs
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.export import export
-from enginewright.optimizer.export_report import ExportReport
+from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.report.bundle_report import bucket_lines, open_report
-from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.errors import BundleError, RecipeError, RequestError, VerificationError
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.errors import BundleError, RecipeError, RequestError, VerificationError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
 
 LENGTHS = {10: 50, 33: 20, 90: 9, 200: 1}

@@ -9,11 +9,11 @@ import pytest
 
 from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.export import export
-from enginewright.optimizer.progress import ProgressEvent, silent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import RequestError
+from enginewright.optimizer.shared.progress import ProgressEvent, silent
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.llm import LLM
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from enginewright.optimizer.calibration.coverage import FEW_TOKENS, measure_coverage
-from enginewright.passes.base import Figure
+from enginewright.passes.framework.base import Figure
 from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
 
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.calibration import sample
 from enginewright.optimizer.calibration.sample import SHORTEST, sample_sequences
 from enginewright.optimizer.capture.model_info import model_info
-from enginewright.optimizer.verify.source_runner import SourceRunner
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.plugins.shared.errors import UnsupportedModelError
 
 
 def sampled(

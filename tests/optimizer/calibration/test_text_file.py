@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from enginewright.optimizer.calibration.text_file import LEAST_TOKENS, read_sequences
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 VOCABULARY = 259
 WORDS = "Rain fell on the hills, and the river rose over its banks. "

@@ -15,16 +15,16 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture.gguf_blocks import BLOCK, dequantize, format_of, read_codes, rows_of
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes, decode
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization.report import quantization_report
-from enginewright.plugins.errors import RecipeError
+from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.weights import unpack
-from tests.optimizer.emit.test_cpu import emit
+from tests.optimizer.emit.cpu.test_emitter import emit
 
 from .test_gguf import Q, permuted, write
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.capture import tokenizer as capture_tokenizer
 from enginewright.optimizer.capture.tokenizer import load_tokenizer, quick_to_read, tokenizer_files
-from enginewright.plugins.errors import BundleError, SourceError
+from enginewright.plugins.shared.errors import BundleError, SourceError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.tokenizer import Tokenizer as RuntimeTokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 
 def make_tokenizer(words, *, template=None, adds_bos=False):

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from enginewright.optimizer.auto import AutoReport, FormatOption, ParetoPoint, UnitChoice
 from enginewright.optimizer.cli.auto import print_auto
 from enginewright.optimizer.report.document import AutoEntry
+from enginewright.optimizer.search import AutoReport, FormatOption, ParetoPoint, UnitChoice
 
 
 def report(points: int, max_kl: float | None, max_bytes: int | None) -> AutoReport:

@@ -20,7 +20,7 @@ from enginewright.optimizer.cli.console import (
     print_json,
     reported,
 )
-from enginewright.plugins.errors import BundleError, CapacityError, RequestError, UnsupportedModelError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, UnsupportedModelError
 
 
 def test_what_works_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_errors_that_nobody_foresaw_keep_their_traceback() -> None:
 def test_colours_are_for_terminals_without_no_color(no_color: str, coloured: bool) -> None:
     code = (
         "import sys\nfrom enginewright.optimizer.cli.console import print_error\n"
-        "from enginewright.plugins.errors import BundleError\n"
+        "from enginewright.plugins.shared.errors import BundleError\n"
         "print_error(BundleError('a', hint='b'))"
     )
     terminal, child = pty.openpty()

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.runtime import doctor_machine
-from enginewright.runtime.doctor_machine import Machine
+from enginewright.runtime.executors import machine as doctor_machine
+from enginewright.runtime.executors.machine import Machine
 from tests.runtime.test_doctor import PLAIN, WITH_GPU
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from enginewright.optimizer.cli import progress
 from enginewright.optimizer.cli.progress import stage_bars
-from enginewright.optimizer.progress import ProgressEvent
+from enginewright.optimizer.shared.progress import ProgressEvent
 
 FOLDER = "model[1]/[bold]"
 """What a terminal's markup would swallow."""

@@ -9,7 +9,7 @@ import pytest
 from enginewright.optimizer.emit.kv_caches import check_cache
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import list_recipes, load_recipe, with_cache
-from enginewright.plugins.errors import RecipeError, TargetError
+from enginewright.plugins.shared.errors import RecipeError, TargetError
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])

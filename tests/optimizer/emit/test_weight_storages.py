@@ -17,7 +17,7 @@ from enginewright.optimizer.recipes.sections import (
     WeightOverride,
     WeightsSection,
 )
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 FP8, F32 = WeightFormatSection(storage="fp8"), WeightFormatSection()
 AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))

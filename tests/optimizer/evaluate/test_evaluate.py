@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from enginewright.optimizer.evaluate import EvaluationReport, evaluate
 from enginewright.optimizer.export import export
-from enginewright.optimizer.progress import ProgressEvent
-from enginewright.plugins.errors import BundleError, EnginewrightError, RequestError, SourceError
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError, SourceError
 from enginewright.runtime.llm import LLM
 
 from .conftest import TEXT, Pair, save_with_tokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.to_toml import to_toml
-from enginewright.plugins.errors import RecipeError
+from enginewright.plugins.shared.errors import RecipeError
 
 AUTO = """
 [auto]

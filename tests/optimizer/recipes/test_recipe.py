@@ -16,9 +16,9 @@ from enginewright.optimizer.recipes.sections import (
     WeightsSection,
 )
 from enginewright.optimizer.recipes.to_toml import to_toml
-from enginewright.passes.weight_formats import FormatOverride, GptqOptions, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import RecipeError
+from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import RecipeError
 
 
 def write(folder: Path, text: str) -> Path:

@@ -10,8 +10,8 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.sections import WeightFormatSection, WeightsSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.recipes.to_toml import to_toml
-from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
-from enginewright.plugins.errors import RecipeError
+from enginewright.passes.framework.pruning import PruneOverride, Pruning
+from enginewright.plugins.shared.errors import RecipeError
 
 WHOLE = """
 name = "mine"

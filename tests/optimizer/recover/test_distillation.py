@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recover.distillation import Teacher, divergence, loss_of, measure
 from enginewright.optimizer.recover.hidden_states import HiddenStates
 from enginewright.optimizer.recover.prepare import Prepared, prepare
+from enginewright.optimizer.shared.progress import silent
 from tests.conftest import make_tiny_model
 
 

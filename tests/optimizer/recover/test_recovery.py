@@ -17,16 +17,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.progress import ProgressEvent, silent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recover import FinishedRecovery, RecoverOptions, recover, recovery, training
 from enginewright.optimizer.recover.differentiable import recovered_in
 from enginewright.optimizer.recover.distillation import Teacher
 from enginewright.optimizer.recover.folder import RecoveryFolder
 from enginewright.optimizer.recover.prepare import Prepared
+from enginewright.optimizer.shared.progress import ProgressEvent, silent
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.weights import Source, WeightExpr
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.errors import (
+from enginewright.plugins.shared.errors import (
     CapacityError,
     EnginewrightError,
     RecipeError,

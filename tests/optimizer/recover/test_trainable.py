@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recover.differentiable import recovered_in
 from enginewright.optimizer.recover.prepare import Prepared, prepare
 from enginewright.optimizer.recover.straight_through import RoundedWeight, straight_through
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.prequantized import CodeFormat, Codes
 from enginewright.passes.ir.quantized import QuantizedValues
-from enginewright.passes.step_inputs import packed_inputs
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
 

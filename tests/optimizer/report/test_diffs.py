@@ -6,12 +6,12 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.report.diffs import _MOST_WIDTH, _PASS_LINES, _SECTION_LINES, DiffRecorder, ProgramDiff
-from enginewright.passes.base import PassRecord
+from enginewright.passes.framework.base import PassRecord
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
-from enginewright.passes.print_program import print_program
 
 
 def diffs_of(model: PreTrainedModel) -> dict[str, ProgramDiff]:

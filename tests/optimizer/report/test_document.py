@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.report.document import DIFFS_PATH, REPORT_PATH, read_report
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle
 
 

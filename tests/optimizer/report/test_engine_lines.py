@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from enginewright.optimizer.emit.engine_report import EngineReport
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.report.document import ReportDocument
 from enginewright.optimizer.report.engine_lines import engine_lines

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.progress import ProgressEvent, silent
 from enginewright.optimizer.report import export_report
 from enginewright.optimizer.report.export_report import report_files, storage_and_speed
 from enginewright.optimizer.report.roofline import Roofline, predict
-from enginewright.plugins.errors import CapacityError
+from enginewright.optimizer.shared.progress import ProgressEvent, silent
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.reader import Bundle
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginewright.optimizer.emit.cpu import CpuEmitter
+from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.report.fusion_effects import _TWIN, FusionEffects, _Times, fusion_effects, median_interval
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.runtime.bundle.reader import Bundle
-from tests.optimizer.emit.test_cpu import emit, paged
+from tests.optimizer.emit.cpu.test_emitter import emit, paged
 from tests.passes.lowering.test_lower_quantized import FORMATS, with_formats
 from tests.passes.small_programs import Shape
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.progress import ProgressEvent
 from enginewright.optimizer.report.perfetto import trace
-from enginewright.plugins.errors import BundleError, RequestError
-from enginewright.plugins.step_costs import StepCost, StepSizes, step_costs
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
 
 REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {

@@ -5,7 +5,7 @@ import pytest
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime
 from enginewright.optimizer.report.roofline_view import HEIGHT, WIDTH, RooflineChart, chart, shape_view
-from enginewright.plugins.step_costs import StepCost
+from enginewright.plugins.shared.step_costs import StepCost
 
 MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.report.storage import kind_of, layer_of, stored_weights
+from enginewright.optimizer.shared.storage import kind_of, layer_of, stored_weights
 from enginewright.runtime.bundle.reader import Bundle
 
 

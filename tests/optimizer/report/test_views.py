@@ -4,8 +4,8 @@ import pytest
 
 from enginewright.optimizer.report.diffs import ProgramDiff
 from enginewright.optimizer.report.document import FigureEntry, PassEntry, RejectionEntry
-from enginewright.optimizer.report.storage import StoredBytes
 from enginewright.optimizer.report.views import COLUMN_HEIGHT, figure_views, pass_views, storage_view
+from enginewright.optimizer.shared.storage import StoredBytes
 
 
 def test_passes_have_their_own_diffs_and_reasons_by_how_often_they_hold() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enginewright.optimizer.compose.report import Way
 from enginewright.optimizer.report.document import ReportDocument
 from enginewright.optimizer.report.ways_lines import ways_lines
+from enginewright.optimizer.search.compose_report import Way
 
 
 def test_what_was_taken_comes_first() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import gguf
 import pytest
 
-from enginewright.optimizer.progress import ProgressEvent
 from enginewright.optimizer.sbom import source_facts
 from enginewright.optimizer.sbom.source_facts import _licence_of_directory, _licence_of_gguf
-from enginewright.plugins.errors import SourceError
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.reader import Bundle
 
 

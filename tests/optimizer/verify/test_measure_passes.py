@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.fx.node import Node
 
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.verify import measure_passes
 from enginewright.optimizer.verify.measure import SourceLogits, evaluate
 from enginewright.optimizer.verify.measure_passes import PassMeasurements
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
-from enginewright.passes.base import Pass, PassContext, PassResult
-from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.passes.framework.base import Pass, PassContext, PassResult
+from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply
-from enginewright.passes.manager import PassManager
-from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import VerificationError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import VerificationError
 from tests.passes.captured import captured
 
 aten, ew = torch.ops.aten, torch.ops.ew

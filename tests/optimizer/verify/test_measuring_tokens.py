@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from enginewright.optimizer.verify.measuring_tokens import MOST_LOGITS, measuring_tokens
-from enginewright.plugins.contracts import ModelInfo
+from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

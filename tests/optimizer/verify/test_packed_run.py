@@ -7,8 +7,8 @@ import pytest
 
 from enginewright.optimizer.verify.packed_run import blocks_for, plan_steps, run_packed
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu import CpuExecutor
-from enginewright.runtime.executors.onnxruntime import OnnxExecutor
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
+from enginewright.runtime.executors.onnx_slots import OnnxExecutor
 from enginewright.runtime.llm import LLM
 from tests.runtime.executors import tiny_onnx
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.verify.worst_layers import LayerError, layer_errors
-from enginewright.passes.base import PassContext
-from enginewright.passes.fast_evaluation import WeightCache
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr
-from enginewright.passes.manager import PassManager
-from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 from tests.passes.captured import captured
 
 aten = torch.ops.aten

@@ -11,17 +11,17 @@ import torch
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.trace import trace
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
-from enginewright.passes.attention.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.kv_options import KvGrouping, KvHeadsOverride, KvMethod, KvOptions
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.print_program import print_program
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.manager import PassManager
-from enginewright.passes.match import bound_arguments
-from enginewright.passes.print_program import print_program
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.errors import PassError, RecipeError
+from enginewright.plugins.shared.errors import PassError, RecipeError
 from tests.conftest import make_tiny_model
 from tests.passes.captured import normalized, normalizing_passes, op_counts, packed
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from enginewright.passes.attention.kv_sites import Site, attention_paths, find_site
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
-from enginewright.passes.match import bound_arguments
 from tests.passes.captured import normalized
 
 ew = torch.ops.ew

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.errors import PassError
 from tests.passes.small_programs import (
     PagedEvaluation,
     Shape,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from enginewright.passes.attention.fit_kv_heads import RopeLayout
-from enginewright.passes.attention.kv_options import KvOptions
 from enginewright.passes.attention.regroup_heads import Seen, mean_mixes, neighbours, regroup
+from enginewright.passes.framework.kv_options import KvOptions
 
 SIZES = [(8, 4, 8), (6, 6, 12)]  # query heads, key/value heads, and their dimensions
 TOKENS = 80

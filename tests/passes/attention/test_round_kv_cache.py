@@ -7,12 +7,12 @@ import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.attention.round_kv_cache import RoundKvCache
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.match import bound_arguments
-from enginewright.plugins.contracts import CacheDtype
+from enginewright.plugins.shared.contracts import CacheDtype
 from tests.passes.small_programs import PagedEvaluation, Shape, decoder, random_sequences
 
 ew = torch.ops.ew

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
 from enginewright.passes.experts.lower_experts import LowerExperts
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.plugins.ops import EXPERT_KINDS

@@ -7,17 +7,17 @@ from functools import cache
 import numpy as np
 import torch
 
-from enginewright.optimizer.pipeline import choose_passes
-from enginewright.passes.base import Pass, PassContext, PassRecord
+from enginewright.optimizer.pipeline.pipeline import choose_passes
+from enginewright.passes.framework.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.weight_formats import WeightFormat, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.passes.weight_formats import WeightFormat, WeightFormats
-from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 from tests.passes.captured import captured
 from tests.passes.lowering.reference_interpreter import stored
 from tests.passes.small_programs import random_sequences

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
 from tests.passes.small_programs import (
     Norm,

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.errors import PassError
 from tests.passes.small_programs import (
     Linear,
     Shape,

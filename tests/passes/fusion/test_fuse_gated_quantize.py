@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_gated_quantize import FuseGatedQuantize
 from enginewright.passes.ir.program import Program
 from tests.passes.captured import op_counts

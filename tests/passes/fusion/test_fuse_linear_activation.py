@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_linear_activation import FuseLinearActivation
 from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
 from enginewright.passes.ir.program import Program

@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_linear_residual import FuseLinearResidual
 from enginewright.passes.fusion.fuse_norm_quantize import FuseNormQuantize
 from enginewright.passes.ir.program import Program

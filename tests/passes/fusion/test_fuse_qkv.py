@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from tests.passes.small_programs import (
     Linear,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion import fuse_rope_kv_write
 from enginewright.passes.fusion.fuse_rope_kv_write import FuseRopeKvWrite
 from enginewright.passes.ir.program import Program

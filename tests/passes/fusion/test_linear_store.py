@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.fusion.linear_store import linear_storing, why_not_storable
 from enginewright.passes.ir.program import Program
-from enginewright.passes.match import bound_arguments
 from tests.passes.small_programs import Linear, evaluate, program_from, whole_inputs
 
 ew = torch.ops.ew

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
 from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
 from enginewright.passes.ir.program import Program

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.fx.node import Node
 
+from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program
-from enginewright.passes.verify_program import verify_program
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.errors import PassError
 from tests.passes.small_programs import program_from
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 
 
 @pytest.mark.parametrize(("rows", "size", "group"), [(2, 6, 3), (5, 64, 32), (3, 40, 32), (4, 10, 0)])

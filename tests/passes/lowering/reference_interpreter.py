@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from enginewright.plugins.contracts import BYTES_PER_ELEMENT
-from enginewright.plugins.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 from enginewright.plugins.ops import (
     REFERENCES,
     add_layer_norm,
@@ -37,6 +35,8 @@ from enginewright.plugins.ops import (
     route_experts,
     take_rows,
 )
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
+from enginewright.plugins.shared.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.weights import pack, unpack
 
 UNARY = {

@@ -10,8 +10,8 @@ import torch
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.builder import Builder, Packing
 from enginewright.passes.lowering.views import View, contiguous_strides
-from enginewright.plugins.errors import UnsupportedModelError
-from enginewright.plugins.lowered_program import Affine, Dtype
+from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.plugins.shared.lowered_program import Affine, Dtype
 from tests.passes.small_programs import Shape, decoder
 
 T = Affine(t=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
 from enginewright.passes.experts.lower_experts import LowerExperts
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.errors import UnsupportedModelError
+from enginewright.plugins.shared.errors import UnsupportedModelError
 from tests.passes.lowering.lowered import check, features, ops
 from tests.passes.small_programs import program_from
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from enginewright.optimizer.capture import capture
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.memory.plan_arena import plan_arena
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 from tests.passes.lowering.reference_interpreter import Interpreter, stored
 from tests.passes.small_programs import Steps, evaluate, random_sequences, whole_inputs
 

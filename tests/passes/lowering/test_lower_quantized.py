@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
 from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Linear, PagedEvaluation, Shape, Steps, decoder, program_from, random_sequences

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.memory.plan_arena import lifetimes, live_bytes, plan_arena
-from enginewright.plugins.errors import PassError
-from enginewright.plugins.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
+from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.lowered_program import Affine, Buffer, LoweredProgram, Operand, Step
 from tests.passes.captured import captured
 from tests.passes.small_programs import Shape, decoder
 

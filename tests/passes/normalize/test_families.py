@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
-from enginewright.passes.print_program import print_program
 from tests.conftest import TINY_FAMILIES
 from tests.passes.captured import captured, eager_logits, normalized, normalizing_passes, op_counts, packed
 

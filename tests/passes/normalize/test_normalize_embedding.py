@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
 from enginewright.passes.normalize.sink_views import SinkViews
 from tests.passes.rewriting import op_counts, rewrite

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from enginewright.passes.base import PassContext
 from enginewright.passes.cleanup.remove_dead_code import RemoveDeadCode
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.program import Program
 from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
 from tests.passes.rewriting import op_counts, rewrite

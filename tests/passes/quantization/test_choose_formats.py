@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import PassError, RecipeError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import PassError, RecipeError
 from tests.passes.lowering.lowered import features
 from tests.passes.small_programs import Linear, Shape, decoder, program_from
 

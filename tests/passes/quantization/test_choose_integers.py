@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch.fx.node import Node
 
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.round_to_4_bits import round_symmetric
-from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization import held_out
 from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, ChooseIntegers
 from enginewright.passes.quantization.held_out import (
@@ -28,11 +30,9 @@ from enginewright.passes.quantization.held_out import (
     HELD_OUT_NEAREST,
     NEAREST_ERROR,
 )
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.passes.weight_formats import FormatOverride, GptqOptions, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import CapacityError, PassError
 from enginewright.plugins.ops.quantization import quantize_activation
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import CapacityError, PassError
 from tests.passes.captured import captured
 from tests.passes.ir.test_quantized import Known
 from tests.passes.small_programs import random_sequences

@@ -15,7 +15,7 @@ from enginewright.passes.quantization.held_out import (
     held_out_tokens,
     runs_of,
 )
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 
 
 @pytest.mark.parametrize(("tokens", "run"), [(96, 3), (8192, 256)])

@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedOffsets, QuantizedScales, QuantizedValues
-from enginewright.passes.match import bound_arguments
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import PassError
 from tests.passes.quantization.test_choose_formats import F32, INT4, INT4_64, INT8, PER_CHANNEL, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs

@@ -7,14 +7,14 @@ from itertools import takewhile
 import pytest
 import torch
 
-from enginewright.optimizer.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, WeightExpr
-from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization.choose_formats import FORMAT, LINEARS
 from enginewright.passes.quantization.scalable_channels import Channels, channels_read_by, keeps_integers
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.small_programs import Linear, Norm, program_from
 

@@ -8,17 +8,17 @@ from itertools import takewhile
 import pytest
 import torch
 
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.weight_formats import FormatOverride, Method, WeightFormats
 from enginewright.passes.ir.clipped import Clipped, round_groups
 from enginewright.passes.ir.prequantized import decode
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.passes.quantization.scale_channels import ScaleChannels
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.passes.weight_formats import FormatOverride, Method, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import PassError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import PassError
 from tests.passes.captured import captured, op_counts
 
 INT4 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)

@@ -8,10 +8,10 @@ from functools import cache
 
 import torch
 
-from enginewright.passes.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.sparsity.pruning import Pruning
 from tests.passes.captured import normalized, packed
 from tests.passes.rewriting import SIZES
 

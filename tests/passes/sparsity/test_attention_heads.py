@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.chosen_rows import Chosen
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.match import bound_arguments
 from enginewright.passes.sparsity.attention_heads import Heads, attention_heads
-from enginewright.passes.verify_program import verify_program
 from tests.passes.sparsity.pruned import logits, normal
 
 aten, ew = torch.ops.aten, torch.ops.ew

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.base import PassContext
-from enginewright.passes.evaluation_memory import evaluation_bytes
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.evaluation_memory import evaluation_bytes
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, some_tokens, walk
-from enginewright.passes.step_inputs import packed_inputs
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.plugins.shared.errors import CapacityError, PassError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import tokens
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from enginewright.passes.base import PassContext, PassRecord
+from enginewright.passes.framework.base import PassContext, PassRecord
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.two_of_four import is_two_of_four
@@ -18,9 +19,8 @@ from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.sparsity.choose_kept import ERROR, MAGNITUDE_ERROR, ChooseKept
-from enginewright.passes.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import CapacityError, PassError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import CapacityError, PassError
 from tests.passes.quantization.test_choose_integers import INT4, INT8, SEQUENCES, figures, formatted, logits
 
 ew = torch.ops.ew

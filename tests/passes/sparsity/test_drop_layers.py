@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.sparsity.drop_layers import KL, SIMILARITY, DropLayers
 from enginewright.passes.sparsity.layers import find_layers
-from enginewright.passes.sparsity.pruning import Pruning
-from enginewright.plugins.errors import PassError, RecipeError
+from enginewright.plugins.shared.errors import PassError, RecipeError
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, logits, normal, prune
 

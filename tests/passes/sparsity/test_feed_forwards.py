@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.chosen_rows import Chosen
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.sparsity.feed_forwards import feed_forwards
-from enginewright.passes.verify_program import verify_program
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import logits, normal
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.cpu import CpuEmitter
-from enginewright.optimizer.pipeline import choose_passes
-from enginewright.passes.base import PassContext
+from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
+from enginewright.optimizer.pipeline.pipeline import choose_passes
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.print_program import print_program
+from enginewright.passes.framework.pruning import Pruning
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.passes.manager import PassManager
-from enginewright.passes.print_program import print_program
-from enginewright.passes.sparsity.pruning import Pruning
-from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.sparsity.pruned import CALIBRATION
 

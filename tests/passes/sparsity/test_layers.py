@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from enginewright.passes.divergence import mean_kl
-from enginewright.passes.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.divergence import mean_kl
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
+from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.sparsity.layers import LeavingOut, find_layers
-from enginewright.passes.step_inputs import packed_inputs
 from tests.passes.small_programs import Shape, decoder
 from tests.passes.sparsity.pruned import normal, tokens
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import Part
-from enginewright.passes.match import bound_arguments
 from enginewright.passes.sparsity.fit_removed import ERROR
 from enginewright.passes.sparsity.prune_heads import GROUPS_KEPT, PruneHeads
-from enginewright.passes.sparsity.pruning import PruneOverride, Pruning
-from enginewright.plugins.errors import PassError, RecipeError
+from enginewright.plugins.shared.errors import PassError, RecipeError
 from tests.passes.sparsity.pruned import Change, assert_lossless, changed, normal, prune
 
 D = 16

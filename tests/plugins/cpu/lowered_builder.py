@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.lowered_program import (
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, KV_BLOCK_SIZE, SamplingBatch, StepInput
+from enginewright.plugins.shared.lowered_program import (
     Affine,
     Buffer,
     CacheGroupModel,

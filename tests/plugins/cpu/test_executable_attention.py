@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.contracts import StepInput
 from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.plugins.shared.contracts import StepInput
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 
 Float = npt.NDArray[np.float32]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.lowered_program import Operand
 from enginewright.plugins.ops import experts, quantization, routing
+from enginewright.plugins.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, step_input, view
 from tests.plugins.cpu.test_executable_quantized import quantized
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.lowered_program import Operand
 from enginewright.plugins.ops import quantization
+from enginewright.plugins.shared.lowered_program import Operand
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, R, T, sound_program, step_input
 
 Integers = npt.NDArray[np.int8]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.lowered_program import LoweredProgram, Operand
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
 from enginewright.runtime.bundle.weights import Layout, WeightDtype
 from tests.plugins.cpu.lowered_builder import LoweredBuilder, T, sound_program, step_input, view
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from enginewright.plugins.cpu.extension import cpu_extension
-from enginewright.plugins.errors import MissingDependencyError
+from enginewright.plugins.shared.errors import MissingDependencyError
 
 
 def test_an_extension_that_is_not_built_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:

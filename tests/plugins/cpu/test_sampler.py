@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.contracts import NO_TOKEN, SamplingBatch
 from enginewright.plugins.cpu.extension import cpu_extension as cpu
+from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch
 from tests.plugins.cpu.lowered_builder import sampling_batch
 
 Float = npt.NDArray[np.float32]

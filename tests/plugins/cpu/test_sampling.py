@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import NO_TOKEN, SamplingBatch, StepInput
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.errors import RequestError
+from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch, StepInput
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 
 ROWS = 12
 

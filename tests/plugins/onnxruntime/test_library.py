@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginewright.plugins import onnxruntime as package
-from enginewright.plugins.errors import MissingDependencyError
 from enginewright.plugins.onnxruntime.library import NAME, find_operators, operators_library
+from enginewright.plugins.shared.errors import MissingDependencyError
 
 
 def test_it_is_built() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.kernels import attention_specs
 from enginewright.plugins.triton.specs import AttentionShape
 from tests.plugins.tensorrt import symbolic

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from tests.plugins.triton import cases
 from tests.plugins.triton.cases import Case
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.plugins.triton.compile_ahead import (
     CompiledKernel,
     compile_attention,

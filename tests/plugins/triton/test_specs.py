@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.specs import (
     AttentionShape,
     attention_spec,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.tiles import (
     FLOAT_BYTES,
     GPUS,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
 
 PLAN = BucketPlan.of((96, 7, 40), (6, 1, 2), 64)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import Manifest
 from enginewright.runtime.bundle.reader import Bundle
 from tests.runtime.executors import tiny_onnx

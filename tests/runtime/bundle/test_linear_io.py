@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import LinearCacheGroup, LinearIo, cache_names, mask_name
 from enginewright.runtime.bundle.manifest import TargetManifest
 

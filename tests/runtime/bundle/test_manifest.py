@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.contracts import ModelInfo
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.manifest import FORMAT_VERSION, FileSection, Manifest, TargetManifest, check_path
 
 MODEL = {"name": "x", "architecture": "X", "vocab_size": 5, "context_length": 9}

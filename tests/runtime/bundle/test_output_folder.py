@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.errors import BundleError, RequestError
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import Manifest
 from enginewright.runtime.bundle.output_folder import output_place, unlisted_files, why_not_a_bundle
-from enginewright.runtime.bundle.writer import BundleWriter
 
 Make = Callable[..., Path]
 

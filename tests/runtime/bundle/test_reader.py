@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.errors import BundleError
-from enginewright.plugins.lowered_program import LoweredProgram
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle import reader
 from enginewright.runtime.bundle.manifest import Manifest, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
-from enginewright.runtime.bundle.writer import BundleWriter
-from enginewright.runtime.tokenizer import Tokenizer
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 Make = Callable[..., Path]
 WEIGHT = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.sparse_panels import block_bytes, is_sparse, pack_sparse, unpack_sparse
 from enginewright.runtime.bundle.weights import Blob, TensorEntry, WeightsIndex, stored_bytes
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tensorrt_plan import HEADER_BYTES, PlanHeader, check_plan
 from tests.runtime.tensorrt_bundles import plan
 

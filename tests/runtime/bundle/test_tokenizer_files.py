@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tokenizer_files import SPECIAL_TOKENS_PATH, TokenizerFiles
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.weights import (
     NUMPY_DTYPES,
     Blob,

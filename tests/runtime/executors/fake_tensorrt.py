@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.executors.cuda_driver import Argument, Gpu
 from tests.runtime.tensorrt_bundles import plan
 

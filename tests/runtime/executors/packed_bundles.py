@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
 from enginewright.runtime.bundle.segments import SegmentProfile, SegmentSchedule, segments_path
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.bundle.writer import BundleWriter
 
 from . import tiny_onnx as tiny
 from . import tiny_paged as paged

@@ -11,9 +11,9 @@ import pytest
 
 from enginewright.plugins.cpu import executable
 from enginewright.plugins.cpu.executable import isas
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.cpu_tuning import TuningFile, load_tuning
 
 ISA = isas()[0]

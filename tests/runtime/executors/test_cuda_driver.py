@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.errors import CapacityError, EnginewrightError, TargetError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.executors.cuda_driver import Gpu, load_cuda
 
 SOURCE = r"""

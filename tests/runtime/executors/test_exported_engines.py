@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 
-from enginewright.optimizer.emit import attention_kernels
+from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments, whole
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest
 from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.sampling import SamplingParams
 
 from . import tiny_paged
 from .fake_tensorrt import FakeCuda, fake_tensorrt, rtx_plan

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from enginewright.plugins.errors import BundleError, CapacityError, MissingDependencyError, RequestError
 from enginewright.plugins.onnxruntime.library import operators_library
+from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, RequestError
 from enginewright.runtime.executors import onnx_session
 from enginewright.runtime.executors.onnx_session import (
     PROVIDERS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.errors import BundleError, CapacityError, RequestError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
 from enginewright.runtime.bundle.manifest import TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import NO_TOKEN, CacheGroup, SamplingBatch, StepInput
-from enginewright.plugins.errors import CapacityError, RequestError
+from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, SamplingBatch, StepInput
+from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.executors.slot_steps import SlotSteps
 from enginewright.runtime.executors.slots import SlotRun
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup, StepInput
-from enginewright.plugins.errors import CapacityError, RequestError
+from enginewright.plugins.shared.contracts import CacheGroup, StepInput
+from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.executors.slots import MOST_HOLES, SlotRun, mask, plan_runs, slots_of
 
 C, SLOTS = 32, 24

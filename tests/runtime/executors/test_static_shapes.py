@@ -14,17 +14,17 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.errors import BundleError, CapacityError, RequestError
-from enginewright.plugins.lowered_program import Affine, LoweredProgram
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, SamplingBatch, StepInput, StepOutput
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
+from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.executors.cpu import CpuExecutor
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.static_shapes import StaticShapes, pad, sink_blocks, use_lines
 from enginewright.runtime.llm import LLM
-from enginewright.runtime.outputs import RequestOutput
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.runtime.requests.outputs import RequestOutput
+from enginewright.runtime.requests.sampling import SamplingParams
 
 PLAN = BucketPlan.of((7, 40, 96), (1, 2, 6), 64)
 GROUPS = (CacheGroup("full", (0,), 1, 8, 8), CacheGroup("window", (1,), 1, 8, 8, window=8, block_size=16))

@@ -1,75 +1,174 @@
-"""How a packed step is padded, and how one that is too large is parted."""
+"""Targets with caches in blocks through engine and scheduler: tokens and logits are numpy's. The GPU is in memory."""
 
 from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup, StepInput
-from enginewright.plugins.errors import RequestError
-from enginewright.runtime.executors.tensorrt_blocks import StepShape, of_requests, padded, parts, rounded
+from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.executors import tensorrt_library
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 
-GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=4)
+from . import tiny_onnx as tiny
+from .fake_tensorrt import ADA, FakeCuda, Gpu, fake_tensorrt
+from .packed_bundles import DECODE, PREFILL, SIZES, write_paged, write_segments
 
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def step() -> StepInput:
-    """Requests of 1, 3 and 2 tokens, behind 4, 0 and 6 others."""
-    return StepInput(
-        ids=ints(9, 1, 2, 3, 7, 8),
-        positions=ints(4, 0, 1, 2, 6, 7),
-        q_start=ints(0, 1, 4, 6),
-        kv_len=ints(5, 3, 8),
-        block_tables={"full": np.array([[2, 3], [5, -1], [0, 1]], np.int32)},
-        slots={"full": ints(12, 20, 21, 22, 6, 7)},
-        rows=ints(5, 0, 3),
-    )
+TOLERANCE = 1e-4  # as in test_onnxruntime.py
+GREEDY = SamplingParams(temperature=0, max_tokens=tiny.CONTEXT, ignore_eos=True)
+Install = Callable[..., FakeCuda]
 
 
-def test_padding() -> None:
-    shape = StepShape(profile=0, tokens=8, requests=4, rows=4, blocks=3, decodes=False)
-    found = {name: array.tolist() for name, array in padded(step(), step().rows, [GROUP], shape).items()}
-    assert found == {
-        "ids": [9, 1, 2, 3, 7, 8, 0, 0],
-        "positions": [4, 0, 1, 2, 6, 7, 0, 0],
-        "q_start": [0, 1, 4, 6, 6],
-        "kv_len": [5, 3, 8, 0],
-        "rows": [5, 0, 3, 0],
-        "slots:full": [12, 20, 21, 22, 6, 7, -1, -1],
-        "block_table:full": [[2, 3, -1], [5, -1, -1], [0, 1, -1], [-1, -1, -1]],
-    }
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("packed")
+    return {"paged": write_paged(folder / "paged.bundle"), "segments": write_segments(folder / "segments.bundle")}
 
 
-def test_a_part_of_a_step() -> None:
-    part, order = of_requests(step(), [0, 2])
-    assert part.ids.tolist() == [9, 7, 8]
-    assert part.q_start.tolist() == [0, 1, 3]
-    assert part.kv_len.tolist() == [5, 8]
-    assert part.block_tables["full"].tolist() == [[2, 3], [0, 1]]
-    assert part.slots["full"].tolist() == [12, 6, 7]
-    assert part.rows.tolist() == [2, 0]
-    assert order.tolist() == [0, 1]
-    whole, order = of_requests(step(), [0, 1, 2])
-    assert whole.ids.tolist() == step().ids.tolist()
-    assert order.tolist() == [0, 1, 2]
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Makes a machine with a library and GPUs of this one."""
+
+    def make(form: str, gpus: tuple[Gpu, ...] = (ADA,), **options) -> FakeCuda:
+        cuda = FakeCuda(gpus)
+        if form == "paged":
+            profiles = {0: (DECODE,), 1: (PREFILL,)}
+            module = fake_tensorrt(cuda, profiles, name="tensorrt", version="11.4.0.106", **options)
+        else:
+            module = fake_tensorrt(cuda, SIZES, graphs=options.pop("graphs", True), **options)
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(tensorrt_library, "load_cuda", lambda: cuda)
+        return cuda
+
+    return make
 
 
-class Program:
-    def most(self, *, decodes: bool) -> tuple[int, int]:
-        return (4, 4) if decodes else (10, 2)
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, tiny.V, n).tolist() for n in (1, 2, 3, 5, 5, 6, 11, 25, 30)]
 
 
-def test_parts() -> None:
-    counts = ints(1, 3, 1, 8, 1, 1, 2, 0, 1, 10, 1)
-    found = parts(counts, Program())  # type: ignore[arg-type]
-    assert found == [[0, 2, 4, 5], [8, 10], [1], [3, 6], [9]]
-    with pytest.raises(RequestError, match="11 tokens of a request, and engines hold 10"):
-        parts(ints(1, 11), Program())  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    return [tiny.greedy(prompt, tiny.CONTEXT - len(prompt)) for prompt in prompts]
 
 
-def test_sizes_are_few() -> None:
-    assert [rounded(n, (1, 4, 12)) for n in (1, 2, 3, 5, 8, 9, 12)] == [1, 2, 4, 8, 8, 12, 12]
-    assert rounded(1, (4, 8, 16)) == 4
+@pytest.mark.parametrize("form", ["paged", "segments"])
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk": 5, "max_requests": 3}, {"memory": "48kB"}])
+def test_greedy_tokens(
+    install: Install,
+    bundles: dict[str, Path],
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    form: str,
+    options: dict[str, int],
+) -> None:
+    cuda = install(form)
+    with LLM(bundles[form], **options) as llm:  # type: ignore[arg-type]
+        together = llm.generate(prompts, GREEDY)
+        alone = llm.generate(prompts[4], GREEDY)
+        info = llm.info()
+    assert [list(r.token_ids) for r in together] == expected
+    assert list(alone[0].token_ids) == expected[4]
+    assert info["preemptions"] > 0 or "memory" not in options
+    device = cuda.devices[-1]
+    assert device.closed
+    if form == "paged":
+        assert 0 < device.captured < device.launched
+        assert info["executor"]["library"] == "TensorRT 11.4.0.106"
+    else:
+        assert device.captured == 0
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expected, form: str) -> None:
+    """In the middle of its tokens, while others decode; who gets its blocks next is well."""
+    cuda = install(form)
+    with LLM(bundles[form], max_requests=3) as llm:
+        requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
+        for request in requests:
+            llm.engine.add_request(request)
+        while requests[1].output_length < 4:
+            llm.engine.step()
+        memory = llm.engine.executor._engines._memory  # type: ignore[attr-defined]
+        for group in llm.engine.executor.cache_groups:
+            for name in (f"{kind}_cache:{layer}" for kind in "kv" for layer in group.layers):
+                size = memory._bytes[name] // llm.engine.executor.blocks[group.name]
+                for block in requests[1].tables[group.name]:
+                    address = memory.caches[name] + block * size
+                    cuda.devices[-1].view(address, np.dtype(np.float32), (size // 4,))[:] = np.nan
+        while llm.engine.has_work():
+            llm.engine.step()
+        for name, address in memory.caches.items():
+            held = cuda.devices[-1].view(address, np.dtype(np.float32), (memory._bytes[name] // 4,))
+            assert np.isfinite(held).all(), name
+    assert [r.finish_reason for r in requests] == ["length", "error", "length", "length", "length"]
+    tokens = [list(r.tokens[r.prompt_length :]) for r in requests]
+    assert [tokens[0], *tokens[2:]] == [expected[2], *expected[4:7]]
+    assert tokens[1] == expected[3][:4]
+
+
+def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> None:
+    """With a library that makes none by itself."""
+    cuda = install("segments", graphs=False)
+    with LLM(bundles["segments"]) as llm:
+        assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
+    assert 0 < cuda.devices[-1].captured < cuda.devices[-1].launched
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_logits_of_all_tokens(install: Install, bundles, prompts, form: str) -> None:
+    """More rows than a profile gives at once, and more tokens."""
+    install(form)
+    with LLM(bundles[form]) as llm:
+        for prompt in prompts:
+            np.testing.assert_allclose(llm.logits(prompt), tiny.reference(prompt), atol=TOLERANCE)
+
+
+def test_pools_are_as_large_as_engines_hold(install: Install, bundles) -> None:
+    install("paged")
+    with LLM(bundles["paged"], memory="1GB") as llm:
+        assert llm._executor.blocks == {"full": 60, "window": 60}
+    with pytest.raises(CapacityError, match="context: 41 tokens are more than the 40"):
+        LLM(bundles["paged"], context=41)
+
+
+def test_a_gpu_without_kernels(install: Install, tmp_path: Path) -> None:
+    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    path = write_segments(tmp_path / "ada.bundle")
+    said = path / "targets/tensorrt-rtx/segments.json"
+    with LLM(path) as llm:
+        assert llm.info()["executor"]["gpu"] == "older (8.6)"
+    install("segments", gpus=(Gpu(0, "other", "8.0", 1 << 30),))
+    with pytest.raises(TargetError, match=r"compute capability 8.6 or 8.9, and the GPU here is another: other \(8.0\)"):
+        LLM(path)
+    kernel = json.loads(said.read_text())["kernels"][0]["write"]
+    damaged = path / f"targets/tensorrt-rtx/kernels/{kernel}.json"
+    text = damaged.read_text()
+    install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
+    damaged.write_text(text.replace('"warps": 4', '"warps": 8'))
+    with pytest.raises(BundleError, match=rf"{kernel}.json: made for something else than its name says"):
+        LLM(path)
+
+
+def test_engines_for_prompts_are_needed(install: Install, tmp_path: Path) -> None:
+    install("paged")
+    with pytest.raises(BundleError, match="there is none for prompts"):
+        LLM(write_paged(tmp_path / "decode.bundle", ("decode",)))
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_memory_that_is_not_there(install: Install, bundles, form: str) -> None:
+    small = (Gpu(0, "small", "8.9", 60_000),)
+    install(form, gpus=small)
+    with pytest.raises(CapacityError, match=r"don't fit into the memory of small"):
+        LLM(bundles[form], memory="100kB")

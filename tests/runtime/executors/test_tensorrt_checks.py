@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.plugins.errors import MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.tensorrt_checks import (
     FLAVOURS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.triton.compile_ahead import write_kernels
 from enginewright.runtime.executors.tensorrt_kernels import read_by_stem
 

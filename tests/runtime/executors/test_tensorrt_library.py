@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.errors import BundleError, EnginewrightError, MissingDependencyError
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, MissingDependencyError
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
 from enginewright.runtime.executors.tensorrt_library import (
@@ -22,7 +22,7 @@ from enginewright.runtime.executors.tensorrt_library import (
 
 from . import tiny_onnx as tiny
 from .fake_tensorrt import ADA, SCRATCH_BYTES, FakeCuda, fake_tensorrt, rtx_plan
-from .test_tensorrt import PROFILES
+from .test_tensorrt_slots import PROFILES
 
 
 def test_everything_that_is_called_is_there() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginewright.plugins.contracts import CacheGroup
+from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.tensorrt.kernels import layer_specs
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec

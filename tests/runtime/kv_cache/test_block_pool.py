@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.kv_cache.block_pool import BlockPool
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.plugins.errors import CapacityError, RequestError
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import (
     PoolPlan,
     bytes_for,

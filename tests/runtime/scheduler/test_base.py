@@ -7,9 +7,9 @@ from array import array
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.plugins.shared.contracts import CacheGroup
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Chunk, step_input
 
 GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4)}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from enginewright.plugins.contracts import CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.errors import CapacityError
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepOutput
+from enginewright.plugins.shared.errors import CapacityError
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig
 

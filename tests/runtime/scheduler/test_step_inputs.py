@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.contracts import CacheGroup, StepInput
-from enginewright.runtime.request import Request
-from enginewright.runtime.sampling import SamplingParams
+from enginewright.plugins.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
 from enginewright.runtime.scheduler.base import Chunk, step_input
 from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig

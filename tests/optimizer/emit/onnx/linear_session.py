@@ -18,15 +18,15 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.emit.onnx.emit_model import emit_model
 from enginewright.optimizer.emit.onnx.float_types import FloatType
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.optimizer.progress import silent
-from enginewright.passes.base import PassContext
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.plugins.onnxruntime.library import operators_library
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, MODEL_FILE, LinearIo, cache_names
 from enginewright.runtime.bundle.weights import NUMPY_DTYPES
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.acceptance.tiny_configs import tiny_family
 
 Logits = npt.NDArray[np.float32]

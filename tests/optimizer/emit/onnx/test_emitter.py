@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.base import EmitOptions
 from enginewright.optimizer.emit.onnx.emitter import OnnxEmitter
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.export import export
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
-from enginewright.plugins.errors import MissingDependencyError
+from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.onnxruntime import library
+from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 

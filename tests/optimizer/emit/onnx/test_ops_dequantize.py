@@ -10,18 +10,18 @@ from onnx import TensorProto
 
 from enginewright.optimizer.emit.onnx.emit_model import emit_model
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import segment_model
-from enginewright.optimizer.progress import silent
+from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
+from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.runtime.bundle.segments import SegmentStep
 from enginewright.runtime.bundle.weights import WeightsIndex
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.optimizer.emit.onnx.linear_session import emit
 from tests.passes.small_programs import Shape, decoder
 

@@ -11,16 +11,16 @@ from unittest.mock import patch
 
 import pytest
 
-from enginewright.optimizer.emit.base import EmitOptions
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt import emitter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.passes.base import PassContext
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.optimizer.emit.tensorrt import cut_network
 
 MakeBundle = Callable[..., Path]

@@ -9,7 +9,7 @@ import torch
 
 from enginewright.optimizer.emit.tensorrt.network import Network
 from enginewright.optimizer.verify.random_tokens import tolerance_of
-from enginewright.plugins.errors import BundleError, UnsupportedModelError
+from enginewright.plugins.shared.errors import BundleError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.emit.base import EmitOptions
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter, profiles_of
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.errors import RecipeError, TargetError
+from enginewright.plugins.shared.errors import RecipeError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import lowered
 from tests.optimizer.emit.tensorrt.conftest import MakeBundle

@@ -6,7 +6,7 @@ from enginewright.optimizer.emit.tensorrt.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.emit.weight_storages import check_storages
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 
 def test_gpus_with_kernels() -> None:

@@ -13,16 +13,16 @@ from onnx import helper
 
 from enginewright.optimizer.emit.onnx.float_types import FloatType
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentedModel, SegmentGraph, segment_model
-from enginewright.optimizer.progress import silent
+from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.contracts import CacheGroup
 from enginewright.plugins.ops.attention import paged_attention
 from enginewright.plugins.ops.cache import kv_write
+from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, STEP_INPUTS, AttentionStep, SegmentStep
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.optimizer.emit.onnx.linear_session import PLAN, SEQUENCES, Logits, tokens_of
 from tests.passes.small_programs import Steps
 

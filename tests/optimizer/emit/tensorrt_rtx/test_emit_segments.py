@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.base import EmitOptions
-from enginewright.optimizer.emit.engine_report import EngineReport
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments as module
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import emit_segments, profiles_of
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.base import PassContext
-from enginewright.plugins.errors import BundleError, TargetError
+from enginewright.passes.framework.base import PassContext
+from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import SegmentStep
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.onnx.linear_session import lowered
 from tests.optimizer.emit.tensorrt_rtx.segment_session import MANIFEST

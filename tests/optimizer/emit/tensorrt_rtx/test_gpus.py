@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT, check_suited
-from enginewright.plugins.errors import TargetError
+from enginewright.plugins.shared.errors import TargetError
 
 
 def test_unsuited_gpus() -> None:

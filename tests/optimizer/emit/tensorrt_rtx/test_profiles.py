@@ -6,7 +6,7 @@ import pytest
 
 from enginewright.optimizer.emit.tensorrt_rtx.profiles import describe, profiles_of, slot_capacity
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.plugins.errors import RecipeError
+from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
 
 

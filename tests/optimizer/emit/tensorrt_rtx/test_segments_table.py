@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import EngineRequest, build_engine
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import profiles_of
 from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentGraph, segment_model
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.plugins.errors import TargetError, UnsupportedModelError
+from enginewright.optimizer.shared.progress import silent
+from enginewright.plugins.shared.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.segments import SegmentStep
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.optimizer.emit.onnx.linear_session import lowered_family
 from tests.optimizer.emit.tensorrt_rtx.family_table import FamilyTable, families
 

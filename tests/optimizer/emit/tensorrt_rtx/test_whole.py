@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.emit.base import EmitOptions
-from enginewright.optimizer.emit.engine_report import EngineReport
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx.emitter import TensorRtRtxEmitter
-from enginewright.optimizer.progress import silent
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.passes.base import PassContext
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
-from enginewright.passes.weight_formats import WeightFormats
-from enginewright.plugins.contracts import WeightFormat
-from enginewright.plugins.errors import CapacityError
+from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.buckets import BucketPlan
-from enginewright.runtime.bundle.writer import BundleWriter
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import lowered
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from enginewright.optimizer.emit.base import EmitOptions
-from enginewright.optimizer.emit.engine_report import EngineReport
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest, build_engine
 from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT
-from enginewright.optimizer.progress import silent
-from enginewright.plugins.errors import TargetError, UnsupportedModelError
-from enginewright.runtime.bundle.writer import BundleWriter
+from enginewright.optimizer.shared.progress import silent
+from enginewright.plugins.shared.errors import TargetError, UnsupportedModelError
 from tests.optimizer.emit.onnx.linear_session import lowered_family
 from tests.optimizer.emit.tensorrt_rtx.family_table import FamilyTable, families
 

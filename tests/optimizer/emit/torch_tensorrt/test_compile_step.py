@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from enginewright.optimizer import export_stages
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.emit.torch_tensorrt import emitter
 from enginewright.optimizer.export import export
-from enginewright.plugins.errors import VerificationError
+from enginewright.optimizer.export import stages as export_stages
+from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
 from tests.runtime.test_doctor import WITH_GPU

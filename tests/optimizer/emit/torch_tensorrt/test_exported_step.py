@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from enginewright.optimizer.emit.torch_tensorrt.exported_step import KEPT, ExportedStep, exported_step, step_example
-from enginewright.optimizer.pipeline import default_pipeline
-from enginewright.passes.base import PassContext
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.passes.manager import PassManager
 from enginewright.plugins.ops import REFERENCES
 from tests.passes.captured import captured
 

@@ -1,0 +1,390 @@
+"""Fetches models from the Hugging Face Hub into its cache: of a repository what an export reads, and no more.
+
+Where the cache, the token and the Hub are is huggingface_hub's to say (HF_HOME, HF_TOKEN or `hf auth login`,
+HF_ENDPOINT, HF_HUB_OFFLINE). The cache has its usual layout, so other tools find what is fetched here, and what they
+fetched is found here. Only the bytes come our own way (``hub_blobs``): huggingface_hub 2 drops a download that was
+interrupted. Every file is compared with the hash that the Hub lists before it gets its name.
+
+Small files come first and weights last, so that a snapshot that has its weights has all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    FileMetadataError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented as it stands
+
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.plugins.shared.errors import CapacityError, SourceError, UnsupportedModelError
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+from .find_source import HubId
+from .hub_blobs import HTTP_ERROR, Blob, download_blob
+from .huggingface import CONFIG, INDEX, SINGLE, read_config, read_json
+
+_SMALL = frozenset(
+    {
+        CONFIG,
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "chat_template.jinja",
+        "chat_template.json",
+        "README.md",  # which says the licence
+    }
+)
+_MORE_TEMPLATES = "additional_chat_templates/"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+_BLOCK_TYPE = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|FP?16|FP?32|MXFP4\w*|NVFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE
+)
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf\Z", re.IGNORECASE)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REVISION = re.compile(r"(?!.*\.\.)\w[\w./+-]*", re.ASCII)
+_LISTED = 12
+
+
+def fetch(wanted: HubId, progress: Progress) -> Path:
+    """The folder, or GGUF file, in the Hub's cache that has the model.
+
+    In offline mode (HF_HUB_OFFLINE) that is what was fetched before. Else the Hub is asked which commit is meant, and
+    what is missing of it is fetched: the configuration first, which is checked before the weights come.
+
+    Raises what ``find_source`` does.
+    """
+    if wanted.revision is not None and not _REVISION.fullmatch(wanted.revision):
+        raise SourceError(f"{wanted}: {wanted.revision!r} can't be a revision", hint="Pass a branch, tag or commit.")
+    with _hub_errors(wanted):
+        if constants.is_offline_mode():
+            return _cached(wanted)
+        repository = _Repository.of(wanted)
+        file = choose_file(wanted, repository.files, f"at {constants.ENDPOINT}")
+        download = _Download(wanted, repository, progress)
+        if file is not None:
+            download.get([file])
+            download.write_reference()
+            return download.folder / file
+        indexed = SINGLE not in repository.files
+        small = [n for n in repository.files if n in _SMALL or (n.startswith(_MORE_TEMPLATES) and n.endswith(".jinja"))]
+        small += [INDEX] if indexed else []
+        weights = [n for n in repository.files if _SHARD.fullmatch(n)] if indexed else [SINGLE]
+        download.get(small, of=[*small, *weights])
+        read_config(download.folder)  # what can't be compiled is refused before gigabytes of it come
+        if indexed:
+            weights = _shards(download.folder / INDEX, repository.files)
+        download.get(weights, of=[*small, *weights])
+        download.write_reference()
+        return download.folder
+
+
+def choose_file(wanted: HubId, files: Collection[str], where: str) -> str | None:
+    """The GGUF file among a repository's ``files`` that is meant, None for its safetensors.
+
+    Raises:
+        SourceError: it isn't there, or several are as good; says which there are.
+        UnsupportedModelError: it is in parts.
+    """
+    whole = sorted(n for n in files if n.lower().endswith(".gguf") and "mmproj" not in n.rpartition("/")[2].lower())
+    if wanted.file is None:
+        if CONFIG in files and (SINGLE in files or INDEX in files):
+            return None
+        if len(whole) != 1:
+            raise _no_weights(wanted, files, whole, where)
+        found = whole
+    elif wanted.file.lower().endswith(".gguf"):
+        found = [n for n in whole if n == wanted.file]
+    else:
+        exact = [n for n in whole if _block_type(n) == wanted.file.upper()]
+        found = exact or [n for n in whole if _block_type(n) == f"UD-{wanted.file.upper()}"]
+        if parts := [n for n in found if _PART.search(n)]:
+            found = parts[:1] if len(parts) == len(found) else [n for n in found if n not in parts]
+    if len(found) != 1:
+        kind = "has no" if not found else f"has {len(found)} files for"
+        raise SourceError(
+            f"{wanted}: {wanted.repository} {where} {kind} {wanted.file}",
+            hint=f"GGUF files there: {_shown(found or whole)}. Name one after a colon, by block type or by file name.",
+        )
+    if part := _PART.search(found[0]):
+        raise UnsupportedModelError(
+            f"{wanted}: {found[0]} is one of {int(part[1])} parts, which can't be read",
+            hint="Join them first: llama-gguf-split --merge FIRST_PART WHOLE.gguf; then pass that file.",
+        )
+    return found[0]
+
+
+def _no_weights(wanted: HubId, files: Collection[str], ggufs: Sequence[str], where: str) -> SourceError:
+    name = f"{wanted}: {wanted.repository} {where}"
+    if ggufs:
+        example = next((t for t in map(_block_type, ggufs) if t), ggufs[0])
+        return SourceError(
+            f"{name} has {len(ggufs)} GGUF files, and none is named",
+            hint=f"Name one, as in {wanted.repository}:{example}. There are {_shown(ggufs)}.",
+        )
+    if "adapter_config.json" in files:
+        return SourceError(
+            f"{name} is an adapter (LoRA) of another model", hint="Merge it into that model, and export the result."
+        )
+    if pickles := sorted(n for n in files if n.endswith(_PICKLES)):
+        return SourceError(
+            f"{name} has its weights in {pickles[0]} only, and such files can run code: they are never loaded",
+            hint="Look for a revision with safetensors (such as @refs/pr/1, by the Hub's converter), or load it with "
+            "transformers where you trust it, save_pretrained() it, and export that folder.",
+        )
+    return SourceError(
+        f"{name} has neither {CONFIG} with {SINGLE} or {INDEX}, nor a GGUF file",
+        hint=f"It has {_shown(sorted(files))}." if files else "It is empty.",
+    )
+
+
+def _block_type(name: str) -> str | None:
+    """The type of a GGUF file's blocks by its name: "Q4_K_M" of "model-q4_k_m.gguf"."""
+    found = _BLOCK_TYPE.findall(_PART.sub(".gguf", name))
+    return found[-1].upper() if found else None
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more if names else "none"
+
+
+@dataclass(frozen=True)
+class _Repository:
+    """A commit and its files; of None the Hub doesn't say which bytes they are."""
+
+    commit: str
+    files: Mapping[str, Blob | None]
+
+    @staticmethod
+    def of(wanted: HubId) -> _Repository:
+        """As the Hub has it now. Raises what huggingface_hub does; SourceError if it isn't the Hub that answers."""
+        files: dict[str, Blob | None] = {}
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        try:
+            info = HfApi(library_name="enginewright").model_info(
+                wanted.repository, revision=wanted.revision, files_metadata=True, timeout=timeout
+            )
+            commit = str(info.sha)
+            if not _COMMIT.fullmatch(commit):
+                raise ValueError(f"the commit is {commit!r}")
+            for entry in info.siblings or ():
+                found = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
+                files[entry.rfilename] = None if found is None or entry.size is None else Blob(found, entry.size)
+        except (HFValidationError, HfHubHTTPError):
+            raise
+        except UnicodeEncodeError as e:
+            raise SourceError(
+                f"{wanted}: the token has a character that none can have", hint="Log in again, or set HF_TOKEN anew."
+            ) from e
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise SourceError(
+                f"{wanted}: the answer of {constants.ENDPOINT} isn't the Hub's ({type(e).__name__})",
+                hint="Check HF_ENDPOINT, and that no proxy or login page answers in its place.",
+            ) from e
+        return _Repository(commit, files)
+
+
+class _Download:
+    """Files of one commit, into the cache. ``folder`` is the commit's snapshot."""
+
+    def __init__(self, wanted: HubId, repository: _Repository, progress: Progress) -> None:
+        self._wanted, self._repository, self._progress = wanted, repository, progress
+        self._cache = _cache_of(wanted)
+        self.folder = self._cache / "snapshots" / repository.commit
+
+    def get(self, names: Sequence[str], of: Sequence[str] = ()) -> None:
+        """Fetches what isn't there of ``names``, in their order.
+
+        ``of``: all that there is to fetch as far as is known, which the progress counts; by default ``names``.
+        """
+        whole = list(dict.fromkeys([*(of or names), *names]))
+        done = sum(self._size(n) for n in whole if self._is_there(n))
+        total = sum(map(self._size, whole))
+        missing = [n for n in names if not self._is_there(n)]
+        self._check_disk(missing)
+        for name in missing:
+            blob = self._repository.files[name]
+            if blob is not None and blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                started = done
+
+                def tell(have: int, name: str = name, started: int = started) -> None:
+                    self._tell(started + have, total, name)
+
+                url = hf_hub_url(self._wanted.repository, name, revision=self._repository.commit)
+                download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", tell)
+            # Finds the bytes there and gives them their name; or fetches them, if nobody knows their hash.
+            hf_hub_download(self._wanted.repository, name, revision=self._repository.commit)
+            done += self._size(name)
+            self._tell(done, total, name)
+
+    def _tell(self, done: int, total: int, name: str) -> None:
+        detail = f"{name} ({format_bytes(done)} of {format_bytes(total)})"
+        self._progress(ProgressEvent("download", done, total, detail))
+
+    def _is_there(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    def _size(self, name: str) -> int:
+        blob = self._repository.files[name]
+        return 0 if blob is None else blob.size
+
+    def _check_disk(self, missing: Sequence[str]) -> None:
+        here = next(p for p in (self._cache, *self._cache.parents) if p.exists())
+        needed = sum(map(self._size, missing))
+        for name in missing:
+            blob = self._repository.files[name]
+            if blob is not None:
+                with suppress(FileNotFoundError):
+                    needed -= (self._cache / "blobs" / f"{blob.hash}.incomplete").stat().st_size
+        if needed > (free := shutil.disk_usage(here).free):
+            raise _disk_full(self._wanted, f"{format_bytes(needed)} are missing, and {format_bytes(free)} are free")
+
+    def write_reference(self) -> None:
+        """Says which commit the revision is, for offline mode: once all of it is there."""
+        revision = self._wanted.revision or constants.DEFAULT_REVISION
+        if revision == self._repository.commit:
+            return
+        path = self._cache / "refs" / revision
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as unfinished:
+            unfinished.write(self._repository.commit)
+        os.replace(unfinished.name, path)
+
+
+def _shards(index: Path, files: Collection[str]) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    named = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    shards = sorted(n for n in named if isinstance(n, str) and n.endswith(".safetensors") and "/" not in n)
+    if missing := sorted(n for n in shards if n not in files):
+        raise SourceError(
+            f"{index}: it names {missing[0]}, which the repository doesn't have", hint="Try another revision."
+        )
+    if not shards or len(shards) != len(named):
+        raise SourceError(f"{index}: weight_map names no safetensors files", hint="Try another revision.")
+    return shards
+
+
+# ---- offline
+
+
+def _cached(wanted: HubId) -> Path:
+    """What the cache has of a model. Raises SourceError saying what it lacks."""
+    cache, revision = _cache_of(wanted), wanted.revision or constants.DEFAULT_REVISION
+    reference = cache / "refs" / revision
+    commit = revision if _COMMIT.fullmatch(revision) else reference.read_text() if reference.is_file() else ""
+    folder = cache / "snapshots" / commit
+    there = sorted(p.name for p in cache.glob("snapshots/*"))
+    if not commit or not folder.is_dir():
+        commits = f"; it has the commits {', '.join(there)}" if there else ""
+        raise SourceError(
+            f"{wanted}: it isn't on this disk, and not in the Hub's cache {constants.HF_HUB_CACHE}{commits}; "
+            "HF_HUB_OFFLINE is set, so nothing is fetched",
+            hint="Unset HF_HUB_OFFLINE to fetch it.",
+        )
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    if (file := choose_file(wanted, files, "in the Hub's cache (HF_HUB_OFFLINE is set)")) is not None:
+        return folder / file
+    if SINGLE not in files:
+        _shards(folder / INDEX, files)
+    return folder
+
+
+def _cache_of(wanted: HubId) -> Path:
+    """The model's folder in the Hub's cache."""
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{wanted.repository.replace('/', '--')}"
+
+
+# ---- errors
+
+
+@contextmanager
+def _hub_errors(wanted: HubId) -> Iterator[None]:
+    """Turns what huggingface_hub, its HTTP library and the disk raise within into our errors.
+
+    Their texts aren't repeated: an address may hold a signature, and a header the token.
+    """
+    hub = constants.ENDPOINT
+    log_in = "`hf auth login`, or HF_TOKEN"
+    try:
+        yield
+    except GatedRepoError as e:
+        raise SourceError(
+            f"{wanted}: the model is gated, and this token, or none, has no access",
+            hint=f"Ask for access at {hub}/{wanted.repository}, then log in: {log_in}.",
+        ) from e
+    except RepositoryNotFoundError as e:
+        raise SourceError(
+            f"{wanted}: there is neither a folder {wanted.repository} here nor a model of that id at {hub} that may "
+            "be read",
+            hint=f"Check the spelling. If the model is private, log in: {log_in}.",
+        ) from e
+    except RevisionNotFoundError as e:
+        raise SourceError(
+            f"{wanted}: {wanted.repository} has no revision {wanted.revision!r}",
+            hint=f"It has {_revisions(wanted)}; or pass a whole commit.",
+        ) from e
+    except HFValidationError as e:
+        raise SourceError(f"{wanted}: it doesn't exist, and can't be a model's id on the Hub", hint=str(e)) from e
+    except HfHubHTTPError as e:
+        status = e.response.status_code
+        hint = f"Check that the token is valid and may read the model: {log_in}." if status in (401, 403) else None
+        raise SourceError(
+            f"{wanted}: {hub} answers {status} {e.response.reason_phrase}", hint=hint or "Try again later."
+        ) from e
+    except (HTTP_ERROR, ConnectionError, LocalEntryNotFoundError, FileMetadataError) as e:
+        there = ", or set HF_HUB_OFFLINE=1 to take what its cache has" if _cache_of(wanted).is_dir() else ""
+        raise SourceError(
+            f"{wanted}: there is no folder {wanted.repository} here, and the connection to {hub} failed "
+            f"({type(e).__name__})",
+            hint=f"Check the network, proxies and HF_ENDPOINT{there}. What was fetched stays, and the next attempt "
+            "goes on from it.",
+        ) from e
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(wanted, "there is no space left") from e
+        raise SourceError(
+            f"{wanted}: {e.filename or constants.HF_HUB_CACHE} can't be written: {e.strerror or type(e).__name__}",
+            hint="Check the permissions of the Hub's cache, or set HF_HOME to another folder.",
+        ) from e
+
+
+def _disk_full(wanted: HubId, what: str) -> CapacityError:
+    return CapacityError(
+        f"{wanted}: the Hub's cache {constants.HF_HUB_CACHE} is full: {what}",
+        hint="Free some (`hf cache ls` and `hf cache rm`), or set HF_HOME to a folder on another disk.",
+    )
+
+
+def _revisions(wanted: HubId) -> str:
+    try:
+        found = HfApi(library_name="enginewright").list_repo_refs(wanted.repository)
+    except (HTTP_ERROR, OSError, ValueError, KeyError):  # the list is only a help
+        return "others"
+    return _shown([entry.name for entry in (*found.branches, *found.tags)])

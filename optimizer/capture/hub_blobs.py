@@ -1,0 +1,115 @@
+"""Downloads a file into the blobs of the Hub's cache, going on where an earlier attempt stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from huggingface_hub import constants, errors, get_session
+from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # documented as it stands
+
+from enginewright.plugins.shared.errors import SourceError
+
+HTTP_ERROR: type[Exception] = vars(errors)["HTTPError"]
+"""Of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""
+
+_CHUNK_BYTES = 1 << 20
+_TRIES = 5
+_PAUSE_SECONDS = 1.0
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_RANGE = re.compile(r"bytes (\d+)-")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes that the Hub stores: ``hash``, their name in the cache, is SHA-256, or git's SHA-1 of a small file."""
+
+    hash: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not _HASH.fullmatch(self.hash) or self.size < 0:
+            raise ValueError(f"{self.hash!r} of {self.size} bytes is no hash")
+
+
+def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, progress: Callable[[int], None]) -> None:
+    """Makes ``folder / blob.hash`` of the bytes at ``url``; bytes in ``folder / blob.hash.incomplete`` come first.
+
+    A connection that breaks is opened again, up to five times in a row without a byte. Two processes that want one blob
+    take turns, and the second finds it there.
+
+    Args:
+        headers: who asks; not sent to another host that ``url`` redirects to.
+        progress: told how many bytes are there, again and again.
+
+    Raises:
+        SourceError: what came hasn't the hash.
+        OSError, HTTP_ERROR: of the disk and of the network. What came stays for the next attempt.
+    """
+    done, partial = folder / blob.hash, folder / f"{blob.hash}.incomplete"
+    folder.mkdir(parents=True, exist_ok=True)
+    with partial.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not done.exists():  # else another process was quicker
+            _fill(file, blob, url, headers, progress)
+            if not _is_whole(file, blob):
+                file.truncate(0)
+                raise SourceError(
+                    f"{url}: what came isn't what the Hub lists (hash {blob.hash})", hint="Run the command again."
+                )
+            os.replace(partial, done)
+        else:
+            partial.unlink(missing_ok=True)
+
+
+def _fill(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progress: Callable[[int], None]) -> None:
+    """Appends what is missing."""
+    failed = 0
+    while (have := file.seek(0, os.SEEK_END)) < blob.size:
+        try:
+            _append(file, blob, url, headers, progress)
+            if file.tell() < blob.size:
+                raise ConnectionError(f"{url}: it ended {blob.size - file.tell():,} bytes too early")
+        except (HTTP_ERROR, ConnectionError) as e:
+            failed = 0 if file.tell() > have else failed + 1
+            if isinstance(e, (errors.HfHubHTTPError, errors.OfflineModeIsEnabled)) or failed >= _TRIES:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _append(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progress: Callable[[int], None]) -> None:
+    have = file.tell()
+    progress(have)
+    asked = headers | {"Range": f"bytes={have}-", "Accept-Encoding": "identity"}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", url, headers=asked, timeout=timeout) as response:
+        hf_raise_for_status(response)
+        start = _RANGE.match(response.headers.get("Content-Range", ""))
+        if have and (start is None or int(start[1]) != have):  # a server without ranges sends everything
+            file.truncate(0)
+            file.seek(0)
+        told = file.tell()
+        for chunk in response.iter_bytes():  # as they come: of a chunk that isn't whole nothing would be kept
+            file.write(chunk)
+            if file.tell() > blob.size:
+                break  # its hash can't be right
+            if file.tell() - told >= _CHUNK_BYTES:
+                told = file.tell()
+                progress(told)
+
+
+def _is_whole(file: BinaryIO, blob: Blob) -> bool:
+    file.flush()
+    file.seek(0)
+    of_git = hashlib.sha1(b"blob %d\0" % blob.size, usedforsecurity=False)
+    digest = hashlib.sha256() if len(blob.hash) == 64 else of_git
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest() == blob.hash

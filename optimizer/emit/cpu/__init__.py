@@ -1,0 +1,1 @@
+"""The cpu target: the lowered program, and weights packed for its kernels."""

@@ -1,0 +1,72 @@
+"""``--max-memory``: how an export keeps to a size, and what it says if it didn't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enginewright.optimizer.measure.source_runner import KEEP_BYTES
+from enginewright.optimizer.shared.resources import give_back_what_is_freed, parse_size, peak_rss_bytes, rss_bytes
+from enginewright.plugins.shared.errors import CapacityError
+
+LEAST_ROOM = 64 << 20
+"""What the export of the smallest model takes beside what the process has when it begins."""
+
+_SHARE = 4
+"""Weights that are kept take a quarter of the room; activations and what is being computed need the rest."""
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The limit that was set, and the process's largest resident size, from the system, mapped files included."""
+
+    limit: int
+    peak: int
+    kept: bool
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Most bytes that the process may have resident; None is no limit."""
+
+    limit: int | None
+
+    @staticmethod
+    def of(value: int | str | None) -> MemoryLimit:
+        """The limit as a user gives it, such as "4GiB".
+
+        Raises:
+            RequestError: it is no size.
+            CapacityError: the process has more already, or hardly less; says how much it needs.
+        """
+        if value is None:
+            return MemoryLimit(None)
+        limit = parse_size(value, "max_memory")
+        give_back_what_is_freed()
+        needed = rss_bytes() + LEAST_ROOM
+        if limit < needed:
+            raise CapacityError(
+                f"max_memory: {value} is too little: the process itself takes {rss_bytes():,} bytes before it begins",
+                hint=f"Allow {needed:,} bytes at least, and for a large model more.",
+            )
+        return MemoryLimit(limit)
+
+    def room(self) -> int | None:
+        """Bytes that are left now; None without a limit."""
+        return None if self.limit is None else max(0, self.limit - rss_bytes())
+
+    def keep_bytes(self) -> int:
+        """Bytes of weights that may be kept in memory where that saves reading them again."""
+        room = self.room()
+        return KEEP_BYTES if room is None else min(KEEP_BYTES, room // _SHARE)
+
+    def cache_bytes(self) -> int | None:
+        """Bytes that keys and values may take while the model is sampled from."""
+        room = self.room()
+        return None if room is None else room // _SHARE
+
+    def report(self) -> MemoryReport | None:
+        """Whether it was kept, now that the work is done; None without a limit."""
+        if self.limit is None:
+            return None
+        peak = peak_rss_bytes()
+        return MemoryReport(self.limit, peak, peak <= self.limit)

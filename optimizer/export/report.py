@@ -1,0 +1,88 @@
+"""What an export did: for report/report.json, ``--json`` and whoever called ``export``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from enginewright.optimizer.buckets.report import BucketsReport
+from enginewright.optimizer.calibration import CalibrationReport
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.report.fusion_effects import FusionEffects
+from enginewright.optimizer.report.roofline import Roofline
+from enginewright.optimizer.search.compose_report import Way
+from enginewright.optimizer.search.formats_report import AutoReport
+from enginewright.optimizer.search.kv_heads_report import KvHeadsReport
+from enginewright.optimizer.search.pruning_report import PruneReport
+from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.optimizer.verify import Measurement, PassVerification, VerificationReport
+from enginewright.passes.framework.base import Figure
+from enginewright.passes.quantization.report import QuantizationReport
+
+from .memory_limit import MemoryReport
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """What one run of a pass did.
+
+    Attributes:
+        target: whose pass it is; empty for those of the common pipeline.
+        measurement: how far the program was from the source after it; None if it was judged with a later pass, the
+            next that has a measurement.
+        figures: what the pass itself measured, place by place.
+    """
+
+    name: str
+    matched: int
+    rejected: list[dict[str, str]]
+    seconds: float
+    target: str = ""
+    measurement: Measurement | None = None
+    figures: list[Figure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export did. ``peak_rss_bytes`` is the process's largest resident size so far, from the system; ``memory``
+    compares it with the limit, if there was one.
+
+    ``stages`` are seconds: capture, calibration, search (for formats, and for what goes of the model), measure (the
+    program against the source from pass to pass), passes, emit, verify (the complete bundle against the source),
+    buckets (a step of each bucket's program), roofline and fusions (what each of a target's fusions is worth on this
+    machine).
+    ``bundle_bytes`` counts all files but manifests and report/. ``pass_verification`` says how passes were measured;
+    ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``buckets`` for each that has
+    some, ``engines`` for each that was built; ``kv_heads`` has one if heads of keys and values were grouped;
+    ``pruning`` says how it was searched for what goes; ``ways`` are those that were compared, if formats and shapes
+    were both searched for. What passes changed in the program is in report/diffs.json.
+    """
+
+    path: str
+    recipe: str
+    targets: list[str]
+    parameters: int
+    context_length: int
+    seconds: float
+    peak_rss_bytes: int
+    memory: MemoryReport | None
+    bundle_bytes: int
+    stages: dict[str, float]
+    passes: list[PassSummary]
+    calibration: CalibrationReport | None
+    quantization: QuantizationReport | None
+    auto: AutoReport | None
+    pass_verification: PassVerification
+    verification: list[VerificationReport]
+    storage: list[StoredBytes]
+    rooflines: list[Roofline]
+    fusion_effects: list[FusionEffects]
+    pruning: PruneReport | None = None
+    buckets: list[BucketsReport] = field(default_factory=list)
+    engines: list[EngineReport] = field(default_factory=list)
+    kv_heads: list[KvHeadsReport] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values for ``--json`` and report/report.json."""
+        return asdict(self)

@@ -1,0 +1,147 @@
+"""What an export is asked for, checked as far as that goes without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from enginewright.optimizer.buckets.for_export import check_files
+from enginewright.optimizer.emit.emitters import CHECKS, EMITTERS
+from enginewright.optimizer.emit.kv_caches import check_cache
+from enginewright.optimizer.emit.weight_storages import check_storages
+from enginewright.optimizer.pipeline.pipeline import OPTIONAL
+from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
+from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.gpus import parse_capabilities
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
+from enginewright.optimizer.recover.finished import FinishedRecovery
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.plugins.shared.errors import RecipeError
+from enginewright.runtime.bundle.output_folder import Inputs
+
+from .memory_limit import MemoryLimit
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What was asked for.
+
+    Attributes:
+        source: a Hugging Face directory, a GGUF file, or a model.
+        recipe: loaded; of a recovery, with the shapes that were trained.
+        targets: that can be emitted; at least one.
+        context_length: the longest request in tokens; None leaves it to the model.
+        calibration: a file of tokens for passes that look at some.
+        trained: what training has made of the weights.
+        limit: of memory.
+        tokenizer: of a model object, which brings none.
+        tell: called as the work goes on.
+        inputs: what was named -> its file or folder: nothing of it may be written to.
+    """
+
+    source: str | Path | PreTrainedModel
+    recipe: Recipe
+    targets: tuple[str, ...]
+    context_length: int | None
+    calibration: str | Path | None
+    trained: FinishedRecovery | None
+    limit: MemoryLimit
+    tokenizer: PreTrainedTokenizerBase | None
+    tell: Progress
+    inputs: Inputs
+
+    @staticmethod
+    def of(
+        source: str | Path | PreTrainedModel,
+        *,
+        recipe: str | Path | Recipe | None,
+        targets: Sequence[str] | None,
+        context_length: int | None,
+        calibration: str | Path | None,
+        recovered: str | Path | None,
+        max_memory: int | str | None,
+        gpus: Sequence[str] | None = None,
+        kv_cache: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        tell: Progress,
+    ) -> ExportRequest:
+        """Of the arguments of ``export``.
+
+        Raises:
+            RecipeError: the recipe has no such target or pass, or is not what was trained for.
+            SourceError: ``recovered`` is no finished recovery.
+            TargetError: one of ``gpus`` is unknown; a target, or GPU, has no weights, or no KV cache, as
+                the recipe wants them.
+            MissingDependencyError: a target needs what isn't installed, and can say so now.
+            RequestError: a file of lengths is no good, or ``max_memory`` no size.
+        """
+        trained = None if recovered is None else FinishedRecovery.open(recovered)
+        chosen = _recipe(recipe, trained)
+        wanted = _check_targets(tuple(targets) if targets is not None else chosen.targets)
+        _check_passes(chosen, wanted)
+        if gpus:
+            engines = (chosen.engines or EnginesSection()).model_copy(update={"gpus": parse_capabilities(gpus)})
+            chosen = chosen.model_copy(update={"engines": engines})
+        if kv_cache is not None:
+            chosen = with_cache(chosen, kv_cache)
+        check_storages(chosen, wanted)
+        check_cache(chosen, wanted)
+        if chosen.buckets is not None:
+            check_files(chosen.buckets)
+        return ExportRequest(
+            source,
+            chosen,
+            wanted,
+            context_length or chosen.context_length,
+            calibration,
+            trained,
+            MemoryLimit.of(max_memory),
+            tokenizer,
+            tell,
+            {
+                "the source": None if isinstance(source, PreTrainedModel) else source,
+                "the recipe": None if recipe is None else recipe_file(recipe),
+                "the calibration file": calibration,
+                "the recovered folder": recovered,
+                **_files_of(chosen),
+            },
+        )
+
+
+def _files_of(recipe: Recipe) -> dict[str, str | None]:
+    if recipe.buckets is None:
+        return {}
+    return {f"the recipe's file {name}": getattr(recipe.buckets, name) for name in FILE_FIELDS}
+
+
+def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:
+    """What is asked for, or what follows from what was trained. Raises RecipeError if they don't go together."""
+    if given is None:
+        return load_recipe("f32") if trained is None else trained.recipe_for(None)
+    chosen = given if isinstance(given, Recipe) else load_recipe(given)
+    return chosen if trained is None else trained.recipe_for(chosen)
+
+
+def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
+    known = OPTIONAL | {p.name for name in targets for p in EMITTERS[name].passes() if p.exact}
+    for name in recipe.passes:
+        if name not in known:
+            raise RecipeError(
+                f"recipe {recipe.name}: passes.{name}: there is no pass of that name to turn on or off",
+                hint=f"Passes that can be: {', '.join(sorted(known))}.",
+            )
+
+
+def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    for name in targets:
+        if name not in EMITTERS:
+            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
+    if not targets:
+        raise RecipeError("no target is given", hint=f"Targets: {', '.join(EMITTERS)}.")
+    for name in targets:
+        if name in CHECKS:
+            CHECKS[name]()
+    return targets

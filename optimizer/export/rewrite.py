@@ -1,0 +1,90 @@
+"""The middle of an export: the common passes, then each target's own on a copy, all of them measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from enginewright.optimizer.report.diffs import DiffRecorder, ProgramDiff
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.optimizer.verify import PassMeasurements
+from enginewright.passes.framework.base import Pass, PassContext, PassRecord
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.print_program import print_program
+from enginewright.passes.ir.program import Program
+
+from .report import PassSummary
+
+
+@dataclass
+class Rewritten:
+    """What the passes made.
+
+    Attributes:
+        programs: of each target.
+        records, summaries: of every run of a pass, in order; what was measured is in the latter.
+        diffs: what each changed in the program.
+    """
+
+    programs: dict[str, Program] = field(default_factory=dict)
+    records: list[PassRecord] = field(default_factory=list)
+    summaries: list[PassSummary] = field(default_factory=list)
+    diffs: list[ProgramDiff] = field(default_factory=list)
+
+
+def rewrite(
+    program: Program,
+    passes: Sequence[Pass],
+    of_targets: Mapping[str, Sequence[Pass]],
+    context: PassContext,
+    measurements: PassMeasurements,
+    progress: Progress,
+) -> Rewritten:
+    """Runs ``passes`` on ``program``, and those of each target on a copy of what they made of it.
+
+    Args:
+        of_targets: in the order in which they are emitted.
+        measurements: told of every pass.
+        progress: told the stage "passes".
+
+    Raises:
+        PassError: a pass couldn't do what it must.
+        VerificationError: a pass changed more than it may.
+    """
+    result = Rewritten()
+    diffs, owners = DiffRecorder(), list[str]()
+    total = sum(one.wanted(context) for own in (passes, *of_targets.values()) for one in own)
+
+    def run(given: Sequence[Pass], rewritten: Program, target: str = "") -> None:
+        some = [one for one in given if one.wanted(context)]
+        measurements.begin(some, target)
+
+        def after_pass(now: Program, record: PassRecord) -> None:
+            if record.matched:
+                diffs.changed(len(result.records), record.name, print_program(now, node_names=True))
+            result.records.append(record)
+            owners.append(target)
+            measurements.after(now, record)
+            progress(ProgressEvent("passes", len(result.records), total, record.name))
+
+        diffs.start(print_program(rewritten, node_names=True))
+        PassManager(some, context, after_pass).run(rewritten)
+
+    run(passes, program)
+    for target, own in of_targets.items():
+        result.programs[target] = program.copy()
+        run(own, result.programs[target], target)
+    result.diffs = diffs.diffs
+    result.summaries = [
+        PassSummary(
+            record.name,
+            record.matched,
+            [asdict(x) for x in record.rejected],
+            round(record.seconds, 4),
+            target,
+            measurement,
+            list(record.figures),
+        )
+        for record, target, measurement in zip(result.records, owners, measurements.found, strict=True)
+    ]
+    return result

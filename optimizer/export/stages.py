@@ -1,0 +1,346 @@
+"""The stages of an export, one function each, in their order; ``export`` calls them and takes the time."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of, check_programs, write_programs
+from enginewright.optimizer.buckets.report import BucketsReport, ProgramReport
+from enginewright.optimizer.calibration import Calibration, calibrate
+from enginewright.optimizer.capture import CapturedModel, capture
+from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.check_bundle import engine_problem
+from enginewright.optimizer.emit.emitters import EMITTERS, TOOLS
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
+from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.onnx_section import OnnxSection
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.report.export_report import storage_and_speed
+from enginewright.optimizer.report.fusion_effects import FusionEffects, fusion_effects
+from enginewright.optimizer.report.roofline import Roofline
+from enginewright.optimizer.search import check_bytes
+from enginewright.optimizer.search.compose import Searched, Searching, search
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.optimizer.shared.resources import give_back_freed
+from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.optimizer.verify import PassMeasurements, VerificationReport, measure_against, verify
+from enginewright.passes.attention.kv_sites import attention_paths
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.recovered import RecoveredWeights
+from enginewright.passes.ir.weights import WeightExpr
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import CapacityError, SourceError
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.executors.open import ORDER, Placement, variants_of
+from enginewright.runtime.text.tokenizer import Tokenizer
+
+from .request import ExportRequest
+from .rewrite import Rewritten, rewrite
+
+_SHORTEST_STEP = 1e-3
+"""Seconds of a decode step below which fusions aren't timed: a model for tests."""
+
+_TOOLS = ("enginewright", "torch", "transformers")
+"""Distributions that every export is made with."""
+
+_WIDEST = 4
+"""Bytes of a number in a bundle: 64-bit ones of the program become 32-bit ones."""
+
+
+class Clock:
+    """Seconds by the name of a stage, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self.start
+
+    def end(self, name: str, elsewhere: float = 0.0) -> None:
+        """``elsewhere``: seconds of this stage that belong to the stage "measure"."""
+        self.seconds["measure"] = self.seconds.get("measure", 0.0) + elsewhere
+        self.seconds[name] = self.elapsed - sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """The model as captured, whose program passes rewrite, and the recipe as far as it is settled.
+
+    ``recipe`` first has the sizes of ``buckets``, then what a search has found.
+    """
+
+    captured: CapturedModel
+    recipe: Recipe
+    buckets: ExportBuckets | None
+
+
+def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> ExportRequest:
+    """The request with a path that is there; what is fetched from the Hub has a time of its own."""
+    if isinstance(asked.source, torch.nn.Module):
+        if revision is not None:
+            raise SourceError(
+                "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
+            )
+        return asked
+    found = find_source(asked.source, revision=revision, progress=asked.tell)
+    if not os.path.exists(asked.source):
+        clock.end("download")
+    return replace(asked, source=found)
+
+
+def open_model(asked: ExportRequest) -> OpenModel:
+    """Captures the model, and checks what the recipe says of its attentions and its context."""
+    asked.tell(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
+    captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length)
+    give_back_freed()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
+    asked.tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+    recipe, buckets = asked.recipe, None
+    if asked.trained is not None:
+        asked.trained.check_source(captured)
+    if recipe.buckets is not None:
+        buckets = buckets_of(recipe.buckets, captured.model_info.context_length)
+        recipe = recipe.model_copy(update={"buckets": buckets.section})
+    if recipe.attention is not None and not recipe.attention.searched:
+        recipe.attention.to_options(recipe.name).check(attention_paths(captured.program))
+    return OpenModel(captured, recipe, buckets)
+
+
+def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | None:
+    """What passes look at: the tokens of a recovery, of a file, or sampled if the recipe needs some; else None."""
+    info, files = model.captured.model_info, model.captured.tokenizer_files
+    known = None if asked.trained is None else asked.trained.calibration(info, asked.calibration)
+    if known is not None:
+        return known
+    if asked.calibration is None and model.recipe.auto is None and not model.recipe.calibrated:
+        return None
+    return calibrate(
+        asked.source,
+        info,
+        model.recipe.calibration,
+        file=asked.calibration,
+        tokenizer=Tokenizer(files) if files is not None and files.tokenizer_json else None,
+        progress=asked.tell,
+        keep_bytes=asked.limit.keep_bytes(),
+        cache_bytes=asked.limit.cache_bytes(),
+    )
+
+
+def search_within_budget(
+    asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], scratch: Path
+) -> Searched:
+    """What the recipe leaves to a budget, in numbers."""
+    weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
+    given = Searching(model.captured, sequences, scratch, asked.limit.room(), asked.tell, weights, shaped_by)
+    return search(model.recipe, given)
+
+
+def measure_source(
+    asked: ExportRequest, model: OpenModel, sequences: Sequence[torch.Tensor], clock: Clock
+) -> PassMeasurements:
+    """What every pass is compared with."""
+    return measure_against(
+        asked.source,
+        model.captured,
+        model.recipe,
+        calibration=sequences,
+        started=clock.start,
+        progress=asked.tell,
+        keep_bytes=asked.limit.keep_bytes(),
+    )
+
+
+def run_passes(
+    asked: ExportRequest,
+    model: OpenModel,
+    sequences: Sequence[torch.Tensor],
+    scratch: Path,
+    measurements: PassMeasurements,
+) -> Rewritten:
+    """The common passes, then each target's on a copy of its own, each measured."""
+    passes, required = choose_passes(model.recipe.passes)
+    weights, shaped_by = _trained(asked)
+    context = pass_context(
+        model.recipe,
+        required,
+        sequences,
+        scratch=scratch,
+        progress=asked.tell,
+        room=asked.limit.room(),
+        recovered=weights,
+        shaped_by=shaped_by,
+    )
+    of_targets = _passes_of_targets(asked, model)
+    return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.tell)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A bundle that is complete but for its name.
+
+    Attributes:
+        info: what it says of its model.
+        specialized: the programs of its buckets by target.
+        engines: that were built.
+    """
+
+    info: ModelInfo
+    specialized: dict[str, list[ProgramReport]]
+    engines: tuple[EngineReport, ...] = ()
+
+
+def write_bundle(
+    asked: ExportRequest, model: OpenModel, rewritten: Rewritten, writer: BundleWriter, scratch: Path
+) -> Written:
+    """Evaluates and writes all weights, then what goes with them. What passes left in ``scratch`` goes."""
+    captured, buckets = model.captured, model.buckets
+    removed = sum(record.parameters_removed for record in rewritten.records)
+    info = replace(captured.model_info, parameters=captured.model_info.parameters - removed)
+    _check_disk([rewritten.programs[name] for name in asked.targets], writer.final_path)
+    engines: list[EngineReport] = []
+    options = EmitOptions(
+        engines=model.recipe.engines or EnginesSection(),
+        context_length=info.context_length,
+        buckets=buckets.plan if buckets else None,
+        record=engines.append,
+        onnx=model.recipe.onnx or OnnxSection(),
+    )
+    emitted = {
+        name: EMITTERS[name].emit(rewritten.programs[name], writer, asked.tell, options) for name in asked.targets
+    }
+    # For the others any size is as good, or their engines know theirs.
+    sized = [n for n, t in emitted.items() if n in ORDER and t.io is None and t.tensorrt is None]
+    specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
+    shutil.rmtree(scratch)
+    for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
+        writer.write_bytes(path, data)
+    writer.complete(_manifest(model, info, rewritten, asked.targets), emitted)
+    return Written(info, specialized, tuple(engines))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a bundle showed when it was run as a user's will be; each list has an entry for each target that is run.
+
+    Engines for GPUs run where there is such a GPU, and else aren't.
+    """
+
+    verification: list[VerificationReport]
+    buckets: list[BucketsReport]
+    storage: list[StoredBytes]
+    rooflines: list[Roofline]
+    fusion_effects: list[FusionEffects]
+
+
+def run_bundle(
+    asked: ExportRequest, model: OpenModel, rewritten: Rewritten, written: Written, folder: Path, clock: Clock
+) -> Ran:
+    """Compares the bundle with its source, and takes its measure."""
+    tell, limit = asked.tell, asked.limit
+    opened = Bundle.open(folder)
+    here = [name for name in asked.targets if engine_problem(opened, name) is None]
+    verification = [
+        verify(folder, asked.source, model.recipe, name, tell, limit.keep_bytes(), Placement(variant=variant))
+        for name in here
+        for variant in variants_of(opened, name)
+    ]
+    clock.end("verify")
+    bundle, sizes = Bundle.open(folder), model.buckets.sizes if model.buckets else None
+    checked = [
+        check_programs(bundle, name, sizes, programs, tell, room=limit.room())
+        for name, programs in written.specialized.items()
+    ]
+    clock.end("buckets")
+    storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, tell, limit.room())
+    check_bytes(storage, model.recipe)
+    clock.end("roofline")
+    matched = {(s.target, s.name): s.matched for s in rewritten.summaries}
+    bundle = Bundle.open(folder)
+    effects = [
+        fusion_effects(
+            model.captured.program,
+            some,
+            {p.name: matched.get((name, p.name), 0) for p in some},
+            bundle,
+            room=limit.room(),
+            shortest=_SHORTEST_STEP,
+        )
+        for name, some in _passes_of_targets(asked, model).items()
+        if name in bundle.programs
+    ]
+    clock.end("fusions")
+    return Ran(verification, checked, storage, rooflines, effects)
+
+
+def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:
+    """What training has made of the weights, and the recipe that gave them their shapes."""
+    return (None, None) if asked.trained is None else (asked.trained.weights(), asked.trained.recipe)
+
+
+def _passes_of_targets(asked: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:
+    return {name: left_on(EMITTERS[name].passes(), model.recipe.passes) for name in asked.targets}
+
+
+def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: Sequence[str]) -> Manifest:
+    """The manifest before targets and files are known."""
+    return Manifest(
+        model=ModelSection.of(info),
+        source=model.captured.source,
+        targets=(),
+        recipe=model.recipe.model_dump(mode="json"),
+        passes=tuple(PassSection(name=r.name, matched=r.matched, rejected=len(r.rejected)) for r in rewritten.records),
+        toolchain={name: version(name) for name in (*_TOOLS, *(tool for target in targets for tool in TOOLS[target]))},
+    )
+
+
+def _check_disk(programs: Sequence[Program], output: Path) -> None:
+    """Fails now rather than after minutes of writing; the writer still reports a disk that fills up meanwhile.
+
+    Args:
+        programs: of the targets, in their order. What a later one stores as the first does is stored once.
+    """
+    first, *others = programs
+    needed = sum(_bytes_of(first.weights[name]) for name in first.weights)
+    needed += sum(_bytes_of(program.weights[name]) for program in others for name in _packed_weights(program))
+    free = shutil.disk_usage(output.parent).free
+    if needed > free:
+        raise CapacityError(
+            f"{output}: the weights need {needed:,} bytes, and {free:,} are free on that disk",
+            hint="Free space there, or write the bundle to another disk.",
+        )
+
+
+def _bytes_of(expr: WeightExpr) -> int:
+    return math.prod(expr.shape) * min(expr.dtype.itemsize, _WIDEST)
+
+
+def _packed_weights(program: Program) -> list[str]:
+    """Weights that each target stores in an order of its own: matrices that are multiplied, and not only looked up."""
+    tables = (torch.ops.ew.embedding.default, torch.ops.ew.quantized_embedding.default)
+    return list(
+        dict.fromkeys(
+            str(node.target)
+            for node in program.graph.nodes
+            if node.op == "get_attr"
+            and len(program.weights[str(node.target)].shape) > 1
+            and any(user.target not in tables for user in node.users)
+        )
+    )

@@ -1,0 +1,151 @@
+"""The source as transformers runs it: its own forward pass, eager attention, masks and experts, in 32-bit floats.
+
+Files are read as for an export, so nothing is downloaded and no code of the model's runs; the computation shares
+nothing with capture and passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf, module
+from enginewright.optimizer.capture.freeze_rope import freeze_rope
+from enginewright.passes.ir.weights import Cast, WeightExpr
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import UnsupportedModelError
+
+from .lazy_weights import bring_weights_lazily, held, load_weights, placeholder
+
+KEEP_BYTES = 1 << 30
+"""Weights are read once and kept if they take no more than this as float32, together with the logits of ``ROWS``
+tokens of the source and of what is compared with it; otherwise they are read whenever they are used."""
+
+ROWS = 64
+"""Tokens whose logits are compared at a time."""
+
+
+class SourceRunner:
+    """A Hugging Face directory, a GGUF file or a transformers model, ready to give logits.
+
+    Beyond ``keep_bytes`` no more weights are in memory than those of a module that is running. A model object is not
+    touched: a copy of its modules runs, in eval mode, on the same parameters.
+
+    Given a ``context_length``, rotary frequencies that depend on the longest position are those of that length.
+
+    Attributes:
+        model: what runs, for a look at its configuration.
+
+    Raises:
+        SourceError, UnsupportedModelError: as for an export.
+    """
+
+    def __init__(
+        self, source: Path | PreTrainedModel, *, context_length: int | None = None, keep_bytes: int = KEEP_BYTES
+    ) -> None:
+        self.model, weights = _read(source)
+        if context_length is not None:
+            freeze_rope(self.model, context_length)
+        self.model.set_attn_implementation("eager")
+        self.model.set_experts_implementation("eager")
+        self.model.eval()
+        self._kept: Mapping[str, WeightExpr] = {}
+        if weight_bytes(self.model) + logit_bytes(self.model) <= keep_bytes:
+            load_weights(self.model, weights)
+            self._kept = weights
+        else:
+            bring_weights_lazily(self.model, weights)
+
+    def logits(self, ids: torch.Tensor) -> FloatArray:
+        """Logits after every token of some sequences of the same length: [B, S] -> [B, S, V] float32."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        result: FloatArray = logits.float().numpy()
+        return result
+
+    @contextmanager
+    def logits_of_rows(self, ids: torch.Tensor) -> Iterator[Callable[[slice], FloatArray]]:
+        """The logits of one sequence [1, S], some rows at a time: a function of a slice of them, [n, V] float32.
+
+        All layers run once, the output projection for each slice. Models of transformers that can't do that
+        (their forward has no ``logits_to_keep``) compute the logits of all rows at once.
+        """
+        base = self.model.base_model
+        head = self.model.get_output_embeddings()
+        parameters = inspect.signature(self.model.forward).parameters
+        if base is self.model or head is None or "logits_to_keep" not in parameters:
+            whole = self.logits(ids)[0]
+            yield lambda rows: whole[rows]
+            return
+        forward = base.forward
+        outputs: list[Any] = []
+
+        def once(*args: Any, **options: Any) -> Any:
+            if not outputs:
+                outputs.append(forward(*args, **options))
+            return outputs[0]
+
+        def of_rows(rows: slice) -> FloatArray:
+            wanted = torch.arange(*rows.indices(ids.shape[1]))
+            with torch.inference_mode():
+                logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=wanted).logits
+            result: FloatArray = logits[0].float().numpy()
+            return result
+
+        base.forward = once
+        try:
+            with held(head):
+                yield of_rows
+        finally:
+            del base.forward
+
+    def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
+        """The weights that are in memory, with what they were read by."""
+        for name, parameter in self.model.named_parameters():
+            if name in self._kept:
+                yield self._kept[name], parameter.data
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """What a model's parameters take as float32; tied ones count once."""
+    return sum(4 * math.prod(p.shape) for p in model.parameters())
+
+
+def logit_bytes(model: PreTrainedModel) -> int:
+    """What the logits of ``ROWS`` tokens take, of the source and of what is compared with it."""
+    return 2 * 4 * ROWS * int(getattr(model.config.get_text_config(), "vocab_size", 0))
+
+
+def _read(source: Path | PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
+    if isinstance(source, PreTrainedModel):
+        return _copy(source)
+    return build_from_directory(source) if source.is_dir() else build_from_gguf(gguf.open_gguf(source))
+
+
+def _copy(model: PreTrainedModel) -> tuple[PreTrainedModel, Mapping[str, WeightExpr]]:
+    """The same modules with buffers of their own and parameters that aren't there yet; and the model's weights.
+
+    A copy, and not another model of the same configuration: what someone has changed in it shows.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    memo: dict[int, object] = {id(p): placeholder(p) for p in parameters.values()}
+    try:
+        twin = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as e:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its modules can't be copied: {e}",
+            hint="Save the model with save_pretrained(), and export the directory.",
+        ) from e
+    for buffer in twin.buffers():
+        buffer.data = buffer.data.cpu().float() if buffer.is_floating_point() else buffer.data.cpu()
+    tensors = module.read_module_tensors(model)
+    weights = {name: tensors[name] for name in parameters}
+    return twin, {name: e if e.dtype == torch.float32 else Cast(e, torch.float32) for name, e in weights.items()}

@@ -1,0 +1,1 @@
+"""The list of passes that an export runs, and the context that a recipe gives them."""

@@ -1,0 +1,45 @@
+"""What passes may know of an export, from its recipe: the same for an export, its repetition and a recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.ir.recovered import RecoveredWeights
+
+
+def pass_context(
+    recipe: Recipe,
+    required: frozenset[str],
+    calibration: Sequence[torch.Tensor],
+    *,
+    scratch: Path | None,
+    progress: Progress,
+    room: int | None = None,
+    recovered: RecoveredWeights | None = None,
+    shaped_by: Recipe | None = None,
+) -> PassContext:
+    """The context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
+
+    ``progress`` is told the stage "layers". ``shaped_by``: the recipe of a recovery, which says what shapes there are
+    where its formats, which pruned channels are to fit, are not those of ``recipe``.
+    """
+    shapes = shaped_by or recipe
+    return PassContext(
+        required=required,
+        formats=recipe.weights.to_formats(),
+        calibration=tuple(calibration),
+        scratch=scratch,
+        room=room,
+        pruning=None if shapes.prune is None else shapes.prune.to_pruning(shapes.weights, shapes.auto),
+        kv_heads=None if shapes.attention is None else shapes.attention.to_options(recipe.name),
+        cache=recipe.cache,
+        offsets="keep" if recipe.engines is None else recipe.engines.offsets,
+        recovered=recovered,
+        progress=lambda done, of, where: progress(ProgressEvent("layers", done, of, where)),
+    )

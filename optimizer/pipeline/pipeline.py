@@ -1,0 +1,114 @@
+"""The passes of an export, in order. This is the whole list: nothing registers itself, and there are no priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginewright.passes.attention.group_kv_heads import GroupKvHeads
+from enginewright.passes.attention.lower_attention import LowerAttention
+from enginewright.passes.cleanup.fold_constants import FoldConstants
+from enginewright.passes.cleanup.merge_common_subexpressions import MergeCommonSubexpressions
+from enginewright.passes.cleanup.remove_dead_code import RemoveDeadCode
+from enginewright.passes.cleanup.remove_noops import RemoveNoops
+from enginewright.passes.experts.lower_experts import LowerExperts
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.fusion.fuse_add_norm import FuseAddNorm
+from enginewright.passes.fusion.fuse_gate_up import FuseGateUp
+from enginewright.passes.fusion.fuse_qkv import FuseQkv
+from enginewright.passes.fusion.sink_take_rows import SinkTakeRows
+from enginewright.passes.normalize.normalize_activation import NormalizeActivation
+from enginewright.passes.normalize.normalize_complex import NormalizeComplex
+from enginewright.passes.normalize.normalize_embedding import NormalizeEmbedding
+from enginewright.passes.normalize.normalize_gated_activation import NormalizeGatedActivation
+from enginewright.passes.normalize.normalize_linear import NormalizeLinear
+from enginewright.passes.normalize.normalize_norm import NormalizeNorm
+from enginewright.passes.normalize.normalize_rope import NormalizeRope
+from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
+from enginewright.passes.normalize.normalize_spellings import NormalizeSpellings
+from enginewright.passes.normalize.sink_views import SinkViews
+from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
+from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.passes.quantization.choose_integers import ChooseIntegers
+from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
+from enginewright.passes.quantization.quantize_linears import QuantizeLinears
+from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.scale_channels import ScaleChannels
+from enginewright.passes.recovery.load_recovered import LoadRecovered
+from enginewright.passes.sparsity.choose_kept import ChooseKept
+from enginewright.passes.sparsity.drop_layers import DropLayers
+from enginewright.passes.sparsity.prune_channels import PruneChannels
+from enginewright.passes.sparsity.prune_heads import PruneHeads
+
+OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
+"""Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
+
+
+def default_pipeline() -> list[Pass]:
+    """Captured program in, lowered (paged) program out."""
+    return [
+        # 1. The graph as torch.export gives it, without what says nothing.
+        NormalizeSliceWrites(),
+        NormalizeComplex(),
+        NormalizeSpellings(),
+        RemoveNoops(),
+        RemoveDeadCode(),
+        # 2. [1, T, ...] becomes [T, ...] and [1, N, T, D] becomes [T, N, D]; then every spelling the one ew op that
+        # means it. What is constant is folded first (a norm's 1 + weight), and values that are one are made one node.
+        SinkViews(),
+        FoldConstants(),
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
+        NormalizeLinear(),
+        NormalizeEmbedding(),
+        NormalizeNorm(),
+        NormalizeRope(),
+        NormalizeActivation(),
+        NormalizeGatedActivation(),
+        # 3. What the rewrites left over.
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+        # What the recipe takes out of the model: layers, heads, groups of heads, channels. Passes that it has no work
+        # for aren't run.
+        DropLayers(),
+        PruneHeads(),
+        GroupKvHeads(),
+        PruneChannels(),
+        # Weights that training has recovered, in the shapes that the passes above leave.
+        LoadRecovered(),
+        # 4. Fewer and larger ops. take_rows sinks before add and norm are fused, so that the last block's move too.
+        FuseQkv(),
+        FuseGateUp(),
+        SinkTakeRows(),
+        FuseAddNorm(),
+        # 5. Experts become grouped linears. The paged form: keys and values go to a cache, attention reads them there.
+        LowerExperts(),
+        LowerAttention(),
+        # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
+        # Which weights a sparse format keeps, and which integers are best, passes say that look at calibration tokens.
+        ChooseFormats(),
+        ChooseKept(),
+        ScaleChannels(),
+        ChooseIntegers(),
+        QuantizeLinears(),
+        QuantizeEmbeddings(),
+        RoundWeightsToFp8(),
+        CastWeightsToBf16(),
+        # 7. What that left over.
+        RemoveNoops(),
+        MergeCommonSubexpressions(),
+        RemoveDeadCode(),
+    ]
+
+
+def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
+    """The pipeline less what a recipe turns off, and the names that it requires to match.
+
+    ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe.
+    """
+    return left_on(default_pipeline(), switches), frozenset(name for name, on in switches.items() if on)
+
+
+def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:
+    """Those of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
+    return [p for p in passes if switches.get(p.name, True)]

@@ -1,1 +1,0 @@
-"""What goes of each layer so that a KL budget is met: measured layer by layer, chosen, and checked."""

@@ -1,0 +1,191 @@
+"""The searches of a recipe, in the order of its passes: what goes of the model, key/value heads, then formats.
+
+Each has its share of one budget. ``max_kl`` in [prune] and in [attention] are theirs; formats have what [budget]
+leaves, as [auto] measures the model in its new shape against the source. A smaller shape is worth its share only if
+formats don't make more of it, so both ways are gone, and the smaller result is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from enginewright.optimizer.capture import CapturedModel
+from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.ir.recovered import RecoveredWeights
+
+from . import AutoReport, choose_for_export
+from .budget import NothingToChooseError, NothingWithinError
+from .compose_report import Way
+from .kv_heads_for_export import choose_heads_for_export
+from .kv_heads_report import KvSearchReport
+from .pruning_report import PruneReport
+from .search_pruning import choose_pruning_for_export
+
+FORMATS_ALONE, SHAPES_TOO = "formats alone", "less of the model, then formats"
+
+
+@dataclass(frozen=True)
+class Searching:
+    """What all searches of an export, or a recovery, share.
+
+    Attributes:
+        captured: the model; its program is left as it is.
+        sequences: of the calibration, [S] each.
+        scratch, room: see ``PassContext``.
+        progress: told the stages "prune", "heads" and "auto".
+        recovered: weights that training has made, in the shapes of ``shaped_by``.
+    """
+
+    captured: CapturedModel
+    sequences: Sequence[torch.Tensor]
+    scratch: Path | None
+    room: int | None
+    progress: Progress
+    recovered: RecoveredWeights | None = None
+    shaped_by: Recipe | None = None
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What was found: the recipe in numbers, to be exported without searching, and how."""
+
+    recipe: Recipe
+    auto: AutoReport | None = None
+    pruning: PruneReport | None = None
+    heads: KvSearchReport | None = None
+    ways: tuple[Way, ...] = ()
+
+    @property
+    def anything(self) -> bool:
+        """Whether there was anything to search for."""
+        return any(r is not None for r in (self.auto, self.pruning, self.heads))
+
+
+def search(recipe: Recipe, given: Searching) -> Searched:
+    """All that a recipe searches for.
+
+    Raises:
+        RequestError: there are too few sequences to measure with and to check on.
+        VerificationError: nothing meets the budget; says how near it came.
+        RecipeError: there is nothing to choose.
+    """
+    if recipe.auto is None:
+        return search_shapes(recipe, given)
+    plain = without_searched_shapes(recipe)
+    if plain == recipe:
+        return _search_formats(search_shapes(recipe, given), given)
+    return _smaller_of_two(recipe, plain, given)
+
+
+def search_shapes(recipe: Recipe, given: Searching) -> Searched:
+    """What goes of the model, then its heads, each behind the other; the recipe stays the same if it searches for none.
+
+    Raises as ``search``.
+    """
+    return _search_heads(_search_pruning(Searched(recipe), given), given)
+
+
+def without_searched_shapes(recipe: Recipe) -> Recipe:
+    """The recipe without the shapes that only a KL budget asks for: what it says in numbers, and a cache, stay."""
+    return _whole_heads(_unpruned(recipe))
+
+
+def _search_pruning(found: Searched, given: Searching) -> Searched:
+    recipe = found.recipe
+    if recipe.prune is None or recipe.prune.max_kl is None:
+        return found
+    context = pass_context(
+        recipe, frozenset(), given.sequences, scratch=given.scratch, progress=given.progress, room=given.room
+    )
+    cut = choose_pruning_for_export(given.captured, recipe, context, given.progress)
+    return replace(found, recipe=cut.recipe, pruning=cut.report)
+
+
+def _search_heads(found: Searched, given: Searching) -> Searched:
+    recipe = found.recipe
+    if recipe.attention is None or not recipe.attention.searched:
+        return found
+    context = pass_context(recipe, frozenset(), given.sequences, scratch=None, progress=given.progress, room=given.room)
+    grouped = choose_heads_for_export(given.captured, recipe, context, given.progress)
+    return replace(found, recipe=grouped.recipe, heads=grouped.report)
+
+
+def _search_formats(found: Searched, given: Searching) -> Searched:
+    context = pass_context(
+        found.recipe,
+        frozenset(),
+        given.sequences,
+        scratch=given.scratch,
+        progress=given.progress,
+        room=given.room,
+        recovered=given.recovered,
+        shaped_by=given.shaped_by,
+    )
+    choice = choose_for_export(given.captured, found.recipe, context, given.progress)
+    return replace(found, recipe=choice.recipe, auto=choice.report)
+
+
+def _unpruned(recipe: Recipe) -> Recipe:
+    """Without what [prune] searches for; layers that it names go all the same."""
+    prune = recipe.prune
+    if prune is None or prune.max_kl is None:
+        return recipe
+    named = {"channels": 0.0, "heads": 0.0, "layers": 0, "overrides": (), "max_kl": None}
+    return recipe.model_copy(update={"prune": prune.model_copy(update=named) if prune.drop else None})
+
+
+def _whole_heads(recipe: Recipe) -> Recipe:
+    """Without what [attention] searches for, but for a cache that it demands."""
+    given = recipe.attention
+    if given is None or not given.searched or given.max_cache_bytes_per_token is not None:
+        return recipe
+    return recipe.model_copy(update={"attention": None})
+
+
+def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched:
+    """With and without the shapes that are searched for: what takes fewer bytes."""
+    found: dict[str, Searched] = {}
+    failed: dict[str, NothingWithinError] = {}
+    for name, one, shapes in ((FORMATS_ALONE, plain, search_shapes), (SHAPES_TOO, recipe, _what_can_go)):
+        try:
+            found[name] = _search_formats(shapes(one, given), given)
+        except NothingWithinError as e:
+            failed[name] = e
+    if not found:
+        raise failed[FORMATS_ALONE]
+    taken = min(found, key=lambda name: _bytes(found[name]))
+    ways = [_way(name, searched, taken) for name, searched in found.items()]
+    ways += [Way(name, None, 0.0, None, False, e.message) for name, e in failed.items()]
+    return replace(found[taken], ways=tuple(ways))
+
+
+def _what_can_go(recipe: Recipe, given: Searching) -> Searched:
+    """The shapes that are within their shares. Raises NothingWithinError if none are."""
+    found, reasons = Searched(recipe), list[str]()
+    for look, without in ((_search_pruning, _unpruned), (_search_heads, _whole_heads)):
+        try:
+            found = look(found, given)
+        except (NothingWithinError, NothingToChooseError) as e:
+            left = without(found.recipe)
+            if left == found.recipe:  # a cache that the recipe demands
+                raise
+            found, reasons = replace(found, recipe=left), [*reasons, e.message]
+    if found.pruning is None and found.heads is None:
+        raise NothingWithinError("; ".join(reasons))
+    return found
+
+
+def _bytes(found: Searched) -> int:
+    assert found.auto is not None
+    return found.auto.chosen.bytes
+
+
+def _way(name: str, found: Searched, taken: str) -> Way:
+    assert found.auto is not None
+    return Way(name, _bytes(found), found.auto.shapes_kl, found.auto.chosen.measured_kl, name == taken)

@@ -1,0 +1,168 @@
+"""What it costs to prune each layer alone: KL with its channels, its heads, or all of it gone.
+
+A run of the program over some tokens shows what each channel and head adds to the output of its network or attention by
+itself. Then one unit at a time loses the most that the recipe allows, those that add the least, and what follows is
+computed anew: the KL is measured. Smaller shares are predicted by the squared error that they make in the unit's own
+output, as small errors cost KL in proportion to their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import Rejection
+from enginewright.passes.framework.pruning import Pruning
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import layer_path
+from enginewright.passes.sparsity.attention_heads import Heads, attention_heads
+from enginewright.passes.sparsity.calibrated_walk import walk
+from enginewright.passes.sparsity.feed_forwards import FeedForward, feed_forwards
+from enginewright.passes.sparsity.layers import Layer, LeavingOut, find_layers
+from enginewright.passes.sparsity.prune_channels import kept_channels, step_of
+from enginewright.passes.sparsity.prune_heads import possible_counts, possible_splits
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the largest share of channels that the recipe allows: what may be chosen."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A share that may go: how many parameters that is, and what it is predicted to cost."""
+
+    share: float
+    parameters: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """What can be done to one layer.
+
+    Attributes:
+        path: of the layer.
+        channels, heads: by module path, what may go of it, beside nothing; the last is what was measured.
+        whole: all of it; None if it has to stay.
+    """
+
+    path: str
+    channels: dict[str, tuple[Option, ...]]
+    heads: dict[str, tuple[Option, ...]]
+    whole: Option | None
+
+
+def layer_options(
+    program: Program,
+    pruning: Pruning,
+    sequences: Sequence[torch.Tensor],
+    progress: Callable[[int, int, str], None],
+    cache_bytes: int,
+) -> tuple[list[LayerOptions], list[Rejection]]:
+    """Measures every layer.
+
+    Args:
+        program: normalised.
+        pruning: the shares are the most that may go; whole layers are measured if it says any.
+        sequences: token ids, [S] each.
+        progress: told how many units are done, of how many, and where the next is.
+    """
+    networks, rejected = feed_forwards(program)
+    attentions, more = attention_heads(program)
+    layers, others = find_layers(program)
+    channels = {n: c for n in networks if (c := _channel_counts(n, pruning))}
+    heads = {h: c for h in attentions if (c := _head_counts(h, pruning))}
+    contributions = _contributions(program, [n.down for n in channels] + [h.site.output for h in heads], sequences)
+    runs = LeavingOut(program, layers, sequences, cache_bytes)
+    total = len(channels) + len(heads) + (len(layers) if pruning.layers else 0)
+    done = 0
+
+    def measured(where: str, kl: Callable[[], float]) -> float:
+        nonlocal done
+        progress(done, total, where)
+        done += 1
+        return kl()
+
+    found: dict[str, LayerOptions] = {}
+
+    def of(path: str) -> LayerOptions:
+        layer = layer_path(path)
+        return found.setdefault(layer, LayerOptions(layer, {}, {}, None))
+
+    for network, counts in channels.items():
+        added = contributions[network.down]
+        size = _parameters(program, network) // network.width
+        kl = measured(network.path, partial(runs.kl_without, network.down, added.argsort()[: counts[-1]]))
+        of(network.path).channels[network.path] = _options(added, counts, network.width, size, kl)
+    for attention, counts in heads.items():
+        added = contributions[attention.site.output].view(attention.queries, -1).sum(1)  # [Nq]
+        size = attention.value_size * 2 * _width(program, attention)
+        gone = torch.tensor(attention.columns(added.argsort()[: counts[-1]].tolist()))
+        kl = measured(attention.path, partial(runs.kl_without, attention.site.output, gone))
+        of(attention.path).heads[attention.path] = _options(added, counts, attention.queries, size, kl)
+    if pruning.layers:
+        whole: dict[Layer, float] = {x: measured(x.path, partial(runs.kl, [x])) for x in layers}
+        most = min(pruning.layers, len(layers) + len(others) - 1)  # one has to stay, whatever the recipe allows
+        for layer in sorted(layers, key=whole.__getitem__)[:most]:
+            own = of(layer.path)
+            size = _layer_parameters(program, layer.path)
+            found[own.path] = LayerOptions(own.path, own.channels, own.heads, Option(1.0, size, whole[layer]))
+    progress(total, total, "")
+    return list(found.values()), [*rejected, *more, *others]
+
+
+def _channel_counts(network: FeedForward, pruning: Pruning) -> list[int]:
+    """How many channels may go: some steps up to the most, which the recipe says."""
+    most, step = network.width - kept_channels(network, pruning), step_of(network, pruning)
+    return sorted({round(most * share / step) * step for share in SHARES} - {0}) if most else []
+
+
+def _head_counts(heads: Heads, pruning: Pruning) -> list[int]:
+    splits = possible_splits(heads, pruning) if pruning.share("heads", heads.path) else []
+    left = splits[0].groups * splits[0].each if splits else heads.queries
+    return sorted(heads.queries - n for n in possible_counts(heads, pruning) if left <= n < heads.queries)
+
+
+def _contributions(
+    program: Program, linears: Sequence[Node], sequences: Sequence[torch.Tensor]
+) -> dict[Node, torch.Tensor]:
+    """What each input adds to the output of its linear by itself, squared and summed over tokens: [K]."""
+    found: dict[Node, torch.Tensor] = {}
+
+    def look(node: Node, args: Sequence[Any]) -> torch.Tensor:
+        x, weight, bias = args[0], args[1].float(), args[2]
+        found[node] = x.double().square().sum(0) * weight.double().square().sum(0)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    if linears:
+        walk(program, dict.fromkeys(linears, look), sequences)
+    return found
+
+
+def _options(added: torch.Tensor, counts: Sequence[int], total: int, size: int, measured: float) -> tuple[Option, ...]:
+    """Each count's; ``measured`` is the KL of the last. ``size``: parameters that go with one."""
+    error = added.sort().values.cumsum(0)
+    most = max(float(error[counts[-1] - 1]), 1e-300)
+    return tuple(Option(n / total, n * size, measured * float(error[n - 1]) / most) for n in counts)
+
+
+def _parameters(program: Program, network: FeedForward) -> int:
+    """Of all weights that channels go of; the bias behind them stays."""
+    linears = [network.down, *(o.linear for o in network.openings)]
+    exprs = [program.weight_of(n.args[1]) for n in linears] + [program.weight_of(n.args[2]) for n in linears[1:]]
+    return sum(prod(e.shape) for e in exprs if e is not None)
+
+
+def _width(program: Program, heads: Heads) -> int:
+    expr = program.weight_of(heads.site.output.args[1])
+    assert expr is not None
+    return expr.shape[0]
+
+
+def _layer_parameters(program: Program, path: str) -> int:
+    return sum(prod(program.weights[n].shape) for n in program.weights if layer_path(n) == path)

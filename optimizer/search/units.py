@@ -1,0 +1,138 @@
+"""What ``auto`` gives a format each: products as they are after fusion, experts of a layer, and tables of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.passes.ir.prequantized import CodeFormat
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import WHERE, join_where, where_of
+from enginewright.passes.ir.two_of_four import QUAD
+from enginewright.passes.quantization.choose_formats import (
+    FORMAT,
+    LINEARS,
+    WEIGHT_ARGUMENT,
+    ChooseFormats,
+    heads_of,
+    why_dense,
+)
+from enginewright.plugins.ops.quantization import groups_of
+from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS, WeightFormat
+from enginewright.runtime.bundle.weights import Layout, stored_bytes
+
+ew = torch.ops.ew
+
+_ANY = WeightFormat("bf16", activation="bf16")
+"""A format that every weight can have which may have another than floats."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that have one format, and the calls that read them: one weight, but for experts of one module.
+
+    Attributes:
+        paths: module paths, as overrides name them; no other unit has them.
+        nodes: of the program; several if the head's weight is the table too.
+        formats: those that it can have, each once.
+        sizes: bytes that it takes in each.
+    """
+
+    paths: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    formats: tuple[WeightFormat, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def where(self) -> str:
+        return join_where(self.paths)
+
+    @property
+    def layer(self) -> str:
+        """The path up to the layer's number, or all of it where there is none."""
+        found = re.match(r".*?\.\d+(?=\.|$)", self.paths[0])
+        return found[0] if found else self.where
+
+    @property
+    def smallest(self) -> int:
+        """Index of the format that takes the fewest bytes; of several the first."""
+        return self.sizes.index(min(self.sizes))
+
+
+def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[Unit]:
+    """The weights that may have one of several formats, in the order in which the program reads them.
+
+    Left out is what a recipe's default would not be given to (see ``ChooseFormats``). Of the candidates, those are left
+    out whose groups, or fours of sparse ones, don't divide a weight's input dimension, and sparse ones where weights
+    always stay dense; where none is left, the weight stays 32-bit floats.
+    """
+    marked = program.copy()
+    ChooseFormats().run(marked, PassContext(formats=WeightFormats(_ANY)))
+    kinds = (*LINEARS, ew.embedding.default)
+    together: list[list[Node]] = []
+    for node, mark in zip(program.nodes_of(*kinds), marked.nodes_of(*kinds), strict=True):
+        if mark.meta[FORMAT] != _ANY:
+            continue
+        same = [some for some in together if any(_belong_together(node, other) for other in some)]
+        together = [some for some in together if some not in same]
+        together.append([*(n for some in same for n in some), node])
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    units, heads = [], heads_of(program)
+    for nodes in sorted(together, key=lambda some: min(order[n] for n in some)):
+        weights = dict.fromkeys(weight_node(n) for n in nodes)
+        shapes = [tuple(int(n) for n in program.value(w).shape) for w in weights]
+        dense = any(why_dense(n, heads) is not None for n in nodes)
+        fitting = [c for c in candidates if all(_fits(s, c) for s in shapes) and not (dense and c.sparsity != "dense")]
+        formats = tuple(dict.fromkeys(fitting)) or (WeightFormat(),)
+        sizes = tuple(sum(bytes_of(s, f) for s in shapes) for f in formats)
+        units.append(Unit(where_of(nodes), tuple(nodes), formats, sizes))
+    return units
+
+
+def weight_node(node: Node) -> Node:
+    """The weight that a product or an embedding reads."""
+    weight = node.args[WEIGHT_ARGUMENT[node.target]]
+    assert isinstance(weight, Node)
+    return weight
+
+
+def _belong_together(a: Node, b: Node) -> bool:
+    return weight_node(a) is weight_node(b) or not set(a.meta[WHERE]).isdisjoint(b.meta[WHERE])
+
+
+def bytes_of_others(program: Program, units: Sequence[Unit]) -> int:
+    """Bytes of the weights that keep their 32-bit floats, such as norms'."""
+    own = {str(weight_node(n).target) for unit in units for n in unit.nodes}
+    others = [program.weights[name] for name in program.weights if name not in own]
+    return sum(4 * torch.Size(e.shape).numel() for e in others)
+
+
+def bytes_of(shape: tuple[int, ...], weight_format: WeightFormat) -> int:
+    """Bytes of a weight [.., N, K] as it is stored, with its scales and offsets."""
+    code_format = CodeFormat.of(weight_format)
+    sparse = weight_format.sparsity != "dense"
+    if code_format is None:
+        narrow = weight_format.storage == "bf16"
+        layout: Layout = "sparse32" if sparse else "panel32x2" if narrow else "panel32"
+        return stored_bytes(shape, layout, "bf16" if narrow else "f32")
+    factors = (*shape[:-1], groups_of(shape[-1], code_format.group_size))
+    scales = stored_bytes(factors, "panel32", "f16")
+    if code_format.floats:
+        return stored_bytes(shape, "panel32", "fp8") + scales
+    if code_format.bits == 8:
+        return stored_bytes(shape, "sparse32" if sparse else "panel32x4", "i8") + scales
+    layout = "sparse32" if sparse else "panel32x8"
+    values = stored_bytes(shape, layout, "u4" if code_format.offsets else "i4")
+    return values + (2 if code_format.offsets else 1) * scales
+
+
+def _fits(shape: tuple[int, ...], weight_format: WeightFormat) -> bool:
+    if weight_format.sparsity != "dense" and shape[-1] % QUAD:
+        return False
+    return weight_format.storage != "int4" or shape[-1] % (weight_format.group_size or MULTIPLE_OF_4_BITS) == 0

@@ -1,0 +1,39 @@
+"""Writes a file that a user asked for: beside its name, then renamed; never over a file of a bundle."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError
+from enginewright.runtime.bundle.manifest import REPORT_FOLDER
+from enginewright.runtime.bundle.output_folder import bundle_around
+
+
+def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:
+    """Writes ``text`` in UTF-8, in place of the file that is there. What is no regular file (a pipe) is written to.
+
+    Raises ``error`` if it can't be written, or lies in a bundle, outside of report/: then nothing has changed.
+    """
+    try:
+        place = Path(os.path.realpath(path))
+        bundle = bundle_around(place)
+        if bundle is not None and not place.relative_to(bundle).as_posix().startswith(REPORT_FOLDER):
+            raise error(
+                f"{path}: it would be a file of the bundle {bundle}", hint="Write it beside the bundle instead."
+            )
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        unfinished = place.with_name(f".{place.name[:200]}.{uuid.uuid4().hex[:12]}")
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            os.replace(unfinished, place)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as e:  # ValueError: a zero in the name
+        why = e.strerror if isinstance(e, OSError) else e
+        hint = "Name a file in it." if isinstance(e, IsADirectoryError) else "Write to another folder."
+        raise error(f"{os.fspath(path)!r} cannot be written: {why}", hint=hint) from e

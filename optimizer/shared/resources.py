@@ -1,0 +1,95 @@
+"""Memory: what the process has used, what it may use, and how it is given back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from enginewright.plugins.shared.errors import RequestError
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_YOUNG_OBJECTS = 10_000
+
+THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+"""For work that is cut into pieces: the cores that the process may run on, and no more than its memory keeps busy."""
+
+_M_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 256 << 10
+
+
+def peak_rss_bytes() -> int:
+    """The process's largest resident size so far, from the system."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def rss_bytes(status: Path = Path("/proc/self/statm")) -> int:
+    """The process's resident size now, mapped files included; where the system doesn't say, its largest so far."""
+    try:
+        return int(status.read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return peak_rss_bytes()
+
+
+def parse_size(value: int | str, option: str) -> int:
+    """Bytes of "4GiB", "800MB", "2g" or a number. Raises RequestError naming ``option``."""
+    text = str(value).strip().lower()
+    if not isinstance(value, bool) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text)):
+        number, unit = match.groups()
+        if unit in _UNITS and (size := int(float(number) * _UNITS[unit])) > 0:
+            return size
+    raise RequestError(f"{option}: {value!r} is no size", hint='Pass bytes, or a size such as "4GiB" or "800MB".')
+
+
+def give_back_what_is_freed() -> None:
+    """Makes the C library give freed memory back to the system at once, where it is one that can be told (glibc).
+
+    It would keep blocks of up to 32 MB for the next to ask: some hundred MB after a while of tensors of many sizes.
+    """
+    if sys.platform.startswith("linux") and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
+
+
+def give_back_freed() -> None:
+    """Makes the C library give back what has been freed so far, where it is one that can be told (glibc)."""
+    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Within it Python's garbage collector leaves alone what is there already, and looks for garbage less often.
+
+    Torch and transformers are a million objects, and graphs are made of many more: going through them again and again
+    takes an eighth of an export. Objects stay frozen where somebody else froze some.
+    """
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.set_threshold(max(before[0], _YOUNG_OBJECTS) if before[0] else 0, *before[1:])
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not frozen:
+            gc.unfreeze()
+
+
+def release_pages(array: npt.NDArray[Any]) -> None:
+    """Gives back the memory of the mapped file that ``array`` is a part of; it is read again when it is needed."""
+    base: Any = array
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = next((b for name in ("_mmap", "base", "obj") if (b := getattr(base, name, None)) is not None), None)
+    if base is not None and hasattr(base, "madvise"):
+        base.madvise(mmap.MADV_DONTNEED)

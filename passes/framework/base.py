@@ -1,0 +1,205 @@
+"""What a pass is: it states what it requires and ensures, and rewrites; ``run`` checks both, and can't be skipped."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal, final
+
+import torch
+from torch.fx.node import Node, Target
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.recovered import RecoveredWeights
+from enginewright.plugins.shared.contracts import CacheDtype
+from enginewright.plugins.shared.errors import PassError
+
+from .kv_options import KvOptions
+from .pruning import Pruning
+from .verify_program import verify_program
+from .weight_formats import WeightFormats
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A candidate that a rule's check turned down: the node, where it is in the model, and why."""
+
+    node: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that holds of a program, or not: ``check`` gives the reasons why it doesn't."""
+
+    name: str
+    check: Callable[[Program], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What passes may know of the export.
+
+    Attributes:
+        required: names of passes that must match at least once.
+        formats: what the recipe says of weights.
+        calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
+        scratch: a folder for what such a pass makes and memory can't hold; it goes when the export ends. None: memory
+            holds it.
+        room: bytes that such a pass may take on top of what the process has; None doesn't say.
+        recovered: what training has made of the weights, to be exported in their places.
+        pruning: which shares of channels and heads, and how many layers, go.
+        kv_heads: how many key/value heads attentions are to have; None: those they have.
+        cache: what a target that has such caches stores keys and values in.
+        offsets: what a target that may do without them does about offsets of int4.
+        progress: told how far a long pass is: steps done, steps in all, and where it is.
+    """
+
+    required: frozenset[str] = frozenset()
+    formats: WeightFormats = field(default_factory=WeightFormats)
+    calibration: tuple[torch.Tensor, ...] = ()
+    scratch: Path | None = None
+    room: int | None = None
+    recovered: RecoveredWeights | None = None
+    pruning: Pruning | None = None
+    kv_heads: KvOptions | None = None
+    cache: CacheDtype = "f32"
+    offsets: Literal["keep", "requantize", "refuse"] = "keep"
+    progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that a pass measured at one place of the model, such as a layer's relative error after rounding."""
+
+    where: str
+    name: str
+    value: float
+
+
+@dataclass
+class PassResult:
+    """What ``call`` reports. ``matched`` counts places changed; ``figures`` are for the report."""
+
+    matched: int = 0
+    rejected: list[Rejection] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What a run of a pass did; goes into the bundle's manifest (without the time) and the report.
+
+    ``parameters_removed``: numbers in weights that a pass which reshapes the model has taken away.
+    """
+
+    name: str
+    matched: int
+    rejected: tuple[Rejection, ...]
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    figures: tuple[Figure, ...] = ()
+    parameters_removed: int = 0
+
+
+class Pass(ABC):
+    """A rewrite of a Program in place. Subclasses give ``name``, ``requires``, ``ensures`` and ``call``.
+
+    ``exact``: nothing but rounding may differ after it. A pass that isn't is held to the recipe's budget instead.
+    ``reshapes``: it makes another model of the one there is, as pruning does: what lies behind it is compared with what
+    it made, and parameters are counted anew.
+    ``repairs``: it makes up for what passes before it have lost: these are not held to the budget one by one.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = True
+    reshapes: ClassVar[bool] = False
+    repairs: ClassVar[bool] = False
+    requires: ClassVar[tuple[Condition, ...]] = ()
+    ensures: ClassVar[tuple[Condition, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "run" in cls.__dict__:
+            raise TypeError(f"{cls.__name__} overrides run, which checks what a pass requires and ensures")
+
+    def wanted(self, context: PassContext) -> bool:
+        """Whether an export has work for it: what isn't wanted isn't run, nor measured."""
+        return True
+
+    @abstractmethod
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        """Rewrites ``program`` in place."""
+
+    @final
+    def run(self, program: Program, context: PassContext) -> PassRecord:
+        """Checks, calls, cleans up after and checks again.
+
+        Raises:
+            PassError: a requirement doesn't hold, the pass broke the program or what it ensures, or it had to match
+                and didn't.
+        """
+        start = time.perf_counter()
+        self._check(program, self.requires, "requires")
+        before, parameters = len(program.graph.nodes), _parameters(program) if self.reshapes else 0
+        result = self.call(program, context)
+        if result.matched:
+            program.remove_dead_code()
+        verify_program(program, after=self.name)
+        self._check(program, self.ensures, "ensures")
+        if self.name in context.required and not result.matched:
+            reasons = "; ".join(f"{r.node} ({r.where}): {r.reason}" for r in result.rejected[:5])
+            raise PassError(
+                f"the pass {self.name} is required and matched nothing" + (f": {reasons}" if reasons else ""),
+                hint="Switch it off in the recipe, or look at the rejected places in the report.",
+            )
+        return PassRecord(
+            self.name,
+            result.matched,
+            tuple(result.rejected),
+            before,
+            len(program.graph.nodes),
+            time.perf_counter() - start,
+            tuple(result.figures),
+            parameters - _parameters(program) if self.reshapes else 0,
+        )
+
+    def _check(self, program: Program, conditions: Sequence[Condition], verb: str) -> None:
+        for condition in conditions:
+            if reasons := condition.check(program):
+                shown = "; ".join(list(reasons)[:5])
+                raise PassError(f"the pass {self.name} {verb} {condition.name!r}, which doesn't hold: {shown}")
+
+
+def _parameters(program: Program) -> int:
+    return sum(math.prod(program.weights[name].shape) for name in program.weights)
+
+
+def free_of(*targets: Target, name: str) -> Condition:
+    """The condition that no call of these ops is in the program."""
+
+    def check(program: Program) -> list[str]:
+        return [describe_node(n) for n in program.nodes_of(*targets)]
+
+    return Condition(name, check)
+
+
+def contains(*targets: Target, name: str) -> Condition:
+    """The condition that at least one call of these ops is in the program."""
+
+    def check(program: Program) -> list[str]:
+        return [] if program.nodes_of(*targets) else [f"no {' or '.join(str(t) for t in targets)} in the program"]
+
+    return Condition(name, check)
+
+
+def describe_node(node: Node) -> str:
+    """A node as errors name it: "aten.erf.default at model.layers.0.mlp (node erf_3)"."""
+    where = ", ".join(node.meta.get("where", ())) or "the model"
+    return f"{node.target} at {where} (node {node.name})"

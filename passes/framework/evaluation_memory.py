@@ -1,0 +1,69 @@
+"""How much memory it takes to run a program over so many tokens, worked out from its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch.fx.node import Node
+
+from enginewright.passes.ir.program import Program, named_symbol, tensor_arguments
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE
+
+_TEMPORARIES = 2
+"""What an op takes beside its result, in results or arguments, whichever are the larger: references are plain torch."""
+
+
+def evaluation_bytes(
+    program: Program, tokens: int, working: Mapping[Node, int] | None = None, until: Node | None = None
+) -> int:
+    """Most bytes of activations and of the weight in use at a time, in ``Program.evaluate`` over whole sequences.
+
+    Args:
+        tokens: of all sequences together; logits are counted for all of them if the program gives these.
+        working: bytes that calls take beside their arguments and results, where it isn't the op itself that runs.
+        until: the last call that runs, and doesn't give its result; None: all do.
+    """
+    blocks = -(-tokens // KV_BLOCK_SIZE)
+    sizes = {named_symbol(s): n for s, n in {"T": tokens, "R": tokens, "B": 1, "M": blocks, "P": blocks}.items()}
+
+    def size(node: Node) -> int:
+        if node.op == "placeholder" and node.target not in ("ids", "positions"):
+            return 0  # caches hold nothing, and tables are small
+        value = node.meta["val"]
+        tensors = value if isinstance(value, (tuple, list)) else (value,)
+        return sum(
+            prod(int(program.expression(n).xreplace(sizes)) for n in t.shape) * t.element_size()
+            for t in tensors
+            if isinstance(t, torch.Tensor)
+        )
+
+    last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
+    live: dict[Node, int] = {}
+    most = 0
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            live[node] = size(node)
+        elif node.op == "call_function":
+            # What an index takes out of a tuple is the tuple's; the tuple goes with its last index.
+            own = 0 if tuple_element(node) or node is until else size(node)
+            extra = None if working is None else working.get(node)
+            if extra is None:
+                arguments = tensor_arguments(node)
+                weights = sum(size(a) for a in arguments if a.op == "get_attr")
+                values = max((size(a) for a in arguments if a.op != "get_attr"), default=0)
+                extra = (0 if tuple_element(node) else _TEMPORARIES * max(own, values)) + 2 * weights
+            most = max(most, sum(live.values()) + own + extra)
+            if node is until:
+                break
+            live[node] = own
+        for used in node.all_input_nodes:
+            if last_use[used] is node:
+                live.pop(used, None)
+    return most
+
+
+def tuple_element(node: Node) -> bool:
+    """Whether a call takes one result out of several."""
+    return getattr(node.target, "__name__", "") == "getitem"

@@ -1,0 +1,237 @@
+"""A faster way to ``Program.evaluate``'s numbers: products of quantized weights as products of floats.
+
+The references of the quantized ops add one group of integers after the other, as kernels do; what they give is the
+product of what values and scales stand for, but for rounding. Here that is one product of floats, of a weight that is
+decoded once and kept while there is room, as one of 8-bit floats is. Attention takes the sequences of a step one by
+one, instead of a square of all tokens. Everything else is the op itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.fx.node import Node, Target
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import Concat, WeightExpr
+from enginewright.plugins.ops.epilogue import finish_linear
+from enginewright.plugins.ops.experts import grouped_linear
+from enginewright.plugins.ops.quantization import groups_of
+
+from .match import bound_arguments
+
+ew = torch.ops.ew
+
+_WEIGHTS: dict[Target, tuple[str, str, str]] = {
+    ew.quantized_linear.default: ("weight", "weight_scales", "weight_offsets"),
+    ew.quantized_grouped_linear.default: ("weight", "weight_scales", "weight_offsets"),
+    ew.quantized_embedding.default: ("table", "scales", "offsets"),
+}
+"""What the arguments are called that a quantized weight consists of; the last may be missing."""
+
+_UNDERSTOOD = frozenset(
+    {"values", "scales", "sums", "starts", "weight", "weight_scales", "weight_offsets", "bias", "ids", "table"}
+    | {"offsets", "weight_bits", "weight_group", "activation_group", "bits", "group_size", "activation", "residual"}
+)
+"""Their arguments; an op with another one is called itself."""
+
+_ENCODED = (torch.int8, torch.float8_e4m3fn, torch.float16)
+"""Of the integers or 8-bit floats, scales and offsets of quantized weights."""
+
+_PIECE = 1 << 24
+"""Floats of a weight that are decoded at a time where there is no room for all of them: 64 MiB, which the C library
+gives back to the system when they are freed."""
+
+_ATTENTIONS: tuple[Target, ...] = (ew.attention.default, ew.paged_attention.default)
+
+
+class WeightCache:
+    """Values of weights, kept while they take no more than ``limit`` bytes together.
+
+    Kept by the expressions themselves: equal ones have equal values, so programs of one model can share a cache. Once
+    it is full the first ones stay, as whoever goes through a program again asks for them first; what the program no
+    longer has makes room.
+    """
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.limit = limit
+        self._values: dict[tuple[WeightExpr, ...], torch.Tensor] = {}
+        self._bytes = 0
+
+    def get(self, key: tuple[WeightExpr, ...], make: Callable[[], torch.Tensor], program: Program) -> torch.Tensor:
+        """The value kept for ``key``, or what ``make`` gives; ``program`` is the one that is running."""
+        found = self._values.get(key)
+        if found is not None:
+            return found
+        value = make()
+        size = value.numel() * value.element_size()
+        if self._make_room(size, program):
+            self._values[key] = value
+            self._bytes += size
+        return value
+
+    def would_keep(self, key: tuple[WeightExpr, ...], size: int, program: Program) -> bool:
+        """Whether a value of ``size`` bytes that is made of others is kept for ``key``, or would be.
+
+        Not one of more than half the limit: while it is made it is in memory about twice.
+        """
+        return key in self._values or (size <= self.limit // 2 and self._make_room(size, program))
+
+    def _make_room(self, size: int, program: Program) -> bool:
+        if self._bytes + size > self.limit:
+            self.forget_all_but(program)
+        return self._bytes + size <= self.limit
+
+    def find(self, expr: WeightExpr) -> torch.Tensor | None:
+        """The value that is kept for one expression."""
+        return self._values.get((expr,))
+
+    def offer(self, expr: WeightExpr, value: torch.Tensor) -> None:
+        """Takes a value that is in memory anyway, if there is room."""
+        size = value.numel() * value.element_size()
+        if (expr,) not in self._values and self._bytes + size <= self.limit:
+            self._values[expr,] = value
+            self._bytes += size
+
+    def clear(self) -> None:
+        """Frees the memory."""
+        self._values.clear()
+        self._bytes = 0
+
+    def forget_all_but(self, program: Program) -> None:
+        """Frees what ``program`` has no use for, nor for making what it has of it."""
+        used = {program.weights[name] for name in program.weights}
+        used |= {b for e in used if isinstance(e, Concat) and (e,) not in self._values for b in e.bases}
+        self._values = {k: v for k, v in self._values.items() if used.issuperset(k)}
+        self._bytes = sum(v.numel() * v.element_size() for v in self._values.values())
+
+
+class FastEvaluation:
+    """``compute`` and ``read`` for ``Program.evaluate``, or ``evaluate`` with both::
+
+        fast = FastEvaluation(program, WeightCache(1 << 30))
+        logits = program.evaluate(inputs, compute=fast.compute, read=fast.read)[0]
+
+    The program may change between runs. ``read`` gives integers and scales of quantized weights as tensors on the
+    device "meta", which have a shape and no values: ``compute`` has the weight that they stand for.
+    """
+
+    def __init__(self, program: Program, cache: WeightCache | None = None) -> None:
+        self.program = program
+        self.cache = WeightCache() if cache is None else cache
+
+    def evaluate(
+        self, inputs: Mapping[str, torch.Tensor], observe: Callable[[Node, Any], None] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """As ``Program.evaluate``."""
+        return self.program.evaluate(inputs, observe, self.compute, self.read)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A weight by its name."""
+        expr = self.program.weights[name]
+        if expr.dtype in _ENCODED:
+            return torch.empty(expr.shape, dtype=expr.dtype, device="meta")
+        return self._value(name)
+
+    def compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The value of a call, from its arguments' values."""
+        assert callable(node.target)
+        names = bound_arguments(node)
+        if node.target in _WEIGHTS and names.keys() <= _UNDERSTOOD:
+            return self._quantized(node, names, names | dict(zip(names, args, strict=False)) | dict(kwargs))
+        if node.target is ew.dequantize.default:
+            exprs = tuple(self.program.weights[str(names[n].target)] for n in ("values", "scales"))
+            return self._decoded(exprs, names["group_size"])
+        real = [self._real(a, v) for a, v in zip(node.args, args, strict=True)]
+        named = {key: self._real(node.kwargs[key], value) for key, value in kwargs.items()}
+        if node.target in _ATTENTIONS:
+            return _attend(node.target, names | dict(zip(names, real, strict=False)) | named)
+        return node.target(*real, **named)
+
+    def _quantized(self, node: Node, names: Mapping[str, Any], given: Mapping[str, Any]) -> torch.Tensor:
+        """``names``: the nodes that are arguments; ``given``: their values."""
+        parts = [names[n] for n in _WEIGHTS[node.target] if names.get(n) is not None]
+        group = given["group_size"] if node.target is ew.quantized_embedding.default else given["weight_group"]
+        exprs = tuple(self.program.weights[str(n.target)] for n in parts)
+        fits = self.cache.would_keep(exprs, 4 * math.prod(exprs[0].shape), self.program)
+        if node.target is ew.quantized_embedding.default:
+            ids = given["ids"].long()
+            if fits:
+                return self._decoded(exprs, group)[ids]
+            read, rows = ids.unique(return_inverse=True)
+            return decoded(*(e.evaluate()[read] for e in exprs), group=group)[rows]
+        x = decoded(given["values"], given["scales"], group=given["activation_group"])  # [.., K]
+        if node.target is ew.quantized_linear.default and not fits:
+            product = _linear_in_pieces(x, [e.evaluate() for e in exprs], group, given["bias"])
+            return finish_linear(product, given["activation"], given.get("residual"))
+        weight = self._decoded(exprs, group)
+        if node.target is ew.quantized_grouped_linear.default:
+            product = grouped_linear(x, given["starts"], weight, given["bias"])
+        else:
+            product = torch.nn.functional.linear(x, weight, given["bias"])
+        return finish_linear(product, given["activation"], given.get("residual"))
+
+    def _decoded(self, exprs: tuple[WeightExpr, ...], group: int) -> torch.Tensor:
+        """What a weight's values, scales and offsets, if any, stand for."""
+        return self.cache.get(exprs, lambda: decoded(*(e.evaluate() for e in exprs), group=group), self.program)
+
+    def _real(self, argument: object, value: Any) -> Any:
+        """An argument's value with what ``read`` left out."""
+        if isinstance(argument, Node):
+            return self._value(str(argument.target)) if argument.op == "get_attr" and value.is_meta else value
+        if isinstance(argument, (list, tuple)):
+            return [self._real(a, v) for a, v in zip(argument, value, strict=True)]
+        return value
+
+    def _value(self, name: str) -> torch.Tensor:
+        expr = self.program.weights[name]
+        return self.cache.get((expr,), lambda: self._evaluated(expr), self.program)
+
+    def _evaluated(self, expr: WeightExpr) -> torch.Tensor:
+        """The value, of values that are in memory still where a pass has put weights together."""
+        if not isinstance(expr, Concat):
+            return expr.evaluate()
+        kept = [self.cache.find(base) for base in expr.bases]
+        return torch.cat([b.evaluate() if k is None else k for b, k in zip(expr.bases, kept, strict=True)], expr.dim)
+
+
+def decoded(
+    values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None, *, group: int
+) -> torch.Tensor:
+    """What integers or 8-bit floats [.., K] with scales and offsets [.., groups] stand for, [.., K] float32."""
+    size = values.shape[-1]
+    groups, width = groups_of(size, group), group or size
+    whole = torch.nn.functional.pad(values.float(), (0, groups * width - size)) if groups * width > size else values
+    result: torch.Tensor = whole.float().unflatten(-1, (groups, width)).mul_(scales.float()[..., None])
+    if offsets is not None:
+        result += offsets.float()[..., None]
+    return result.flatten(-2)[..., :size]
+
+
+def _linear_in_pieces(
+    x: torch.Tensor, parts: Sequence[torch.Tensor], group: int, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product with a weight [N, K] of which no more than ``_PIECE`` floats are in memory at a time."""
+    rows = max(1, _PIECE // parts[0].shape[-1])
+    pieces = zip(*(part.split(rows) for part in parts), strict=True)
+    product = torch.cat([torch.nn.functional.linear(x, decoded(*piece, group=group)) for piece in pieces], -1)
+    return product if bias is None else product.add_(bias)
+
+
+def _attend(target: Any, given: Mapping[str, Any]) -> torch.Tensor:
+    """Attention of one request after the other: no scores between tokens that can't see each other."""
+    bounds = given["q_start"].tolist()
+    results = []
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        own = {"q": given["q"][start:stop], "q_start": torch.tensor([0, stop - start])}
+        if target is ew.attention.default:
+            own |= {name: given[name][start:stop] for name in ("k", "v")}
+        else:
+            blocks = -(-int(given["kv_len"][i]) // given["k_cache"].shape[1])
+            own |= {"block_table": given["block_table"][i : i + 1, :blocks], "kv_len": given["kv_len"][i : i + 1]}
+        results.append(target(**{**given, **own}))
+    return torch.cat(results)

@@ -1,0 +1,40 @@
+"""Runs passes in the order given and keeps what each did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from enginewright.passes.ir.program import Program
+
+from .base import Pass, PassContext, PassRecord
+from .verify_program import verify_program
+
+AfterPass = Callable[[Program, PassRecord], None]
+
+
+class PassManager:
+    """A list of passes. There is no registration and no priority: the order is the list's.
+
+    Args:
+        passes: run one after the other.
+        context: handed to each.
+        after_pass: called with the program after each pass, for progress and verification.
+    """
+
+    def __init__(
+        self, passes: Sequence[Pass], context: PassContext | None = None, after_pass: AfterPass | None = None
+    ) -> None:
+        self.passes = list(passes)
+        self.context = context or PassContext()
+        self.after_pass = after_pass
+
+    def run(self, program: Program) -> list[PassRecord]:
+        """Rewrites ``program`` in place. Raises PassError naming the pass that failed."""
+        verify_program(program)
+        records = []
+        for one in self.passes:
+            record = one.run(program, self.context)
+            records.append(record)
+            if self.after_pass is not None:
+                self.after_pass(program, record)
+        return records

@@ -1,0 +1,257 @@
+"""Rules: a pattern, a check that says why not, and a rewrite.
+
+A pattern describes a value by the op that makes it and its arguments, down to values that it binds to names::
+
+    square = Call(aten.pow.Tensor_Scalar, Bind("x"), 2)
+    inverse = Call(aten.rsqrt.default, Call(aten.add.Tensor, Call(aten.mean.dim, square, [-1], True), Number("eps")))
+    norm = Call(aten.mul.Tensor, Bind("x"), inverse)
+
+The same name bound twice must be the same value. add and mul are matched in either order of their arguments.
+Arguments are compared after the op's schema has filled in defaults and names, so spelling doesn't matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch.fx.node import Node, Target
+
+from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.provenance import join_where, where_of
+
+from .base import Pass, PassContext, PassResult, Rejection
+
+aten = torch.ops.aten
+COMMUTATIVE: frozenset[Target] = frozenset({aten.add.Tensor, aten.mul.Tensor, aten.maximum.default})
+
+
+@dataclass
+class Match:
+    """What a pattern found: the root, what names are bound to, and all nodes that the pattern covers."""
+
+    root: Node
+    bound: dict[str, Any] = field(default_factory=dict)
+    covered: list[Node] = field(default_factory=list)
+
+    def node(self, name: str) -> Node:
+        value = self.bound[name]
+        assert isinstance(value, Node), f"{name} is {value!r}, not a node"
+        return value
+
+    def get(self, name: str) -> Any:
+        """The bound value, or None where an alternative without that name matched."""
+        return self.bound.get(name)
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """Module paths of all nodes covered, the root's first."""
+        return where_of([self.root, *self.covered])
+
+    def copy(self) -> Match:
+        return Match(self.root, dict(self.bound), list(self.covered))
+
+
+class Pattern(ABC):
+    """What a value may look like."""
+
+    @abstractmethod
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        """Every way in which ``value`` fits, each with what ``match`` had bound and more."""
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return Either(self, other)
+
+
+@dataclass(frozen=True)
+class Bind(Pattern):
+    """Any node, bound to ``name``; where the name is bound already, that very value."""
+
+    name: str
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        if isinstance(value, Node):
+            yield from _bind(self.name, value, match)
+
+
+@dataclass(frozen=True)
+class Weight(Pattern):
+    """A ``get_attr`` node, bound to ``name``; ``rank``: with so many dimensions."""
+
+    name: str
+    rank: int | None = None
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        if not isinstance(value, Node) or value.op != "get_attr":
+            return
+        if self.rank is None or program.value(value).dim() == self.rank:
+            yield from _bind(self.name, value, match)
+
+
+@dataclass(frozen=True)
+class Number(Pattern):
+    """A Python number, bound to ``name``."""
+
+    name: str
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield from _bind(self.name, value, match)
+
+
+@dataclass(frozen=True)
+class Anything(Pattern):
+    """Any argument at all, bound to ``name`` if there is one."""
+
+    name: str | None = None
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        if self.name is None:
+            yield match
+        else:
+            yield from _bind(self.name, value, match)
+
+
+@dataclass(frozen=True)
+class Either(Pattern):
+    """The first or the second pattern."""
+
+    first: Pattern
+    second: Pattern
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        yield from self.first.matches(program, value, match)
+        yield from self.second.matches(program, value, match)
+
+
+class Call(Pattern):
+    """A call of an op (or one of several) with these arguments, by position or name; arguments not named are free.
+
+    Plain numbers, lists, None and strings stand for themselves.
+    """
+
+    def __init__(self, target: Target | Sequence[Target], *args: Any, **kwargs: Any) -> None:
+        self.targets: tuple[Target, ...] = tuple(target) if isinstance(target, (tuple, list)) else (target,)  # type: ignore[assignment]
+        self.args = args
+        self.kwargs = kwargs
+
+    def matches(self, program: Program, value: Any, match: Match) -> Iterator[Match]:
+        if not isinstance(value, Node) or value.op != "call_function" or value.target not in self.targets:
+            return
+        given = bound_arguments(value)
+        names = list(given)
+        if len(self.args) > len(names) or any(k not in given for k in self.kwargs):
+            return
+        wanted = list(zip(names, self.args, strict=False)) + list(self.kwargs.items())
+        orders = [wanted]
+        if value.target in COMMUTATIVE and len(self.args) == 2:
+            orders.append([(names[0], self.args[1]), (names[1], self.args[0]), *self.kwargs.items()])
+        for order in orders:
+            yield from self._arguments(program, order, given, match, value)
+
+    def _arguments(
+        self, program: Program, wanted: list[tuple[str, Any]], given: dict[str, Any], match: Match, node: Node
+    ) -> Iterator[Match]:
+        if not wanted:
+            found = match.copy()
+            found.covered.append(node)
+            yield found
+            return
+        (name, pattern), rest = wanted[0], wanted[1:]
+        for partial in fits(program, pattern, given[name], match):
+            yield from self._arguments(program, rest, given, partial, node)
+
+
+def fits(program: Program, pattern: Any, value: Any, match: Match) -> Iterator[Match]:
+    """Matches a pattern, or compares a plain argument."""
+    if isinstance(pattern, Pattern):
+        yield from pattern.matches(program, value, match)
+    elif isinstance(pattern, (list, tuple)):
+        if isinstance(value, (list, tuple)) and len(value) == len(pattern):
+            yield from _sequence(program, list(pattern), list(value), match)
+    elif isinstance(value, Node):
+        return
+    elif value == pattern and isinstance(value, bool) == isinstance(pattern, bool):
+        yield match
+
+
+def _sequence(program: Program, patterns: list[Any], values: list[Any], match: Match) -> Iterator[Match]:
+    if not patterns:
+        yield match
+        return
+    for partial in fits(program, patterns[0], values[0], match):
+        yield from _sequence(program, patterns[1:], values[1:], partial)
+
+
+def _bind(name: str, value: Any, match: Match) -> Iterator[Match]:
+    if name not in match.bound:
+        found = match.copy()
+        found.bound[name] = value
+        yield found
+    elif match.bound[name] is value or (not isinstance(value, Node) and match.bound[name] == value):
+        yield match
+
+
+def bound_arguments(node: Node) -> dict[str, Any]:
+    """A call's arguments by the names of the op's schema, defaults filled in, in schema order."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
+    result: dict[str, Any] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(node.args):
+            result[argument.name] = node.args[i]
+        elif argument.name in node.kwargs:
+            result[argument.name] = node.kwargs[argument.name]
+        else:
+            result[argument.name] = argument.default_value
+    return result
+
+
+class Rule(ABC):
+    """One rewrite. ``name`` appears in reports."""
+
+    name: ClassVar[str]
+    pattern: ClassVar[Pattern]
+
+    def check(self, program: Program, match: Match) -> str | None:
+        """None if the match may be rewritten, else the reason why not, which is recorded."""
+        return None
+
+    @abstractmethod
+    def rewrite(self, program: Program, match: Match) -> Node:
+        """Adds the new nodes (the insertion point is before the root) and returns what takes the root's place."""
+
+
+class RewritePass(Pass):
+    """A pass made of rules: each node, in order, is rewritten by the first rule that matches and is not turned down."""
+
+    rules: ClassVar[tuple[Rule, ...]]
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        result = PassResult()
+        for node in list(program.graph.nodes):
+            if node.op != "call_function" or (not node.users and node is not program.output):
+                continue
+            self._try_rules(program, node, result)
+        return result
+
+    def _try_rules(self, program: Program, node: Node, result: PassResult) -> None:
+        for rule in self.rules:
+            reason: str | None = None
+            for match in rule.pattern.matches(program, node, Match(node)):
+                reason = rule.check(program, match)
+                if reason is not None:
+                    continue
+                with program.inserting_before(node):
+                    new = rule.rewrite(program, match)
+                if new is not node:
+                    program.replace(node, new)
+                result.matched += 1
+                return
+            if reason is not None:
+                where = join_where(node.meta.get("where", ()))
+                result.rejected.append(Rejection(node.name, where, f"{rule.name}: {reason}"))

@@ -1,0 +1,48 @@
+"""Step inputs for running a Program on whole sequences, in the captured form and in the paged one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from enginewright.passes.ir.program import Program
+
+
+def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """An input for each placeholder of ``program``: the sequences packed in one step, with nothing in their caches.
+
+    Args:
+        program: with attention as captured, or paged.
+        sequences: token ids, [S] each, at least one token.
+
+    Returns:
+        by name; ``rows`` are all tokens, so that the program gives logits [T, V], T being all sequences' length.
+    """
+    lengths = torch.tensor([len(s) for s in sequences])
+    requests = range(len(sequences))
+    starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))  # [B+1]
+    positions = torch.cat([torch.arange(len(s)) for s in sequences])  # [T]
+    given = {
+        "ids": torch.cat([s.long() for s in sequences]),
+        "positions": positions,
+        "q_start": starts,
+        "kv_len": lengths,
+        "rows": torch.arange(int(starts[-1])),
+    }
+    owner = torch.repeat_interleave(torch.tensor(list(requests)), lengths)  # [T]
+    for group in program.cache_groups:
+        width = -(-int(lengths.max()) // group.block_size)  # blocks of the longest
+        table = torch.arange(len(sequences) * width).view(-1, width)  # [B, M]
+        given[f"block_table:{group.name}"] = table
+        given[f"slots:{group.name}"] = table[owner, positions // group.block_size] * group.block_size + (
+            positions % group.block_size
+        )
+        for layer in group.layers:
+            for letter, size in (("k", group.key_head_size), ("v", group.value_head_size)):
+                shape = (table.numel(), group.block_size, group.kv_heads, size)
+                given[f"{letter}_cache:{layer}"] = torch.zeros(()).expand(shape)  # takes no memory
+    # The captured form has a table and slots as well, which nothing reads.
+    given |= {name: torch.zeros((len(sequences), 1)) for name in ("block_table",) if name in program.inputs}
+    given |= {name: torch.zeros(len(positions)) for name in ("slots",) if name in program.inputs}
+    return {name: given[name].to(program.value(node).dtype) for name, node in program.inputs.items()}

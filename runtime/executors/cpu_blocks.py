@@ -1,0 +1,115 @@
+"""The cpu target: our C++ interpreter of the lowered program, and of those that are specialised to buckets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from enginewright.plugins.cpu.executable import CpuProgram, isas
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
+from enginewright.runtime.kv_cache.cache_groups import check_free
+
+from .base import Deferred
+
+if TYPE_CHECKING:
+    from enginewright.plugins.cpu.step_profile import StepProfile
+
+Sizes = tuple[int, int, int]
+"""T, B and R of a step."""
+
+
+class CpuExecutor:
+    """See ``executors.base.Executor``. A step runs on the thread that asks for its result, with the interpreter lock
+    released.
+
+    Args:
+        bundle: with a ready target cpu.
+        blocks: cache group -> blocks to allocate.
+        threads: of the kernels; 0 takes as many as there are cores.
+        isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
+            best there is.
+        tuning: how work is cut into tasks: see ``CpuProgram``. None takes what ``optimize tune`` found here for this
+            bundle, if it did, and its number of threads if ``threads`` is 0.
+        plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others
+            in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
+            same bits.
+        load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
+
+    Attributes:
+        profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
+
+    Raises:
+        BundleError: a program doesn't hold together; names the bucket.
+        CapacityError: less memory is free than the caches take.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        *,
+        threads: int = 0,
+        isa: str | None = None,
+        plan: BucketPlan | None = None,
+        tuning: Mapping[str, int] | None = None,
+        load: Load = "map",
+    ) -> None:
+        program = bundle.program("cpu")
+        self._bundle = bundle
+        weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
+        self.caps = ExecutorCaps()
+        check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
+        self._tuned = ""
+        if tuning is None and tuning_path(bundle).exists():
+            from .cpu_tuning import load_tuning
+
+            found, self._tuned = load_tuning(bundle, isa or isas()[0])
+            tuning, threads = (found.choices, threads or found.threads) if found is not None else (None, threads)
+        self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning)
+        start = time.perf_counter()
+        self._specialized: dict[Sizes, CpuProgram] = {}
+        for bucket in plan.buckets if plan is not None else ():
+            try:
+                own = CpuProgram(bundle.bucket_program("cpu", bucket), weights, share=self._program)
+            except BundleError as e:
+                raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
+            self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
+        self._load_seconds = time.perf_counter() - start
+        self.profile: StepProfile | None = None
+
+    def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
+        program, profile = self.program_of(step), self.profile
+        if profile is not None:
+            return Deferred(partial(profile.run, program), step)
+        return Deferred(program.run, step)
+
+    @property
+    def program(self) -> CpuProgram:
+        """The program of any size."""
+        return self._program
+
+    def program_of(self, step: StepInput) -> CpuProgram:
+        """The program that runs a step: that of its size, or that of any size."""
+        return self._specialized.get((len(step.ids), len(step.kv_len), len(step.rows)), self._program)
+
+    def describe(self) -> dict[str, str | int]:
+        """With specialised programs, what they cost: milliseconds to load, and bytes of the arena that all share."""
+        about: dict[str, str | int] = {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
+        if self._tuned:
+            about["tuning"] = self._tuned
+        if self._specialized:
+            about["bucket_programs"] = len(self._specialized)
+            about["bucket_load_ms"] = round(self._load_seconds * 1000)
+            about["arena_bytes"] = self._program.arena_bytes
+        return about
+
+    def close(self) -> None:
+        """Nothing runs between steps; memory goes with the object."""

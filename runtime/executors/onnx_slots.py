@@ -1,0 +1,132 @@
+"""The onnx target: a file of ONNX operators in the linear form, run by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.onnxruntime.library import find_operators, operators_library
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.bundle.linear_io import LinearIo, Variant
+from enginewright.runtime.bundle.reader import Bundle
+
+from .base import Deferred
+from .onnx_session import find_provider, load_onnxruntime, open_session
+from .slot_caches import SlotCaches
+from .slot_steps import SlotSteps
+
+
+class OnnxExecutor:
+    """See ``executors.base.Executor``: blocks are slots, and prefill and decode take turns.
+
+    A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
+    other; prompts run one by one, or padded together where that costs little.
+
+    Args:
+        bundle: with a ready target of the linear form.
+        blocks: cache group -> slots to allocate; the same number for each.
+        capacity: tokens of a slot (C), the last of which is for rows that rest: ``slot_capacity``.
+        threads: of the kernels on the CPU; 0 takes as many as there are cores.
+        provider: one of ``onnx_session.PROVIDERS``.
+        target: the target's name.
+        variant: of the target's file; None takes the fastest that there is for the provider.
+
+    Raises:
+        BundleError: the bundle has no such target or variant, or its file is damaged.
+        MissingDependencyError: onnxruntime, the provider or the variant's library is missing, or too old.
+        CapacityError: there is no memory for the slots.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        capacity: int,
+        *,
+        threads: int = 0,
+        provider: str = "cpu",
+        target: str = "onnx",
+        variant: Variant | None = None,
+    ) -> None:
+        io = _variant_of(linear_io(bundle, target), provider, variant, bundle, target)
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
+        slots = min(self.blocks[g.name] for g in self.cache_groups)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots)
+        self._target = target
+        self._variant = io.variant
+        self._threads = threads or available_threads()
+        self._module = load_onnxruntime(io.onnxruntime)
+        self._provider = find_provider(provider, self._module)
+        if io.file not in bundle.files:
+            raise BundleError(
+                f"{bundle.path / io.file} is not listed in manifest.json", hint="Export the bundle again."
+            )
+        path = bundle.path / io.file
+        self._caches = SlotCaches(
+            open_session(
+                path,
+                self._provider,
+                self._threads,
+                self._module,
+                io.accuracy_level,
+                operators_library() if io.variant == "kernels" else None,
+            ),
+            io,
+            path,
+            slots=slots,
+            capacity=capacity,
+            vocab=bundle.model.vocab_size,
+            device=self._provider.device,
+            module=self._module,
+        )
+        together = io.variant == "standard"
+        self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
+
+    def submit(self, step: StepInput) -> Deferred:
+        return Deferred(self._steps.run, step)
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "target": self._target,
+            "onnxruntime": str(self._module.__version__),
+            "provider": self._provider.full_name,
+            "variant": self._variant,
+            "threads": self._threads,
+        }
+
+    def close(self) -> None:
+        """Nothing runs between steps; memory goes with the object."""
+
+
+def linear_io(bundle: Bundle, target: str) -> LinearIo:
+    """What a target's steps take and give. Raises BundleError if it isn't there, not ready, or of another form."""
+    io = bundle.target(target).io
+    if io is None:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} says nothing of its steps", hint="Export the bundle again."
+        )
+    return io
+
+
+def _variant_of(io: LinearIo, provider: str, variant: Variant | None, bundle: Bundle, target: str) -> LinearIo:
+    """With the file that is to run: on a CPU our kernels are the fastest. Raises BundleError."""
+    if variant is None:
+        variant = io.fastest(operators=find_operators() is not None) if provider == "cpu" else io.variant
+    if variant not in io.variants:
+        raise BundleError(
+            f"{bundle.path}: target {target!r} has no variant {variant!r}; it has {', '.join(io.variants)}",
+            hint="Leave the variant out, or export the bundle with it.",
+        )
+    return io.of_variant(variant)
+
+
+def slot_capacity(context: int) -> int:
+    """Tokens that a slot needs for requests of up to ``context`` tokens."""
+    return context + 1
+
+
+def slot_groups(io: LinearIo, capacity: int) -> tuple[CacheGroup, ...]:
+    """The cache groups, with slots of so many tokens as their blocks."""
+    return tuple(group.to_group(capacity) for group in io.cache_groups)

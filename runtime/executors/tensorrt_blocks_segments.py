@@ -1,0 +1,212 @@
+"""Engines between attentions, and our kernels in them: the segments form. See ``bundle.segments``.
+
+Each step of the schedule that runs an engine has a context of its own, to which its weights are bound once. No GPU has
+run this yet; the tests run it with engines, kernels and a driver in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.paged_section import IDS, KERNELS_FOLDER, POSITIONS, ROWS
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
+
+from .cuda_driver import Device
+from .tensorrt_block_runs import StepLimits, StepMemory, StepShape, rounded
+from .tensorrt_kernels import AttentionLaunches
+from .tensorrt_library import Context, Engine, check_tensors
+
+
+class SegmentProgram:
+    """See ``tensorrt_blocks.PackedProgram``.
+
+    Args:
+        bundle: with the weights.
+        target: the target's name.
+        schedule: of the target.
+        engines: segment -> its engine, loaded.
+        groups: the schedule's cache groups.
+        blocks: cache group -> blocks of its pools.
+        limits: of steps.
+        memory: of all steps.
+        device: the GPU, open for this thread.
+
+    Raises:
+        BundleError: an engine isn't what the schedule says, or a kernel can't be read.
+        CapacityError: there is no memory for weights and activations.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        target: str,
+        schedule: SegmentSchedule,
+        engines: Mapping[str, Engine],
+        groups: Sequence[CacheGroup],
+        blocks: Mapping[str, int],
+        limits: StepLimits,
+        memory: StepMemory,
+        device: Device,
+    ) -> None:
+        self._schedule = schedule
+        self._segments = {segment.name: segment for segment in schedule.segments}
+        self._engines = engines
+        self._groups = {group.name: group for group in groups}
+        self._blocks = blocks
+        self._limits = limits
+        self._memory = memory
+        self._device = device
+        for segment in schedule.segments:
+            check_tensors(engines[segment.name], [*segment.inputs, *segment.weights], list(segment.outputs))
+        self._launches = self._load_kernels(bundle, target)
+        self._contexts: dict[tuple[int, int], Context] = {}
+        self._last: StepShape | None = None
+        self._addresses = self._activations() | {IDS: memory.inputs[IDS]}
+        self._addresses |= {name: memory.inputs[name] for name in (POSITIONS, ROWS)} | {LOGITS: memory.logits}
+        self._weights = self._upload_weights(bundle)
+        self._scratch = device.allocate(max(engine.scratch_bytes for engine in engines.values()))
+        self._nothing = device.allocate(4)
+
+    def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
+        if requests > self._limits.requests or blocks > self._limits.blocks:
+            raise RequestError(
+                f"step: {requests} requests with {blocks} blocks are more than the {self._limits.requests} with "
+                f"{self._limits.blocks} that there is memory for",
+                hint="Plan steps by the executor's caps, and requests by its context.",
+            )
+        by_size = sorted(enumerate(self._schedule.profiles), key=lambda one: one[1].T[2])
+        for index, profile in by_size:
+            if tokens <= profile.T[2] and rows <= profile.R[2]:
+                return StepShape(
+                    profile=index,
+                    tokens=rounded(tokens, profile.T) if decodes else max(tokens, profile.T[0]),
+                    requests=rounded(requests, (1, 1, self._limits.requests)),
+                    rows=rounded(min(requests, profile.R[2]) if decodes else rows, profile.R),
+                    blocks=rounded(blocks, (1, 1, self._limits.blocks)),
+                    decodes=decodes,
+                )
+        raise RequestError(
+            f"step: no profile holds {tokens} tokens and {rows} rows", hint="Plan steps by the executor's caps."
+        )
+
+    def most(self, *, decodes: bool) -> tuple[int, int]:
+        return self._limits.tokens, self._limits.requests
+
+    def most_rows(self, shape: StepShape) -> int:
+        return self._schedule.profiles[shape.profile].R[2]
+
+    def bound(self, shape: StepShape, *, keep: bool) -> Callable[[], None]:
+        works: list[Callable[[], None]] = []
+        for index, step in enumerate(self._schedule.steps):
+            if isinstance(step, AttentionStep):
+                works.append(self._attention(step, shape))
+            else:
+                works.append(self._context(index, step, shape, keep=keep).enqueue)
+        if not keep:
+            self._last = shape
+
+        def run() -> None:
+            for work in works:
+                work()
+
+        return run
+
+    def _context(self, index: int, step: SegmentStep, shape: StepShape, *, keep: bool) -> Context:
+        """Of a step of the schedule, with its sizes and addresses set."""
+        engine, segment = self._engines[step.segment], self._segments[step.segment]
+        context = None if keep else self._contexts.get((index, shape.profile))
+        if context is not None and shape == self._last:
+            return context
+        if context is None:
+            context = engine.context(shape.profile, self._device, self._scratch)
+            context.place({name: self._weights[source] for name, source in step.weights.items()})
+            context.place({name: self._addresses[to] for name, to in (step.inputs | step.outputs).items()})
+            if not keep:
+                self._contexts[index, shape.profile] = context
+        sizes = {"T": shape.tokens, "R": shape.rows}
+        context.bind({name: _sizes(tensor, sizes) for name, tensor in segment.inputs.items()}, {})
+        return context
+
+    def _attention(self, step: AttentionStep, shape: StepShape) -> Callable[[], None]:
+        heads = self._schedule.buffers[step.q].shape[1]
+        assert isinstance(heads, int)
+        buffers = self._addresses | {
+            "sinks": self._weights[step.sinks] if step.sinks is not None else self._nothing,
+            "slopes": self._weights[step.slopes] if step.slopes is not None else self._nothing,
+        }
+        launches, group = self._launches[step.layer], self._groups[step.group]
+
+        def run() -> None:
+            pool = self._blocks[group.name]
+            launches.launch(step, shape, heads, self._schedule.dtype, group, pool, self._memory, buffers)
+
+        return run
+
+    def _load_kernels(self, bundle: Bundle, target: str) -> dict[int, AttentionLaunches]:
+        """Layer -> the kernels for this GPU. Raises BundleError where there are none for it."""
+        folder = bundle.path / target_folder(target) / KERNELS_FOLDER
+        capability = self._device.gpu.capability
+        found: dict[int, AttentionLaunches] = {}
+        for kernels in self._schedule.kernels:
+            if kernels.compute_capability == capability:
+                found |= dict.fromkeys(kernels.layers, AttentionLaunches(kernels, folder, self._device))
+        missing = [layer for group in self._groups.values() for layer in group.layers if layer not in found]
+        if missing:
+            raise BundleError(
+                f"{folder}: there are no attention kernels for compute capability {capability}",
+                hint=f"Export again with --gpu {capability}.",
+            )
+        return found
+
+    def _activations(self) -> dict[str, int]:
+        """Memory of the buffers, and of what a decode step's attention puts together, at their largest."""
+        sizes = {"T": self._limits.tokens, "R": self._limits.rows}
+        bytes_of = {
+            name: math.prod(_sizes(tensor, sizes)) * BYTES_PER_ELEMENT[tensor.dtype]
+            for name, tensor in self._schedule.buffers.items()
+            if name != LOGITS
+        }
+        for step in self._schedule.steps:
+            if isinstance(step, AttentionStep):
+                heads = self._schedule.buffers[step.q].shape[1]
+                assert isinstance(heads, int)
+                group = self._groups[step.group]
+                tokens = min(self._limits.tokens, self._limits.requests)
+                needed = self._launches[step.layer].scratch_bytes(heads, group, tokens, self._limits.blocks)
+                for name, nbytes in zip(("parts", "lse"), needed, strict=True):
+                    bytes_of[name] = max(bytes_of.get(name, 0), nbytes)
+        return {name: self._device.allocate(nbytes) for name, nbytes in bytes_of.items()}
+
+    def _upload_weights(self, bundle: Bundle) -> dict[str, int]:
+        """Every tensor of the bundle's weights that a step names, once."""
+        names: dict[str, None] = {}
+        for step in self._schedule.steps:
+            if isinstance(step, AttentionStep):
+                names |= {name: None for name in (step.sinks, step.slopes) if name is not None}
+            else:
+                names |= dict.fromkeys(step.weights.values())
+        addresses = {}
+        for name in names:
+            array = np.ascontiguousarray(bundle.weight(name))
+            addresses[name] = self._device.allocate(array.nbytes)
+            self._device.upload(addresses[name], array)
+        return addresses
+
+
+def segment_limits(schedule: SegmentSchedule, requests: int, context: int) -> StepLimits:
+    """The largest step, of so many requests with so many tokens at most."""
+    tokens = max(profile.T[2] for profile in schedule.profiles)
+    rows = max(profile.R[2] for profile in schedule.profiles)
+    smallest = min(group.block_size for group in schedule.cache_groups)
+    return StepLimits(tokens=tokens, requests=min(requests, tokens), rows=rows, blocks=-(-context // smallest))
+
+
+def _sizes(tensor: SegmentTensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else sizes[size] for size in tensor.shape)

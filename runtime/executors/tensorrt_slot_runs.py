@@ -1,0 +1,369 @@
+"""Slots on a GPU, and runs of engines of the linear form over them: profiles by size, padding, CUDA graphs.
+
+An engine has optimization profiles, each a range of sizes. A run goes to the smallest that holds it; one that none
+holds is cut into parts. Past and present of a layer are bound to the same memory, which the engine writes in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array
+from enginewright.plugins.shared.errors import BundleError, CapacityError
+from enginewright.runtime.bundle.linear_io import (
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    ROWS,
+    WRITE_INDEX,
+    LinearIo,
+    cache_names,
+)
+from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
+
+from .cuda_driver import Device, Graph
+from .slots import SlotRun, mask
+from .tensorrt_library import Context, Engine, Library, check_tensors
+
+MOST_GRAPHS = 32
+"""CUDA graphs of decode steps that are kept. Each has a context of its own, whose state it holds; all contexts have one
+scratch memory."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine and one of its optimization profiles."""
+
+    engine: int
+    profile: int
+    sizes: ProfileSection
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a run is bound to; equal ones share a graph.
+
+    Attributes:
+        choice: what runs it.
+        first: its first slot.
+        batch, length: [B, S] of its tokens.
+        rows: of logits.
+    """
+
+    choice: Choice
+    first: int
+    batch: int
+    length: int
+    rows: int
+
+
+def choose(choices: Sequence[Choice], batch: int, length: int) -> Choice | None:
+    """The smallest profile that holds [B, S] tokens; one for decode steps before others, if S is 1."""
+    fitting = [c for c in choices if c.sizes.holds(batch, length, c.sizes.R[0])]
+    return min(fitting, key=lambda c: _preference(c, length), default=None)
+
+
+def _preference(choice: Choice, length: int) -> tuple[bool, int]:
+    sizes = choice.sizes
+    return (sizes.phase == "decode") != (length == 1), sizes.B[2] * sizes.S[2]
+
+
+def cut(run: SlotRun, choices: Sequence[Choice]) -> Iterator[tuple[Choice, SlotRun]]:
+    """Parts of a run, each with a profile that holds it: the run itself, or rows and chunks of it, in order.
+
+    ``order`` of a part says which of the run's wanted tokens its own are.
+    """
+    batch, length = run.ids.shape
+    if (choice := choose(choices, batch, length)) is not None:
+        yield choice, replace(run, order=np.arange(len(run.wanted)))
+        return
+    if length == 1:
+        rows, chunk = max(c.sizes.B[2] for c in choices if c.sizes.S[0] == 1), 1
+    else:
+        longest = max(choices, key=lambda c: (min(c.sizes.S[2], length), c.sizes.B[2]))
+        rows, chunk = longest.sizes.B[2], longest.sizes.S[2]
+    for top in range(0, batch, rows):
+        for left in range(0, length, chunk):
+            part = _part(run, slice(top, top + rows), slice(left, left + chunk))
+            if (choice := choose(choices, *part.ids.shape)) is not None:
+                yield choice, part
+                continue
+            for row in range(top, min(top + rows, batch)):
+                single = _part(run, slice(row, row + 1), slice(left, left + chunk))
+                choice = choose(choices, *single.ids.shape)
+                assert choice is not None, single.ids.shape  # ``check_profiles`` has seen to it
+                yield choice, single
+
+
+def _part(run: SlotRun, rows: slice, columns: slice) -> SlotRun:
+    length = run.ids.shape[1]
+    row, column = np.divmod(run.wanted, length)
+    inside = (row >= rows.start) & (row < rows.stop) & (column >= columns.start) & (column < columns.stop)
+    ids, places = run.ids[rows, columns], run.places[rows, columns]
+    wanted = (row[inside] - rows.start) * ids.shape[1] + column[inside] - columns.start
+    return SlotRun(run.first + rows.start, ids, places, wanted, np.flatnonzero(inside))
+
+
+def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
+    """A decode run over a range of slots whose size is a power of two, where there are slots and the profile allows it.
+
+    So a few graphs serve all batches. The rows that are added rest: what they write goes to their slots' last place.
+    """
+    first, batch = run.first, len(run.ids)
+    size = 1 << (batch - 1).bit_length()
+    while (start := first // max(size // 2, 1) * max(size // 2, 1)) + size < first + batch:
+        size *= 2
+    start = min(start, max(slots - size, 0))
+    size = min(size, slots - start)
+    if size > most:
+        return run
+    ids = np.zeros((size, 1), run.ids.dtype)
+    places = np.full_like(ids, capacity - 1)
+    own = slice(first - start, first - start + batch)
+    ids[own], places[own] = run.ids, run.places
+    return replace(run, first=start, ids=ids, places=places, wanted=run.wanted + (first - start))
+
+
+def check_profiles(choices: Sequence[Choice], where: str) -> int:
+    """The capacity that all profiles have.
+
+    Raises BundleError naming ``where`` and the size, if they differ in it, or leave out a size below their largest.
+    """
+    capacities = sorted({choice.sizes.C for choice in choices})
+    if len(capacities) != 1:
+        _refuse(where, f"their slots are of {' and '.join(map(str, capacities))} places")
+    for batch in range(1, max(c.sizes.B[2] for c in choices if c.sizes.S[0] == 1 or c.sizes.phase == "decode") + 1):
+        if choose(choices, batch, 1) is None:
+            _refuse(where, f"none holds {batch} requests of one token")
+    for length in range(2, max(c.sizes.S[2] for c in choices) + 1):
+        if choose(choices, 1, length) is None:
+            _refuse(where, f"none holds a prompt of {length} tokens")
+    return capacities[0]
+
+
+def _refuse(where: str, what: str) -> None:
+    raise BundleError(f"{where}: profiles: {what}", hint="Export the bundle again.")
+
+
+def choices_of(engines: Sequence[EngineSection]) -> tuple[Choice, ...]:
+    """Every profile of every engine."""
+    return tuple(Choice(e, p, sizes) for e, engine in enumerate(engines) for p, sizes in enumerate(engine.profiles))
+
+
+class EngineSlots:
+    """[slots, Nkv, C, D] on a GPU for the keys and the values of each layer, and engines that run over them.
+
+    See ``slot_steps.Slots``. All of it begins as zeros: what is masked is multiplied by 0, and so must be finite.
+
+    Args:
+        library: that loaded the engines.
+        device: the GPU, open for this thread.
+        engines: loaded, in the manifest's order.
+        choices: their profiles.
+        io: what they take and give.
+        slots, capacity: how many, and their size in tokens (C).
+        vocab: columns of the logits.
+
+    Raises:
+        BundleError: an engine takes or gives something else than ``io`` says.
+        CapacityError: there isn't memory for them.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        device: Device,
+        engines: Sequence[Engine],
+        choices: Sequence[Choice],
+        io: LinearIo,
+        *,
+        slots: int,
+        capacity: int,
+        vocab: int,
+    ) -> None:
+        self.length = capacity
+        self.graph_launches = 0
+        self._device = device
+        self._engines = engines
+        self._choices = choices
+        self._slots = slots
+        self._vocab = vocab
+        self._masks = {group.mask: group.window for group in io.cache_groups}
+        self._captures = not library.captures_itself
+        self._contexts: dict[Choice, Context] = {}
+        self._graphs: OrderedDict[Shape, tuple[Graph, Context]] = OrderedDict()
+        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        _check_engines(engines, io, capacity)
+        self._memory: dict[str, _Cache] = {}
+        for group in io.cache_groups:
+            for layer in group.layers:
+                sizes = (group.key_head_size, group.value_head_size)
+                for (past, present), size in zip(cache_names(layer), sizes, strict=True):
+                    row = group.kv_heads * capacity * size * BYTES_PER_ELEMENT[group.dtype]
+                    shape = (group.kv_heads, capacity, size)
+                    self._memory[past] = _Cache(past, present, shape, row, self._allocate(row * slots))
+        self._small = {name: self._allocate(size) for name, size in self._largest().items()}
+        self._scratch = self._allocate(max(engine.scratch_bytes for engine in engines))
+        self.clear()
+
+    def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
+        """Engines are made for slots of one length, so that there is nothing to do."""
+
+    def run(self, run: SlotRun) -> FloatArray:
+        logits = np.empty((len(run.wanted), self._vocab), np.float32)
+        for choice, part in cut(run, self._choices):
+            most, decodes = choice.sizes.R[2], part.ids.shape[1] == 1
+            wide = widen(part, self._slots, choice.sizes.B[2], self.length) if decodes else part
+            for start in range(0, max(len(wide.wanted), 1), most):  # the same again for more rows than it gives at once
+                some = wide.wanted[start : start + most]
+                rows = min(most, len(wide.ids)) if decodes else max(len(some), 1)
+                batch, length = wide.ids.shape
+                found = self._run(Shape(choice, wide.first, batch, length, rows), wide, some)
+                logits[wide.order[start : start + most]] = found
+        return logits
+
+    def forget(self, slots: Int32Array) -> None:
+        for cache in self._memory.values():
+            for slot in slots.tolist():
+                self._device.zero(cache.address + slot * cache.row_bytes, cache.row_bytes)
+
+    def clear(self) -> None:
+        for cache in self._memory.values():
+            self._device.zero(cache.address, cache.row_bytes * self._slots)
+
+    def close(self) -> None:
+        """Frees graphs and contexts; memory is the device's."""
+        for graph, _ in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self._contexts.clear()
+
+    def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> FloatArray:
+        """Logits of the wanted tokens of a part: [R, V]."""
+        engine = self._engines[shape.choice.engine]
+        self._upload(engine, shape, part, wanted)
+        if not (self._captures and shape.length == 1 and self._launch(shape)):
+            context = self._contexts.get(shape.choice) or self._contexts.setdefault(shape.choice, self._context(shape))
+            self._bind(context, shape)
+            context.enqueue()
+        found = np.empty((len(wanted), self._vocab), engine.tensors[LOGITS].dtype)
+        if not len(wanted):  # a prompt's part: nobody waits for it
+            return found.astype(np.float32)
+        self._device.download(found, self._small[LOGITS])
+        return found.astype(np.float32, copy=False)
+
+    def _launch(self, shape: Shape) -> bool:
+        """Runs the graph of this shape. The first time a shape comes there is none yet: the second time it is made."""
+        if (kept := self._graphs.get(shape)) is None:
+            if shape not in self._seen:
+                self._seen[shape] = None
+                if len(self._seen) > 4 * MOST_GRAPHS:
+                    self._seen.popitem(last=False)
+                return False
+            context = self._context(shape)
+            self._bind(context, shape)
+            context.enqueue()  # in vain: it settles what a capture must not see, and writes what will be written again
+            kept = self._device.capture(context.enqueue), context
+            self._graphs[shape] = kept
+            if len(self._graphs) > MOST_GRAPHS:
+                self._device.synchronize()
+                self._graphs.popitem(last=False)[1][0].close()
+        self._graphs.move_to_end(shape)
+        kept[0].launch()
+        self.graph_launches += 1
+        return True
+
+    def _context(self, shape: Shape) -> Context:
+        engine = self._engines[shape.choice.engine]
+        return engine.context(shape.choice.profile, self._device, self._scratch)
+
+    def _bind(self, context: Context, shape: Shape) -> None:
+        engine = self._engines[shape.choice.engine]
+        shapes = {name: dims for name, dims in self._shapes(shape).items() if name in engine.tensors}
+        addresses = {name: self._small[name] for name in (*shapes, LOGITS)}
+        for cache in self._memory.values():
+            shapes[cache.past] = (shape.batch, *cache.shape)
+            at = cache.address + shape.first * cache.row_bytes
+            addresses |= {cache.past: at, cache.present: at}
+        context.bind(shapes, addresses)
+
+    def _upload(self, engine: Engine, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
+        rows = np.zeros(shape.rows, np.int64)
+        rows[: len(wanted)] = wanted
+        arrays: dict[str, npt.NDArray[Any]] = {
+            INPUT_IDS: part.ids,
+            # What is no request's may stand behind the last position that the model has.
+            POSITION_IDS: np.minimum(part.places, self.length - 2),
+            WRITE_INDEX: part.places[:, 0],
+            ROWS: rows,
+        }
+        arrays |= {name: mask(part.places, self.length, window) for name, window in self._masks.items()}
+        for name in arrays.keys() & engine.tensors.keys():
+            array = np.ascontiguousarray(arrays[name], engine.tensors[name].dtype)
+            self._device.upload(self._small[name], array)
+
+    def _shapes(self, shape: Shape) -> dict[str, tuple[int, ...]]:
+        batch, length = shape.batch, shape.length
+        shapes: dict[str, tuple[int, ...]] = {
+            INPUT_IDS: (batch, length),
+            POSITION_IDS: (batch, length),
+            WRITE_INDEX: (batch,),
+            ROWS: (shape.rows,),
+        }
+        return shapes | dict.fromkeys(self._masks, (batch, 1, length, self.length))
+
+    def _largest(self) -> dict[str, int]:
+        """Bytes of each small input, and of the logits, at their largest."""
+        sizes: dict[str, int] = {LOGITS: 0}
+        for choice in self._choices:
+            most = choice.sizes
+            tensors = self._engines[choice.engine].tensors
+            shapes = self._shapes(Shape(choice, 0, most.B[2], most.S[2], most.R[2]))
+            shapes[LOGITS] = (most.R[2], self._vocab)
+            for name in shapes.keys() & tensors.keys():
+                bytes_of = math.prod(shapes[name]) * tensors[name].dtype.itemsize
+                sizes[name] = max(sizes.get(name, 0), bytes_of)
+        return sizes
+
+    def _allocate(self, nbytes: int) -> int:
+        try:
+            return self._device.allocate(nbytes)
+        except CapacityError as e:
+            raise CapacityError(
+                f"memory: {self._slots} slots of {self.length} tokens don't fit into the memory of "
+                f"{self._device.gpu.name}",
+                hint="Pass less memory, or serve fewer requests at a time (max_requests).",
+            ) from e
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """The keys or the values of a layer: slots of ``row_bytes``, each of ``shape`` [Nkv, C, D]."""
+
+    past: str
+    present: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    address: int
+
+
+def _check_engines(engines: Sequence[Engine], io: LinearIo, capacity: int) -> None:
+    """Raises BundleError for an engine that isn't of the linear form, or for other slots."""
+    pairs = [pair for group in io.cache_groups for layer in group.layers for pair in cache_names(layer)]
+    optional = [POSITION_IDS, WRITE_INDEX, ROWS, *(group.mask for group in io.cache_groups)]
+    for engine in engines:
+        check_tensors(engine, [INPUT_IDS, *(past for past, _ in pairs)], [LOGITS, *(p for _, p in pairs)], optional)
+        for past, _ in pairs:
+            places = engine.tensors[past].shape[2]
+            if places not in (-1, capacity):
+                raise BundleError(
+                    f"{engine.path}: {past} has {places} places, and the target's manifest says {capacity}",
+                    hint="Export the bundle again.",
+                )

@@ -1,0 +1,1 @@
+"""A request and its result: sampling parameters, state, outputs."""

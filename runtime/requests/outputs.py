@@ -1,0 +1,134 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from enginewright.plugins.shared.errors import EnginewrightError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""stop: an end token or a stop string; length: max_tokens or the context is reached; abort: the caller gave it up;
+error: the model's logits for it were not finite."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one new token: of the token itself, and of the most probable ones, best first.
+
+    They are of the model's own distribution, before penalties and temperature and before any token is left out.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """As in vLLM. ``rank`` is 1 for the most probable token; None for a chosen token that isn't among the top ones."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """When it happened, in seconds of ``time.monotonic()``; None for what didn't.
+
+    Attributes:
+        queued: the request was made.
+        first_token, last_token: that new token was there.
+    """
+
+    queued: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """A result under vLLM's names; see ``RequestOutput``."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. Two are equal if they have the same prompt tokens and the same result.
+
+    Attributes:
+        prompt_token_ids: the prompt as the model saw it.
+        token_ids: every new token, with the end token if there was one.
+        text: their text, without the end token, and cut before a stop string.
+        finish_reason: see ``FinishReason``.
+        logprobs: one entry a new token if the request asked for them, else None.
+        stop_reason: the stop string or the token of ``stop_token_ids`` that ended it; None if something else did.
+        prompt: the text of the prompt, for a conversation what its template made; None for a prompt of token ids.
+        request_id: of this process.
+        error: what went wrong where finish_reason is "error"; tokens and text are those before.
+        metrics: when it happened.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: int | str | None = None
+    prompt: str | None = field(default=None, compare=False)
+    request_id: str = field(default="", compare=False)
+    error: EnginewrightError | None = field(default=None, compare=False)
+    metrics: RequestMetrics = field(default=RequestMetrics(0.0), compare=False)
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the new tokens' log-probabilities; None without ``logprobs``."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """One entry, as vLLM has it: ``logprobs`` maps the top tokens, and the new one, to theirs."""
+        entries = None
+        if self.logprobs is not None:
+            entries = [_logprob_dict(entry) for entry in self.logprobs]
+        return [
+            CompletionOutput(
+                index=0,
+                text=self.text,
+                token_ids=self.token_ids,
+                cumulative_logprob=self.cumulative_logprob,
+                logprobs=entries,
+                finish_reason=self.finish_reason,
+                stop_reason=self.stop_reason,
+            )
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """Always True; vLLM's results have it."""
+        return True
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """What came since the last piece. ``text`` may be empty: a character or a possible stop string is incomplete.
+
+    The texts of all pieces together are the ``text`` of the ``RequestOutput``; ``finish_reason`` is set on the last.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:
+    found = {entry.token_id: Logprob(entry.logprob)}
+    return found | {token: Logprob(logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}

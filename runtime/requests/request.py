@@ -1,0 +1,167 @@
+"""A request: its tokens, where its cache is, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
+from enginewright.runtime.text.output_text import OutputText
+
+from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
+from .sampling import SamplingParams, seed_of
+
+_numbers = itertools.count()
+
+
+class Request:
+    """One prompt and what becomes of it. The scheduler and the engine loop are its only writers.
+
+    Args:
+        prompt: token ids, at least one.
+        params: how to choose new tokens.
+        end_token_ids: tokens that end the text; without those of ``params.stop_token_ids``.
+        max_tokens: most new tokens, where it isn't ``params.max_tokens``; 0 for a request that only scores its prompt
+            (see ``logits``).
+        prompt_text: what the prompt was encoded from, for the result.
+        text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
+        logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
+            chunk: the first token's position, [n, V]. None for an ordinary request.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        end_token_ids: Sequence[int] = (),
+        max_tokens: int | None = None,
+        prompt_text: str | None = None,
+        text: OutputText | None = None,
+        logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
+    ) -> None:
+        self.params = params
+        self.request_id = str(next(_numbers))
+        self.prompt_text = prompt_text
+        self.queued = time.monotonic()
+        self.token_times: tuple[float, float] | None = None  # of the first new token and the last
+        self.stop_reason: int | str | None = None
+        self.seed = seed_of(prompt) if params.seed is None else params.seed
+        most = params.max_tokens if max_tokens is None else max_tokens
+        if most is None:
+            raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
+        self.max_tokens = most
+        self.logits = logits
+        self.tokens = list(prompt)  # prompt, then output
+        self.prompt_length = len(self.tokens)
+        self.computed = 0  # tokens whose keys and values are in the cache
+        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens
+        self.capacity = 0  # tokens that its blocks can hold
+        self.finish_reason: FinishReason | None = None
+        self.error: EnginewrightError | None = None  # why, where that is "error"
+        self.seen = array("i")  # distinct tokens so far, in any order; empty without a repetition penalty
+        self._seen: set[int] | None = None
+        if params.repetition_penalty != 1:
+            self._seen = set(self.tokens)
+            self.seen.extend(self._seen)
+        self._end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._end_token_ids |= frozenset(end_token_ids)
+        self._text = text
+        self._whole_text: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._taken = 0  # new tokens that were given out
+
+    @property
+    def scores(self) -> bool:
+        """Whether it wants the logits of its prompt, and no new tokens."""
+        return self.logits is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def most_cached(self) -> int:
+        """Most tokens that it can ever have in the cache: the last new token never gets there."""
+        return self.prompt_length if self.scores else self.prompt_length + self.max_tokens - 1
+
+    def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Takes a new token, and finishes if it is the last."""
+        self.tokens.append(token)
+        if self._seen is not None and token not in self._seen:
+            self._seen.add(token)
+            self.seen.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        now = time.monotonic()
+        self.token_times = (now if self.token_times is None else self.token_times[0], now)
+        if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
+            if token in self.params.stop_token_ids:
+                self.stop_reason = token
+            self.finish("stop")
+        elif self.output_length >= self.max_tokens:
+            self.finish("length")
+
+    def accept_logits(self, start: int, logits: FloatArray) -> None:
+        """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
+        assert self.logits is not None
+        if callable(self.logits):
+            self.logits(start, logits)
+        else:
+            self.logits[start : start + len(logits)] = logits
+        if start + len(logits) == self.prompt_length:
+            self.finish("length")
+
+    def fail(self, error: EnginewrightError) -> None:
+        """Ends the request with an error of its own; what it has so far stays."""
+        self.error = error
+        self.finish("error")
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""
+        if self._text is not None and self._text.finish() and reason == "length":
+            reason = "stop"
+        if self._text is not None and self._text.stopped_by is not None:
+            self.stop_reason = self._text.stopped_by
+        self.finish_reason = reason
+
+    def take_piece(self) -> StreamPiece:
+        """What came since the last call."""
+        text = "" if self._text is None else self._text.take()
+        self._whole_text.append(text)
+        first, self._taken = self._taken, self.output_length
+        return StreamPiece(
+            token_ids=tuple(self.tokens[self.prompt_length + first :]),
+            text=text,
+            finish_reason=self.finish_reason,
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs[first:]),
+        )
+
+    def to_output(self) -> RequestOutput:
+        """The whole result; call it after the last ``take_piece``."""
+        assert self.finish_reason is not None
+        return RequestOutput(
+            prompt_token_ids=tuple(self.tokens[: self.prompt_length]),
+            token_ids=tuple(self.tokens[self.prompt_length :]),
+            text="".join(self._whole_text),
+            finish_reason=self.finish_reason,
+            logprobs=None if self.params.logprobs is None else tuple(self._logprobs),
+            stop_reason=self.stop_reason,
+            prompt=self.prompt_text,
+            request_id=self.request_id,
+            error=self.error,
+            metrics=RequestMetrics(self.queued, *(self.token_times or (None, None))),
+        )

@@ -1,0 +1,229 @@
+"""Text to token ids and back, with the `tokenizers` library on the bundle's tokenizer.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError
+from enginewright.runtime.bundle.tokenizer_files import (
+    CHAT_TEMPLATE_PATH,
+    CHAT_TEMPLATES_FOLDER,
+    TOKENIZER_PATH,
+    TokenizerFiles,
+    check_token_ids,
+)
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate, Message
+
+_JINJA = re.compile(r"\{[{%#]|\n")
+_REPLACEMENT = "\ufffd"
+_MOST_INCOMPLETE = 3
+"""A UTF-8 character has 4 bytes at most, so at most its first 3 wait for the rest; each may decode to one U+FFFD."""
+_CONTEXT = 8
+_LONGEST_WINDOW = 64
+
+
+class Tokenizer:
+    """The tokenizer of a bundle, and its chat templates by name; the only one, or the usual one, is "default".
+
+    Attributes:
+        special_ids: tokens that have no text.
+        chat_templates: name -> its Jinja text. A template is compiled when the first conversation needs it.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Raises BundleError naming the file that is missing or damaged."""
+        if files.tokenizer_json is None:
+            raise BundleError(f"{TOKENIZER_PATH} is missing", hint="Pass token ids instead of text.")
+        with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.")):
+            check_token_ids(files.tokenizer_json)
+            self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._before = self._added(files.special_tokens, "bos")
+        self._after = self._added(files.special_tokens, "eos")
+        self._special_tokens = files.special_tokens
+        self.chat_templates: dict[str, str] = dict(files.other_templates)
+        if files.chat_template is not None:
+            self.chat_templates["default"] = files.chat_template
+        self._compiled: dict[str, ChatTemplate] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
+
+        Raises RequestError for lone surrogates, which is what Python makes of bytes that are no UTF-8, and for words
+        that the tokenizer has no tokens for.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise RequestError(f"prompt: {text[e.start]!r} is no character", hint="Pass text in UTF-8.") from e
+        hint = "Pass token ids instead."
+        with what_tokenizers_raises(lambda e: RequestError(f"prompt: the tokenizer can't take it: {e}", hint=hint)):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens:
+            before = [] if ids[:1] == self._before else self._before
+            after = [] if ids[-1:] == self._after else self._after
+            return before + ids + after
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary are skipped."""
+        with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: it can't decode tokens: {e}")):
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any
+    ) -> list[int]:
+        """Token ids of a conversation up to the assistant's turn: ``encode`` of ``render_chat``, which raises.
+
+        The template writes the special tokens, so none is added; as in transformers, what looks like one in a message
+        becomes one too.
+        """
+        text = self.render_chat(messages, chat_template=chat_template, **options)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(self, messages: Sequence[Message], *, chat_template: str | None = None, **options: Any) -> str:
+        """The text of a conversation up to the assistant's turn.
+
+        Args:
+            messages: the turns.
+            chat_template: the name of one of the model's templates, or the text of another. None takes "tool_use", if
+                there is one and ``tools`` are given, or else "default".
+            options: see ``ChatTemplate.render``.
+
+        Raises:
+            BundleError: the model's template is damaged; names its file and line.
+            RequestError: there is no such template, or it refuses the messages.
+        """
+        template = self._template(chat_template, options.get("tools") is not None)
+        return template.render(messages, **options)
+
+    def chat_template(self, name: str = "default") -> ChatTemplate:
+        """One of ``chat_templates``. Raises BundleError naming its file and line if it is damaged."""
+        from .chat_template import ChatTemplate
+
+        if name not in self._compiled:
+            path = CHAT_TEMPLATE_PATH if name == "default" else f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"
+            self._compiled[name] = ChatTemplate(self.chat_templates[name], self._special_tokens, name=path)
+        return self._compiled[name]
+
+    def _template(self, wanted: str | None, has_tools: bool) -> ChatTemplate:
+        names = ", ".join(sorted(self.chat_templates)) or "none"
+        if wanted is None:
+            wanted = "tool_use" if has_tools and "tool_use" in self.chat_templates else "default"
+            if wanted not in self.chat_templates:
+                hint = "Use generate with a prompt instead."
+                if self.chat_templates:
+                    hint = f"Pass chat_template: the name of one it has ({names})."
+                raise RequestError("chat: this model has no chat template", hint=hint)
+        elif wanted not in self.chat_templates:
+            return self._given_template(wanted, names)
+        return self.chat_template(wanted)
+
+    def _given_template(self, text: str, names: str) -> ChatTemplate:
+        from .chat_template import ChatTemplate
+
+        if not _JINJA.search(text):
+            raise RequestError(
+                f"chat: chat_template: there is no template {text!r}; the model has {names}",
+                hint="Pass the name of one, or the text of a template.",
+            )
+        try:
+            return ChatTemplate(text, self._special_tokens, name="chat_template")
+        except BundleError as e:
+            raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """For the text that follows ``prompt``."""
+        return Detokenizer(self, prompt)
+
+    def _added(self, special: Mapping[str, str | bool | None], name: str) -> list[int]:
+        token = special.get(f"{name}_token")
+        if not special.get(f"add_{name}") or not isinstance(token, str):
+            return []
+        index = self._tokenizer.token_to_id(token)
+        if index is None:
+            raise BundleError(f"{TOKENIZER_PATH}: no token {token!r}", hint="Export the bundle again.")
+        return [index]
+
+
+@contextmanager
+def what_tokenizers_raises(error: Callable[[BaseException], EnginewrightError]) -> Iterator[None]:
+    """Raises ``error(e)`` for what tokenizers raises: the bare Exception, and a BaseException where its Rust panics."""
+    try:
+        yield
+    except Exception as e:
+        raise error(e) from e
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise error(e) from e
+
+
+class Detokenizer:
+    """Text of tokens as they come. The pieces together are the text that follows the prompt.
+
+    A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
+    are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
+    Special tokens have no text.
+
+    Where bytes are no text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
+    before the fault included. A stream can't know of the fault yet, so it has those characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = self._context([t for t in prompt[-2 * _CONTEXT :] if t not in tokenizer.special_ids])
+        self._clean = len(self._window)  # tokens of the window after which no character was incomplete
+        self._given = len(tokenizer.decode(self._window))  # characters of the window's text that are out
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes; may be empty."""
+        if token in self._tokenizer.special_ids:
+            return ""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        unsure = len(text) - len(text.rstrip(_REPLACEMENT))
+        no_text = len(self._window) > _LONGEST_WINDOW  # bytes that no character needs so many of
+        if no_text:
+            unsure = min(unsure, _MOST_INCOMPLETE)
+        piece = text[self._given : len(text) - unsure]
+        self._given = max(self._given, len(text) - unsure)
+        if not unsure:
+            self._begin_window(self._clean, 0)
+            self._clean = len(self._window)
+        elif no_text:
+            self._begin_window(len(self._window) - _CONTEXT, len(text) - self._given)
+            self._clean = 0
+        return piece
+
+    def flush(self) -> str:
+        """What was held back; call it at the end."""
+        text = self._tokenizer.decode(self._window)
+        piece, self._given = text[self._given :], max(self._given, len(text))
+        return piece
+
+    def _begin_window(self, start: int, held: int) -> None:
+        """Drops the tokens before ``start`` if the rest has text; ``held`` characters of it are not out yet."""
+        if text := self._tokenizer.decode(self._window[start:]):
+            del self._window[:start]
+            self._given = max(len(text) - held, 0)
+
+    def _context(self, prompt: list[int]) -> list[int]:
+        """The fewest last tokens of the prompt that have text of whole characters, or all if they have no text."""
+        text = ""
+        for n in range(1, min(len(prompt), _CONTEXT) + 1):
+            text = self._tokenizer.decode(prompt[-n:])
+            if text and _REPLACEMENT not in text:
+                return prompt[-n:]
+        return [] if text else prompt[-_CONTEXT:]  # a space that the decoder strips here, and none after it

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.capture.find_source import HubId, describe_source, find_source, parse_hub_id
+from enginewright.optimizer.cli.export import default_output
+from enginewright.plugins.shared.errors import SourceError
+from enginewright.runtime.bundle.manifest import HubSection, SourceSection
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/model", HubId("org/model")),
+        ("org/model@v1.0", HubId("org/model", "v1.0")),
+        ("org/model:Q4_K_M", HubId("org/model", None, "Q4_K_M")),
+        ("org/model@refs/pr/1:sub/model-q8_0.gguf", HubId("org/model", "refs/pr/1", "sub/model-q8_0.gguf")),
+        ("org/model-GGUF", HubId("org/model-GGUF")),
+        ("org/model.gguf:Q4_0", HubId("org/model.gguf", None, "Q4_0")),
+        ("models/llama.gguf", None),  # a file that is missing
+        ("models/smollm2.bundle", None),
+        ("model", None),
+        ("./model", None),
+        ("../model", None),
+        ("/models/model", None),
+        ("models/org/model", None),
+        ("org/.model", None),
+        ("org/model:", None),
+        ("org/model@", None),
+        ("org/mo del", None),
+        ("orgä/model", None),
+        ("https://huggingface.co/org/model", None),
+    ],
+)
+def test_what_is_an_id(text: str, expected: HubId | None) -> None:
+    assert parse_hub_id(text) == expected
+    if expected is not None:
+        assert str(expected) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "bundle"),
+    [
+        ("org/model", "model.bundle"),
+        ("org/model@v1", "model.bundle"),
+        ("org/model-GGUF:Q4_K_M", "model-GGUF-Q4_K_M.bundle"),
+        ("org/model-GGUF@main:sub/model-q8_0.gguf", "model-q8_0.bundle"),
+        ("models/llama.gguf", "llama.bundle"),
+        ("/a/b/llama/", "llama.bundle"),
+    ],
+)
+def test_what_a_bundle_is_called(source: str, bundle: str) -> None:
+    assert default_output(source) == Path(bundle)
+
+
+@pytest.mark.parametrize("name", ["org/model", "org/model:Q4_0", "org/model@main"])
+def test_what_is_here_is_meant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(parents=True)
+    assert find_source(name) == Path(name)
+    with pytest.raises(SourceError, match="revision 'main' is for models of the Hub"):
+        find_source(name, revision="main")
+
+
+def test_what_is_missing_is_named_with_its_option() -> None:
+    with pytest.raises(SourceError, match=r"against: no/such/folder doesn't exist(?s:.*)org/name"):
+        find_source("no/such/folder", option="against")
+    with pytest.raises(SourceError, match="names a revision, and 'b' is given too"):
+        find_source("org/model@a", revision="b")
+
+
+@pytest.mark.parametrize("revision", ["../../etc", "-x", "a..b", "/a"])
+def test_a_revision_is_no_path_out_of_the_cache(revision: str) -> None:
+    with pytest.raises(SourceError, match="can't be a revision"):
+        find_source("org/model", revision=revision)
+
+
+def test_a_snapshot_of_the_cache_says_where_it_is_from(tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--my-model" / "snapshots" / COMMIT
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a.gguf").write_bytes(b"GGUF")
+    hub = HubSection(id="org/my-model", commit=COMMIT)
+    assert describe_source(folder) == SourceSection(kind="huggingface", name="org/my-model", hub=hub)
+    assert describe_source(folder / "sub" / "a.gguf") == SourceSection(kind="gguf", name="a.gguf", hub=hub)
+    (tmp_path / "link").symlink_to(folder)
+    assert describe_source(tmp_path / "link").hub == hub
+    (tmp_path / "models--org--my-model" / "snapshots" / "main").mkdir()
+    assert describe_source(tmp_path / "models--org--my-model" / "snapshots" / "main").hub is None
+    assert describe_source(folder / "sub").name == "org/my-model/sub"

@@ -1,0 +1,54 @@
+"""What an export refuses before it looks at the model, and what it takes of a recipe and of what is said beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright.optimizer.emit.emitters import CHECKS, EMITTERS
+from enginewright.optimizer.export.request import ExportRequest
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.shared.progress import silent
+from enginewright.plugins.shared.errors import EnginewrightError, RecipeError, RequestError, SourceError
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("recipe", "targets", "context_length", "calibration", "recovered", "max_memory", "tokenizer")
+)
+
+
+def asked(**given: Any) -> ExportRequest:
+    return ExportRequest.of("no model is looked at", **{**NOTHING, **given}, tell=silent)
+
+
+def test_what_is_said_beside_a_recipe_counts_more() -> None:
+    plain = asked()
+    assert plain.recipe == load_recipe("f32") and plain.targets == ("cpu",) and plain.context_length is None
+    mine = Recipe(name="mine", targets=("cpu",), context_length=128)
+    assert asked(recipe=mine).context_length == 128
+    assert asked(recipe=mine, context_length=64).context_length == 64
+    anywhere = tuple(name for name in EMITTERS if name not in CHECKS)
+    assert asked(recipe="int8", targets=anywhere).targets == anywhere
+    assert asked(max_memory="64GiB").limit.report() is not None and plain.limit.report() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"recipe": "f23"}, RecipeError, "there is no recipe 'f23'"),
+        ({"targets": ["gpu"]}, RecipeError, "target: there is no 'gpu'"),
+        ({"targets": []}, RecipeError, "no target is given"),
+        (
+            {"recipe": Recipe(name="mine", passes={"fuse_everything": True})},
+            RecipeError,
+            r"recipe mine: passes\.fuse_everything: there is no pass of that name",
+        ),
+        ({"max_memory": "much"}, RequestError, "much"),
+        ({"recovered": Path("nowhere")}, SourceError, "nowhere is no recovery"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], error: type[EnginewrightError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        asked(**given)
+    assert caught.value.hint

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.evaluate.choices import read_questions
+from enginewright.optimizer.measure.texts import BUILT_IN, read_text
+from enginewright.plugins.shared.errors import RequestError
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeffStraße\r\n naïve \n".encode())
+    assert read_text(file, "text", "evaluation_text.txt") == "Straße\r\n naïve \n"
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"ab\0c", "binary: byte 2"),
+        (b"ab\xffc", "not UTF-8 at byte 2"),
+        ("é".encode("latin-1"), "not UTF-8 at byte 0"),
+    ],
+)
+def test_what_is_no_text_is_named(data: bytes, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(data)
+    with pytest.raises(RequestError, match=named) as caught:
+        read_text(file, "text", "evaluation_text.txt")
+    assert str(file) in caught.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RequestError, match=r"text: .* can't be read"):
+            read_text(place, "text", "evaluation_text.txt")
+
+
+def test_the_built_in_text_is_long_and_varied() -> None:
+    text = read_text(BUILT_IN, "text", "evaluation_text.txt")
+    assert 4500 <= len(text.split()) <= 6000
+    for mark in ("def merge_sorted(", "template <typename", "| Firm ", "« Vous", "»Und dann?«", "SELECT", '"port"'):
+        assert mark in text
+    paragraphs = [p for p in re.split(r"\n\n+", text) if len(p) > 60]
+    assert len(paragraphs) == len(set(paragraphs)) > 100
+
+
+def test_the_built_in_questions_are_forty_and_fair() -> None:
+    questions = read_questions(BUILT_IN)
+    assert len(questions) == len({q.prompt for q in questions}) == 40
+    assert all(len(q.choices) == 4 for q in questions)
+    for place in range(4):  # always taking the same place gets a quarter
+        assert sum(q.answer == place for q in questions) == 10
+
+
+def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path / "pipe", "it is a pipe"), (Path("/dev/zero"), "it is a device")):
+        with pytest.raises(RequestError, match=f"text: {path} can't be read: {what}"):
+            read_text(path, "text", "evaluation_text.txt")

@@ -1,0 +1,33 @@
+"""Tiny programs as ``auto`` searches them, tokens, and formats to choose from."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.shared.contracts import WeightFormat
+from tests.passes.captured import captured
+
+INT4_64 = WeightFormat("int4", 64, activation="int8", activation_group_size=64)
+INT4_32 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
+INT4_OFFSETS = WeightFormat("int4", 32, zero_point=True, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat("int4", activation="int8")
+INT8 = WeightFormat("int8", 32, activation="int8", activation_group_size=32)
+BF16 = WeightFormat("bf16", activation="bf16")
+F32 = WeightFormat()
+
+
+def before_formats(family: str, **overrides: Any) -> Program:
+    program = captured(family, **overrides)
+    PassManager(list(takewhile(lambda p: p.name != "choose_formats", default_pipeline()))).run(program)
+    return program
+
+
+def random_tokens(*lengths: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 250, (n,), generator=generator, dtype=torch.int32) for n in lengths]

@@ -1,0 +1,96 @@
+"""Exports that search: bundles are within their budget, and can be made again without a search; or nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture import capture
+from enginewright.optimizer.cli.report import print_summary
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.sections import (
+    AutoSection,
+    BudgetSection,
+    CalibrationSection,
+    WeightFormatSection,
+    WeightsSection,
+)
+from enginewright.optimizer.report.bundle_report import open_report
+from enginewright.optimizer.search import RECIPE_FILE, check_bytes, choose_for_export
+from enginewright.optimizer.shared.progress import silent
+from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.passes.framework.base import PassContext
+from enginewright.plugins.shared.errors import RequestError, VerificationError
+from tests.optimizer.search.formats_prepared import random_tokens
+
+MakeModel = Callable[..., PreTrainedModel]
+INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT8 = WeightFormatSection(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+
+
+def recipe(**budget: float) -> Recipe:
+    return Recipe(
+        name="mine",
+        weights=WeightsSection(method="awq"),
+        budget=BudgetSection.model_validate(budget),
+        auto=AutoSection(candidates=(INT4, INT8)),
+        calibration=CalibrationSection(tokens=128, sequence_length=32),
+    )
+
+
+def test_what_was_chosen_can_be_exported_again_without_a_search(
+    tiny_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model("Llama")
+    first, second = tmp_path / "first.bundle", tmp_path / "second.bundle"
+    report = export(model, first, recipe=recipe(max_kl=0.004))
+    assert report.auto is not None
+    assert report.stages["search"] > 0
+    assert {u.format for u in report.auto.units} == {str(INT4.to_format()), str(INT8.to_format())}
+    assert set(report.auto.measured_kl) == {"calibration tokens", "random tokens"}
+    assert max(report.auto.measured_kl.values()) <= 0.004
+    assert sum(s.nbytes for s in report.storage) == report.auto.chosen.bytes
+    saved = json.loads((first / "report/report.json").read_text())
+    assert saved["auto"]["chosen"]["bytes"] == report.auto.chosen.bytes
+    print_summary(open_report(first))
+    printed = capsys.readouterr().out
+    assert "formats by cost, for at most KL 0.004:" in printed
+    assert f"all {INT8.to_format()}" in printed
+    written = load_recipe(first / RECIPE_FILE)
+    manifest = json.loads((first / "manifest.json").read_text())
+    assert Recipe.model_validate(manifest["recipe"]) == written
+    assert written.auto is None
+
+    again = export(model, second, recipe=first / RECIPE_FILE)
+    assert again.auto is None
+    assert not (second / RECIPE_FILE).exists()
+    for path in sorted(p.relative_to(first) for p in (first / "weights").iterdir()):
+        assert (first / path).read_bytes() == (second / path).read_bytes()
+
+
+def test_a_budget_that_nothing_meets_leaves_nothing(tiny_model: MakeModel, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match=r"no choice of formats is within max_kl = 1e-09: .* KL is"):
+        export(tiny_model("Llama"), tmp_path / "never.bundle", recipe=recipe(max_kl=1e-9))
+    with pytest.raises(VerificationError, match=r"no choice of formats is within max_bytes = 10: .* takes \d"):
+        export(tiny_model("Llama"), tmp_path / "never.bundle", recipe=recipe(max_bytes=10))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_sequence_is_too_few(tiny_model: MakeModel) -> None:
+    captured = capture(tiny_model("Llama"))
+    with pytest.raises(RequestError, match="there is only one"):
+        context = PassContext(calibration=tuple(random_tokens(30)))
+        choose_for_export(captured, recipe(max_kl=0.01), context, silent)
+
+
+def test_a_size_holds_without_a_search_too() -> None:
+    stored = [StoredBytes(None, "a", "f32", 600), StoredBytes(0, "b", "i8", 401)]
+    check_bytes(stored, Recipe(name="mine"))
+    check_bytes(stored, Recipe(name="mine", budget=BudgetSection(max_bytes=1001)))
+    with pytest.raises(VerificationError, match="the weights take 1,001 bytes, and max_bytes is 1,000"):
+        check_bytes(stored, Recipe(name="mine", budget=BudgetSection(max_bytes=1000)))

@@ -1,0 +1,41 @@
+"""What became of the cache, from what the pass measured and the groups of the finished program."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginewright.optimizer.search.kv_heads_report import heads_report
+from enginewright.passes.framework.base import Figure, PassRecord
+from enginewright.plugins.shared.contracts import CacheGroup
+
+
+def record(heads: dict[str, tuple[int, int]], error: float | None) -> PassRecord:
+    figures = []
+    for path, (before, now) in heads.items():
+        figures += [
+            Figure(path, "key/value heads before", before),
+            Figure(path, "key/value heads", now),
+            Figure(path, "numbers of a key and a value", 16 + 16),
+        ]
+        if error is not None:
+            figures.append(Figure(path, "relative error of what attention adds", error))
+    return PassRecord("group_kv_heads", len(heads), (), 0, 0, 0.0, tuple(figures))
+
+
+def group(name: str, layers: tuple[int, ...], heads: int) -> CacheGroup:
+    return CacheGroup(name, layers, heads, 16, 16)
+
+
+@pytest.mark.parametrize("error", [None, 0.25])
+def test_what_was_saved_is_added_to_what_is_left(error: float | None) -> None:
+    groups = [group("a", (0, 2), 1), group("b", (1,), 4)]
+    found = heads_report(record({"layers.0": (4, 1), "layers.2": (4, 1)}, error), groups, None)
+    assert (found.bytes_per_token_before, found.bytes_per_token) == (12 * 32 * 4, 6 * 32 * 4)
+    assert found.heads == {"layers.0": (4, 1), "layers.2": (4, 1)}
+    assert found.error == error and found.search is None
+
+
+def test_layers_that_were_left_alone_are_none_of_it() -> None:
+    found = heads_report(record({}, None), [group("a", (0, 1), 2)], None)
+    assert found.bytes_per_token_before == found.bytes_per_token == 4 * 32 * 4
+    assert found.heads == {}

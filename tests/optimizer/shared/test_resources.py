@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import gc
+import mmap
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginewright.optimizer.shared.resources import (
+    fewer_collections,
+    give_back_freed,
+    parse_size,
+    peak_rss_bytes,
+    release_pages,
+    rss_bytes,
+)
+from enginewright.plugins.shared.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("800MB", 800_000_000),
+        ("1.5 gib", 3 << 29),
+        ("2g", 2_000_000_000),
+        ("512Mi", 512 << 20),
+        ("4096", 4096),
+        (12345, 12345),
+    ],
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text, "max_memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "4 GiB of it", "-1GB", "0", "0.1", "4XB", "1e9", "inf", True, "4i"])
+def test_what_is_no_size(text: str | int) -> None:
+    with pytest.raises(RequestError, match=r"max_memory: .* is no size") as error:
+        parse_size(text, "max_memory")
+    assert "4GiB" in str(error.value.hint)
+
+
+def test_the_size_now_is_no_more_than_the_largest() -> None:
+    held = mmap.mmap(-1, 64 << 20)  # of the system's, where malloc might have had room left
+    held.write(b"x" * len(held))
+    now = rss_bytes()
+    assert len(held) < now <= peak_rss_bytes() + (1 << 20)  # the system counts in batches
+    held.close()
+    assert rss_bytes() < now - (32 << 20)
+    assert rss_bytes(Path("/proc/self/there is no such file")) == peak_rss_bytes()
+
+
+@pytest.mark.parametrize("size", [16 << 20, 48 << 20])
+def test_pages_of_a_mapped_file_are_given_back(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(256)) * (size // 256))
+    mapped = np.memmap(path, mode="r")
+    part = mapped[1:].view(np.ndarray)[: size // 2]
+    before = rss_bytes()
+    total = int(mapped.sum())
+    assert rss_bytes() > before + size // 2
+    release_pages(part)
+    assert rss_bytes() < before + size // 4
+    assert int(mapped.sum()) == total  # they are read again
+    release_pages(np.ones(3))  # no mapped file at all
+
+
+def test_a_map_is_found_behind_frombuffer(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(16 << 20))
+    with path.open("rb") as file:
+        array = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+    assert int(array.sum()) == 0
+    before = rss_bytes()
+    release_pages(array)
+    assert rss_bytes() < before - (8 << 20)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries can't be told")
+def test_what_was_freed_is_given_back() -> None:
+    blocks = [np.ones(100 << 10, dtype=np.uint8) for _ in range(1000)]  # too small for pages of their own
+    last = blocks[-1]  # behind which the heap can't just end
+    held = rss_bytes()
+    del blocks
+    give_back_freed()
+    assert rss_bytes() < held - (80 << 20)
+    assert last[0] == 1
+
+
+def test_what_is_there_is_not_gone_through_again() -> None:
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    gc.unfreeze()  # what the tests' own start has frozen
+    try:
+        with pytest.raises(KeyError), fewer_collections():
+            assert gc.get_freeze_count() > 100_000
+            assert gc.get_threshold()[0] >= 10_000
+            raise KeyError
+        assert gc.get_freeze_count() == 0
+        assert gc.get_threshold() == threshold
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+def test_what_somebody_else_has_frozen_stays_so() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with fewer_collections():
+        pass
+    assert gc.get_freeze_count() == frozen
+
+
+def test_a_collector_that_is_switched_off_stays_so() -> None:
+    threshold = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with fewer_collections():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*threshold)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.shared.contracts import WeightFormat
+
+BF16 = WeightFormat("bf16", activation="bf16")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("model.layers.0.mlp.down_proj", "*.down_proj"),
+        ("model.layers.10.self_attn.o_proj", "model.layers.1?.*"),
+        ("model.layers.10.mlp.down_proj", "*.down_proj"),
+        ("model.layers.1.self_attn.o_proj", None),
+        ("down_proj", None),
+        ("model.layers.0.mlp.DOWN_PROJ", None),
+    ],
+)
+def test_the_first_pattern_that_matches(path: str, expected: str | None) -> None:
+    formats = WeightFormats(overrides=(FormatOverride("*.down_proj", BF16), FormatOverride("model.layers.1?.*", BF16)))
+    found = formats.override_of(path)
+    assert (found.layers if found else None) == expected
