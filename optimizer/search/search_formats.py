@@ -1,9 +1,9 @@
 """``auto``: formats for all units, so that a KL budget is met with the fewest bytes, or a size with the least KL.
 
 Each unit's formats are measured alone (format_sensitivity.py), an assignment is chosen by adding them up (assign.py),
-and then measured as it would be emitted (check_formats.py), where it is less or more than the sum. The budget of the sum is corrected by
-that until the real one holds, and little of it is left (budget.py). A model whose shape the recipe changes is
-looked at as these passes leave it, and what they cost is of the same budget.
+and then measured as it would be emitted (check_formats.py), where it is less or more than the sum. The budget of the
+sum is corrected by that until the real one holds, and little of it is left (budget.py). A model whose shape the recipe
+changes is looked at as these passes leave it, and what they cost is of the same budget.
 """
 
 from __future__ import annotations
