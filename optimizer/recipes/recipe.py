@@ -229,7 +229,7 @@ def _suggest(word: str, known: Iterable[str], what: str) -> str:
 
 def _parse(text: str, source: str) -> Recipe:
     try:
-        return Recipe.model_validate(tomllib.loads(text))
+        return Recipe.model_validate(tomllib.loads(text), context=source)
     except tomllib.TOMLDecodeError as e:
         raise RecipeError(f"{source}: not TOML: {e}", hint="See docs/commands/recipes.md for an example.") from e
     except ValidationError as e:

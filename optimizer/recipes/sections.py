@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, Method, Sparsify, WeightFormats
 from enginewright.plugins.shared.contracts import (
     GROUP_SIZES_OF_4_BITS,
     Activation,
     CacheDtype,
-    Rotation,
     Sparsity,
     Storage,
     WeightFormat,
@@ -25,9 +25,6 @@ Name = TypeVar("Name", bound=str)
 
 TARGETS = ("cpu", "onnx", "tensorrt-rtx", "tensorrt")
 """Targets that can be emitted today."""
-
-WEIGHT_STORAGES: tuple[Storage, ...] = ("f32", "bf16", "fp8", "int8", "int4")
-"""Weight storage types that can be emitted today."""
 
 ACTIVATION_OF: dict[Storage, Activation] = {
     "f32": "float",
@@ -69,13 +66,18 @@ class WeightFormatSection(Section):
     zero_point: StrictBool = False
     activation: Activation = "float"
     activation_group_size: int = Field(default=0, ge=0)
-    rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
 
-    @field_validator("storage")
+    @model_validator(mode="before")
     @classmethod
-    def _storage_exists(cls, value: Storage) -> Storage:
-        return supported(value, WEIGHT_STORAGES, "weights")
+    def _without_rotation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Drops a key that had one value, and that recipes and bundles of version 0.1 may have."""
+        if isinstance(given, dict) and given.get("rotation") == "none":
+            if info.context:  # a file, which a person can change
+                text = f'{info.context}: rotation = "none" has no effect; leave it out'
+                warnings.warn(text, FutureWarning, stacklevel=2)
+            return {key: value for key, value in given.items() if key != "rotation"}
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -104,8 +106,6 @@ class WeightFormatSection(Section):
             )
         if self.zero_point and self.storage != "int4":
             raise ValueError(f"zero_point can't be true for storage {self.storage!r}, only for 'int4'")
-        if self.rotation != "none":
-            raise ValueError(f"rotation {self.rotation!r} can't be made yet, only 'none'")
         if self.sparsity != "dense" and self.storage == "fp8":
             raise ValueError(f"sparsity {self.sparsity!r} can't be made for storage 'fp8' yet")
         if self.sparsity != "dense" and self.zero_point:

@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Storage = Literal["f32", "bf16", "int8", "int4", "fp8", "nvfp4"]
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8"]
 Activation = Literal["float", "bf16", "int8", "fp8"]
-Rotation = Literal["none", "hadamard"]
 Sparsity = Literal["dense", "2:4"]
 CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8"]
 
@@ -56,7 +55,7 @@ class WeightFormat:
     ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``zero_point``: groups have an
     offset too, a float16 like their scale: a weight is value * scale + offset. ``activation`` is the format
     the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
-    all of them (0); ``rotation`` what the residual stream was rotated with.
+    all of them (0).
     """
 
     storage: Storage = "f32"
@@ -64,7 +63,6 @@ class WeightFormat:
     zero_point: bool = False
     activation: Activation = "float"
     activation_group_size: int = 0
-    rotation: Rotation = "none"
     sparsity: Sparsity = "dense"
 
     def for_inputs(self, size: int) -> WeightFormat:

@@ -178,7 +178,6 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, line: 
         ),
         ('storage = "fp8", zero_point = true', "zero_point can't be true for storage 'fp8', only for 'int4'"),
         ('storage = "fp8", sparsity = "2:4"', "sparsity '2:4' can't be made for storage 'fp8' yet"),
-        ('rotation = "hadamard"', "rotation 'hadamard' can't be made yet"),
         (
             'storage = "int4", activation = "int8", group_size = 32, activation_group_size = 32, zero_point = true, '
             'sparsity = "2:4"',
@@ -260,10 +259,6 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (
-            'name = "x"\n[weights]\ndefault = { storage = "nvfp4" }\n',
-            ":3: weights.default.storage: 'nvfp4' can't be made",
-        ),
-        (
             'name = "x"\n[kv_cache]\ndtype = "i8"\n',
             ":3: kv_cache.dtype: 'i8' can't be made for a KV cache yet, only f32",
         ),
@@ -281,6 +276,7 @@ def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: 
     [
         ("description = 'no name'\n", "name: this key is missing"),
         ('name = "x"\n[weights]\ndefault = { group_size = -1 }\n', ":3: weights.default.group_size:"),
+        ('name = "x"\n[weights]\ndefault = { storage = "nvfp4" }\n', ":3: weights.default.storage: Input should be"),
         ('name = "x"\ntargets = []\n', ":2: targets: it must not be empty"),
         ('name = "x"\ntargets = "cpu"\n', ":2: targets: it must be a list"),
         ('name = "x"\nweights = 3\n', ":2: weights: it must be a table"),
@@ -386,3 +382,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "recipe.toml")
     with pytest.raises(RecipeError, match="can't read the recipe: it is a pipe, not a regular file"):
         load_recipe(tmp_path / "recipe.toml")
+
+
+def test_a_rotation_of_none_is_accepted_for_a_release(tmp_path: Path) -> None:
+    """It was a key with one value; recipes and manifests of bundles have it."""
+    text = 'name = "x"\n[weights]\ndefault = { storage = "bf16", activation = "bf16", rotation = "none" }\n'
+    with pytest.warns(FutureWarning, match='rotation = "none" has no effect'):
+        recipe = load_recipe(write(tmp_path, text))
+    assert recipe.weights.default.to_format() == WeightFormat("bf16", activation="bf16")
+    stored = recipe.model_dump()
+    assert "rotation" not in stored["weights"]["default"]
+    stored["weights"]["default"]["rotation"] = "none"
+    assert Recipe.model_validate(stored) == recipe  # of a bundle's manifest: nobody can change it
