@@ -80,8 +80,6 @@ class WeightFormat:
         if self.activation != "float":
             group = f":g{self.activation_group_size}" if self.activation_group_size else ""
             parts.append(f"a:{self.activation}{group}")
-        if self.rotation != "none":
-            parts.append(self.rotation)
         if self.sparsity != "dense":
             parts.append(self.sparsity)
         return "-".join(parts)
