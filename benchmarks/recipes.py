@@ -7,8 +7,8 @@ that of f32 on a text, as ``optimize eval --against`` does. Then the recipes tak
 run in a process of its own; speeds are medians over the rounds, and ratios to f32 medians of those of the rounds.
 
 Everything is written to a JSON file, again after each step of the way; --update-docs puts the table into
-docs/commands/recipes.md at the end. A recipe that can't be exported, compared or timed has a row that says so, and the
-command ends with 1.
+docs/use/commands/recipes.md at the end. A recipe that can't be exported, compared or timed has a row that says so, and
+the command ends with 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from enginewright.plugins.shared.errors import EnginewrightError
 from enginewright.runtime.bundle.reader import Bundle
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "commands" / "recipes.md"
+PAGE = HERE.parent / "docs" / "use" / "commands" / "recipes.md"
 TABLE = MarkedTable("recipes.py")
 REFERENCE = "f32"
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""

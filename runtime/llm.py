@@ -41,7 +41,7 @@ MOST_THREADS = 1024
 class LLM:
     """Serves a bundle. Safe to use from any number of threads and coroutines: their requests share the steps.
 
-    On the cpu target a request's tokens are batch-invariant; docs/numerics.md says what holds on others.
+    On the cpu target a request's tokens are batch-invariant; docs/inside/numerics.md says what holds on others.
 
     A process may end with an LLM open, and with streams of it. A forked child has none of its parent's threads: there
     every request of this LLM is an EnginewrightError, and the bundle is to be opened again.

@@ -39,7 +39,7 @@ TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3",
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden`` writes tests/golden, or docs/families.md, anew from what comes out now."""
+    """``--update-golden`` writes tests/golden, or docs/use/families.md, anew from what comes out now."""
     parser.addoption("--update-golden", action="store_true", default=False, help="rewrite what tests compare with")
 
 

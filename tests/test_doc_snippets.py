@@ -62,7 +62,7 @@ def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
-    page = repository / "docs" / "python-api.md"
+    page = repository / "docs" / "use" / "python-api.md"
     done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
     assert "prompts[0]: 'Hello' at place 0 isn't a token id" in done.stdout
     assert "[1, 1]" in done.stdout
@@ -70,7 +70,7 @@ def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path)
 
 
 def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:
-    text = (repository / "docs" / "python-api.md").read_text(encoding="utf-8")
+    text = (repository / "docs" / "use" / "python-api.md").read_text(encoding="utf-8")
     section = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, re.M)
     values = {

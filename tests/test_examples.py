@@ -75,7 +75,7 @@ EXAMPLES: dict[str, Arguments] = {
 def test_no_example_is_forgotten() -> None:
     there = {path.name for path in (REPOSITORY / "examples").glob("*.py")}
     assert there == {*EXAMPLES, "fetch_model.py"}  # the fixture smollm2_gguf runs that one
-    assert {path.stem for path in (REPOSITORY / "docs" / "commands").glob("*.md")} == set(COMMANDS)
+    assert {path.stem for path in (REPOSITORY / "docs" / "use" / "commands").glob("*.md")} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -89,7 +89,7 @@ def test_an_example_runs(name: str, tiny_folder: Path, tiny_bundle: Path, tmp_pa
 
 
 def page(command: str) -> str:
-    return (REPOSITORY / "docs" / "commands" / f"{command}.md").read_text(encoding="utf-8")
+    return (REPOSITORY / "docs" / "use" / "commands" / f"{command}.md").read_text(encoding="utf-8")
 
 
 def shell_examples() -> list[tuple[str, str]]:
@@ -136,7 +136,7 @@ def test_a_page_names_every_option_and_no_other(command: str) -> None:
 def test_the_exit_codes_are_those_of_the_errors() -> None:
     from enginewright.plugins.shared import errors
 
-    documented = dict(re.findall(r"^\| (\d+) \| `(\w+)`", (REPOSITORY / "docs" / "cli.md").read_text(), re.M))
+    documented = dict(re.findall(r"^\| (\d+) \| `(\w+)`", (REPOSITORY / "docs" / "use" / "cli.md").read_text(), re.M))
     raised = {
         str(value.exit_code): name
         for name, value in vars(errors).items()

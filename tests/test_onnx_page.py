@@ -1,4 +1,4 @@
-"""The scripts of docs/onnx.md, which run a bundle's files without Enginewright, run as they are printed."""
+"""The scripts of docs/build/onnx.md, which run a bundle's files without Enginewright, run as they are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginewright.plugins import onnxruntime as library
 from enginewright.runtime.llm import LLM
 from tests.doc_snippets import run_python
 
-PAGE = Path(__file__).parents[1] / "docs" / "onnx.md"
+PAGE = Path(__file__).parents[1] / "docs" / "build" / "onnx.md"
 RECIPE = 'name = "both"\ntargets = ["onnx"]\n[onnx]\nkernels = true\n'
 
 

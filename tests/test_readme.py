@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +48,28 @@ def test_it_takes_two_minutes_to_read() -> None:
     )  # 100 are of two tables' rules
 
 
-def test_its_links_lead_somewhere() -> None:
-    for page in (README, REPOSITORY / "docs" / "README.md"):
-        for target in {part.split(")")[0].split("#")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]}:
-            assert not target or (page.parent / target).exists(), f"{page.name}: {target}"
+def anchor(heading: str) -> str:
+    """What GitHub calls a heading in a link."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower()).replace(" ", "-")
+
+
+def test_links_of_all_pages_lead_somewhere() -> None:
+    pages = [README, REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    assert len(pages) > 40
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            target, _, place = link.partition("#")
+            found = (page.parent / target) if target else page
+            assert "://" in link or found.exists(), f"{page.name}: {link}"
+            if place and "://" not in link:
+                lines = found.read_text(encoding="utf-8").splitlines()
+                assert place in [anchor(line) for line in lines if line.startswith("#")], f"{page.name}: {link}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in sorted((REPOSITORY / "docs").glob("*/**/*.md")):
+        assert f"]({page.relative_to(REPOSITORY / 'docs')})" in index, page
 
 
 def test_its_make_targets_exist() -> None:

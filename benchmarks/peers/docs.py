@@ -14,9 +14,10 @@ BEGIN, END = "<!-- benchmarks/bench_peers.py: begin -->", "<!-- benchmarks/bench
 
 
 def update(result: Mapping[str, Any], source: str, repository: Path = REPOSITORY) -> list[Path]:
-    """Writes docs/benchmark.md, docs/benchmark.svg and the README's section; ``source`` is the result's path there."""
-    page, picture, readme = (repository / name for name in ("docs/benchmark.md", "docs/benchmark.svg", "README.md"))
-    put(page, [f"From [{Path(source).name}](../{source}).", "", *whole(result)])
+    """Writes docs/inside/benchmark.md, its chart and the README's section; ``source`` is the result's path there."""
+    page, readme = repository / "docs/inside/benchmark.md", repository / "README.md"
+    picture = page.with_suffix(".svg")
+    put(page, [f"From [{Path(source).name}](../../{source}).", "", *whole(result)])
     picture.write_text(chart(result), encoding="utf-8")
     put(readme, [f"From [{Path(source).name}]({source}).", "", *short(result)])
     return [page, picture, readme]

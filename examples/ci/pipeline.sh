@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a model to what is published: a bundle as a tar file, its SHA-256, its bill of materials, and a signature.
-# docs/ci-pipeline.md explains the steps; a GitHub Actions workflow and a Dockerfile beside this file run it.
+# docs/build/ci-pipeline.md explains the steps; a GitHub Actions workflow and a Dockerfile beside this file run it.
 #
 #   pipeline.sh MODEL OUT
 #

@@ -1,4 +1,4 @@
-"""Keys are put into a cache of the cpu target, in its format: see docs/lowered-program.md, KV cache."""
+"""Keys are put into a cache of the cpu target, in its format: see docs/inside/lowered-program.md, KV cache."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ProgramSide:
             _note_use(recording, node, args, kwargs)
             values, named = places.before(node, args, kwargs)
             if node.target is torch.ops.ew.paged_attention.default and _cache_dtype(node) != "f32":
-                values[0] = values[0].bfloat16().to(values[0].dtype)  # as every kernel does (docs/numerics.md)
+                values[0] = values[0].bfloat16().to(values[0].dtype)  # as every kernel does (docs/inside/numerics.md)
             own = places.before_sum(node, values)
             residual = places.before_residual(node, values, named)
             return places.after(node, values, self._fast.compute(node, values, named), own, residual)

@@ -55,7 +55,7 @@ def some_tokens(context: PassContext, who: str, most: int, length: int) -> list[
 
 
 def _no_tokens(who: str) -> PassError:
-    hint = "Calibrate the export: see docs/calibration.md."
+    hint = "Calibrate the export: see docs/use/calibration.md."
     return PassError(f"the pass {who} has no calibration tokens", hint=hint)
 
 

@@ -8,7 +8,7 @@ last group being shorter where they don't divide it; 0 makes all of it one group
     4 bits           -8 .. 7, in groups of 32, 64 or 128 that divide K, or of K; and activations in the same groups
     4 with offsets   0 .. 15; a weight is value * scale + offset, with a float16 offset for each group
 
-The order of sums is docs/numerics.md's.
+The order of sums is docs/inside/numerics.md's.
 """
 
 from __future__ import annotations

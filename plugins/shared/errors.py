@@ -13,7 +13,7 @@ class EnginewrightError(Exception):
         message: what is wrong, naming the file, field or flag.
         hint: what to do about it, as a sentence; printed below the message.
 
-    ``exit_code`` is what the ``optimize`` command exits with (documented in docs/cli.md).
+    ``exit_code`` is what the ``optimize`` command exits with (documented in docs/use/cli.md).
     """
 
     exit_code = 1

@@ -2,7 +2,7 @@
 
 Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
 panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
-weights with their padding, keys in whole blocks. docs/commands/report.md has how far that is from what was measured.
+weights with their padding, keys in whole blocks. docs/use/commands/report.md compares that with what was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""targets/NAME/buckets/plan.json: the fixed sizes that a target's steps come in. docs/bundle-format.md describes it."""
+"""targets/NAME/buckets/plan.json: the fixed sizes of a target's steps. docs/inside/bundle-format.md describes it."""
 
 from __future__ import annotations
 

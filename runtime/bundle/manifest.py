@@ -1,4 +1,4 @@
-"""manifest.json and targets/NAME/manifest.json: what a bundle holds. docs/bundle-format.md is written from this file.
+"""manifest.json and targets/NAME/manifest.json: what a bundle holds (docs/inside/bundle-format.md).
 
 Nothing in it depends on the machine, the folder or the time of the export, so two exports of one input are byte-equal.
 A field added later has a default, so that older bundles still open; any other change raises ``FORMAT_VERSION``.

@@ -1,4 +1,4 @@
-"""docs/families.md is what exporting and running a tiny model of every family gives.
+"""docs/use/families.md is what exporting and running a tiny model of every family gives.
 
 ``pytest -m matrix tests/acceptance/test_families_table.py --update-golden`` writes the page anew.
 """
@@ -131,7 +131,7 @@ def _rows(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def page(repository: Path) -> Path:
-    return repository / "docs" / "families.md"
+    return repository / "docs" / "use" / "families.md"
 
 
 @pytest.mark.matrix
@@ -149,7 +149,7 @@ def test_row(
         _update(page, family, row)
     else:
         assert rows.get(family) == row, (
-            "docs/families.md is stale: run this file's tests with -m matrix --update-golden"
+            "docs/use/families.md is stale: run this file's tests with -m matrix --update-golden"
         )
 
 

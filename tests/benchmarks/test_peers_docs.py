@@ -74,16 +74,16 @@ def test_the_chart_has_a_bar_for_each_ratio(result: dict[str, Any]) -> None:
 
 
 def test_documents_change_between_their_marks_alone(result: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    for name in ("docs/benchmark.md", "README.md"):
+    (tmp_path / "docs/inside").mkdir(parents=True)
+    for name in ("docs/inside/benchmark.md", "README.md"):
         (tmp_path / name).write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
     for _ in range(2):
         docs.update(result, "benchmarks/results/r.json", tmp_path)
-        for name, link in (("docs/benchmark.md", "(../benchmarks/"), ("README.md", "(benchmarks/")):
+        for name, link in (("docs/inside/benchmark.md", "(../../benchmarks/"), ("README.md", "(benchmarks/")):
             text = (tmp_path / name).read_text()
             assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
             assert text.count("| --- |") >= 1 and link in text
-    assert (tmp_path / "docs/benchmark.svg").read_text().startswith("<svg")
+    assert (tmp_path / "docs/inside/benchmark.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize("text", ["nothing", f"{docs.END}\n{docs.BEGIN}", f"{docs.BEGIN}{docs.BEGIN}{docs.END}"])

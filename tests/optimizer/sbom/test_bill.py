@@ -57,7 +57,7 @@ def test_every_file_is_listed_and_the_bill_is_valid(tiny_bundle: Path, tiny_fold
 
 
 def test_the_hash_of_the_whole_is_what_the_page_s_shell_line_gives(tiny_bundle: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/commands/sbom.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/use/commands/sbom.md").read_text()
     line = next(line for line in page.splitlines() if line.startswith("find . "))
     printed = subprocess.run(["bash", "-c", line], cwd=tiny_bundle, check=True, capture_output=True, text=True).stdout
     (stated,) = bill_of_materials(Bundle.open(tiny_bundle))["metadata"]["component"]["hashes"]

@@ -1,4 +1,4 @@
-"""Passes that change shapes, training and formats together: what docs/composing.md says goes, and what doesn't."""
+"""Passes that change shapes, training and formats together: what docs/use/composing.md says goes, and what doesn't."""
 
 from __future__ import annotations
 

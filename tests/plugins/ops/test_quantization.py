@@ -1,4 +1,4 @@
-"""The quantized ops against loops written from docs/numerics.md, and against the float ops they stand for."""
+"""The quantized ops against loops written from docs/inside/numerics.md, and against the float ops they stand for."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_product_with_4_bits(m: int, n: int, k: int, group: int, shifted: bool
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_a_sum_is_the_groups(kind: str) -> None:
-    """Bits, in exact arithmetic rounded where docs/numerics.md rounds."""
+    """Bits, in exact arithmetic rounded where docs/inside/numerics.md rounds."""
     torch.manual_seed(3)
     bits, shifted = KINDS[kind]
     weight, weight_scales, offsets = quantized_weight(4, 96, group=32, bits=bits, shifted=shifted)

@@ -46,8 +46,8 @@ def test_families(family: str, tmp_path: Path) -> None:
 
 
 def _families() -> list[str]:
-    """Those that docs/families.md says the cpu target runs."""
-    rows = (REPOSITORY / "docs/families.md").read_text().splitlines()
+    """Those that docs/use/families.md says the cpu target runs."""
+    rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
     return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
 
 

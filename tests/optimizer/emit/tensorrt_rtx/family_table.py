@@ -1,4 +1,4 @@
-"""Tables in docs/ with a row for each family that the onnx target takes, which tests make and compare."""
+"""Tables in docs/build with a row for each family that the onnx target takes, which tests make and compare."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.conftest import REPOSITORY
 
 def families() -> list[str]:
     """Those that the onnx target takes."""
-    rows = (REPOSITORY / "docs/families.md").read_text().splitlines()
+    rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
     return [row.split("|")[1].strip() for row in rows if "| works |" in row and "," not in row.split("|")[1]]
 
 
 @dataclass(frozen=True)
 class FamilyTable:
-    """The table at the end of a page of docs/ that begins with ``head``."""
+    """The table at the end of a page of docs/build that begins with ``head``."""
 
     page: str
     head: str
@@ -32,7 +32,7 @@ class FamilyTable:
         """Asserts that the page has this row of a family; with ``--update-golden`` writes it there."""
         if not config.getoption("--update-golden"):
             assert self.rows()[family] == row, (
-                f"docs/{self.page} is stale: run these tests with -m matrix --update-golden"
+                f"docs/build/{self.page} is stale: run these tests with -m matrix --update-golden"
             )
             return
         with open(self._path, "r+", encoding="utf-8") as file:  # workers wait for one another
@@ -45,7 +45,7 @@ class FamilyTable:
 
     @property
     def _path(self) -> Path:
-        return REPOSITORY / "docs" / self.page
+        return REPOSITORY / "docs" / "build" / self.page
 
     def _rows(self, text: str) -> dict[str, str]:
         lines = text.partition(self.head)[2].splitlines()

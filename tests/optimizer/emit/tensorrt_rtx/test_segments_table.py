@@ -1,4 +1,4 @@
-"""docs/segments.md has what building segments of a tiny model of every family gives.
+"""docs/build/segments.md has what building segments of a tiny model of every family gives.
 
 ``pytest -m matrix tests/optimizer/emit/tensorrt_rtx/test_segments_table.py --update-golden`` writes its table anew.
 """

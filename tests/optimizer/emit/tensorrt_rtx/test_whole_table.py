@@ -1,4 +1,4 @@
-"""docs/tensorrt-rtx.md has what building an engine of a tiny model of every family gives.
+"""docs/build/tensorrt-rtx.md has what building an engine of a tiny model of every family gives.
 
 ``pytest -m matrix tests/optimizer/emit/tensorrt_rtx/test_whole_table.py --update-golden`` writes its table anew.
 """
