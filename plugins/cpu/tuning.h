@@ -1,5 +1,5 @@
 // What may be chosen for a machine and a model: how work is cut into tasks, and how long threads wait awake.
-// None of it enters the order of a sum: results are the same bits for any choice (docs/numerics.md).
+// None of it enters the order of a sum: results are the same bits for any choice (docs/inside/numerics.md).
 #pragma once
 
 #include <cstdint>

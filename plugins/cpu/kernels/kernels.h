@@ -13,16 +13,16 @@
 // parallel.cpp is the only one that includes ../thread_pool.h: inline functions of a header that is compiled
 // with AVX-512 flags could be picked by the linker for everybody.
 //
-// Shape letters as in plugins/shared/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV pool, Nq
-// query heads, Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block has 32
-// slots. Sizes and strides count elements. Unless an argument is a View, the innermost stride is 1. No
+// Shape letters as in plugins/shared/contracts.py: T tokens, B requests, R sampled rows, P blocks of the KV
+// pool, Nq query heads, Nkv key/value heads, D key head size, Dv value head size, V vocabulary. A KV block
+// has 32 slots. Sizes and strides count elements. Unless an argument is a View, the innermost stride is 1. No
 // alignment is needed.
 //
-// Every result is independent of threads and of the other rows of the call: docs/numerics.md has the order of
-// every sum. An output may be the very same view as an input of the same shape in elementwise, norms, rope
-// and copy (a norm's `sum` may be x or residual, `normed` too, if it isn't `sum`), and a linear's y its
-// residual; partial overlaps are never allowed, nor any overlap elsewhere. The kernels trust their arguments:
-// ids, rows, slots and block tables are checked by who calls them.
+// Every result is independent of threads and of the other rows of the call: docs/inside/numerics.md has the
+// order of every sum. An output may be the very same view as an input of the same shape in elementwise,
+// norms, rope and copy (a norm's `sum` may be x or residual, `normed` too, if it isn't `sum`), and a linear's
+// y its residual; partial overlaps are never allowed, nor any overlap elsewhere. The kernels trust their
+// arguments: ids, rows, slots and block tables are checked by who calls them.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@
 //
 // Weights without offsets are stored + 8, which is taken back with the groups' sums of values. Halves of
 // bytes are taken apart in registers, for as many rows as these hold at a time. Every instruction set has the
-// same integers; the order of the float sums is docs/numerics.md's.
+// same integers; the order of the float sums is docs/inside/numerics.md's.
 //
 // A weight in sparse32 (sparse_panel.h) is spread to halves of bytes in registers for up to kSparseInt4Most
 // rows, in blocks that may have more rows than those of a dense one, since they share the work; for more it

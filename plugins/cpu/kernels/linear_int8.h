@@ -8,7 +8,7 @@
 //
 // so that 4 values of a row, broadcast, meet 16 columns in one instruction where there is VNNI, whose first
 // factor has no sign. What the 128 add is taken back with the groups' sums of values. Both are exact, and so
-// every instruction set has the same integers; the order of the float sums is docs/numerics.md's.
+// every instruction set has the same integers; the order of the float sums is docs/inside/numerics.md's.
 //
 // Per group of 32 and row VNNI takes 16 instructions, and the scales 4 more that need the same units: so four
 // fifths of the peak are all there is.

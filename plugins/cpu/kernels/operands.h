@@ -53,8 +53,8 @@ struct KvCache {
   KvFormat format = KvFormat::f32;
 };
 
-// How a weight [N, K] lies in memory; docs/bundle-format.md draws them. Rows past N are zero, and so are k
-// past K.
+// How a weight [N, K] lies in memory; docs/inside/bundle-format.md draws them. Rows past N are zero, and so
+// are k past K.
 //   rows       row-major
 //   panel32    [ceil(N/32)][K][32]
 //   panel32x2  [ceil(N/32)][ceil(K/2)][32][2]   bf16
