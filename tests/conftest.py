@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from enginewright.passes.ir.program import Program
+    from enginewright.passes.ir.weights import WeightExpr
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -61,6 +64,65 @@ def pytest_collection_finish() -> None:
     collector, it takes a third of the tests' time."""
     gc.collect()
     gc.freeze()
+
+
+class _TracedOnce:
+    """torch.export's trace of a model, made once for all tests of a worker that capture the same one.
+
+    A capture of a tiny model is half of its export. The key is all that a trace depends on: the configuration, each
+    module's class and its forward, and the parameters' and buffers' names, shapes, types and (of buffers) values. What
+    is under test is not taken from here: tests of capture itself, and of whole families, trace each time.
+    """
+
+    EXEMPT = ("tests/optimizer/capture/", "tests/acceptance/test_families")
+
+    def __init__(self, trace: Callable[..., Program]) -> None:
+        self.trace = trace
+        self.enabled = True
+        self._kept: dict[object, Program] = {}
+        self._forwards: list[object] = []  # so that no other function gets the id of one in a key
+
+    def __call__(self, model: PreTrainedModel, weights: Mapping[str, WeightExpr]) -> Program:
+        key = self._key(model) if self.enabled else None
+        if key is None:
+            return self.trace(model, weights)
+        if key not in self._kept:
+            self._kept[key] = self.trace(model, weights)
+        program = self._kept[key].copy()
+        for name in program.weights:
+            if name in weights:
+                program.weights.change(name, weights[name])
+        return program
+
+    def _key(self, model: PreTrainedModel) -> object | None:
+        modules = list(model.named_modules(remove_duplicate=False))
+        if any("forward" in vars(module) for _, module in modules):
+            return None
+        forwards = [type(module).forward for _, module in modules]
+        self._forwards += forwards
+        parameters = [(n, id(p), p.shape, p.dtype) for n, p in model.named_parameters(remove_duplicate=False)]
+        first: dict[int, int] = {}  # which are tied
+        tied = [(n, first.setdefault(i, len(first)), shape, dtype) for n, i, shape, dtype in parameters]
+        buffers = [
+            (n, b.shape, b.dtype, None if b.is_meta else zlib.crc32(b.detach().float().numpy().tobytes()))
+            for n, b in model.named_buffers()
+        ]
+        classes = [(n, type(m), id(f)) for (n, m), f in zip(modules, forwards, strict=True)]
+        return (model.config.to_json_string(use_diff=False), *map(tuple, (classes, tied, buffers)))
+
+
+_traced: list[_TracedOnce] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Captures share their traces, once something is loaded that captures."""
+    package = sys.modules.get("enginewright.optimizer.capture")
+    if package is not None and not _traced:
+        _traced.append(_TracedOnce(package.trace))
+        package.trace = _traced[0]  # type: ignore[attr-defined]
+    for traced in _traced:
+        traced.enabled = not item.nodeid.startswith(_TracedOnce.EXEMPT)
 
 
 def pytest_sessionfinish() -> None:
