@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -80,3 +83,28 @@ def test_the_page_on_python_names_every_parameter_and_its_default(repository: Pa
     assert {name: values[default.strip()] for name, default in documented} == {
         field.name: field.default for field in fields(SamplingParams)
     }
+
+
+def test_the_tutorial_runs(tiny_folder: Path, repository: Path, tmp_path: Path) -> None:
+    page = repository / "docs" / "use" / "tutorial.md"
+    (tmp_path / "SmolLM2-135M-Instruct").symlink_to(tiny_folder)
+    lines = [line for line in script_of(page.read_text(encoding="utf-8"), "sh").splitlines() if line]
+    assert {line.split("optimize ")[1].split()[0] for line in lines} == {
+        "export", "generate", "chat", "eval", "bench", "verify", "bisect"
+    }  # fmt: skip
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-ec", "\n".join(lines)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "KL" in done.stdout and "they agree" in done.stdout
+    folder = tmp_path / "python"
+    folder.mkdir()
+    run_python(page, folder, {"smollm2.bundle": tmp_path / "smollm2.bundle"})
+
+
+def test_the_architecture_page_is_two_screens_and_its_paths_exist(repository: Path) -> None:
+    text = (repository / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 110
+    paths = re.findall(r"`((?:optimizer|passes|plugins|runtime|tests)/[\w./]*)`", text)
+    assert len(paths) > 60
+    assert [path for path in paths if not (repository / path).exists()] == []
