@@ -31,7 +31,7 @@ QUESTION := Write one sentence about the ocean.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo try test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
+.PHONY: help setup demo try check test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ try:  ## show commands to try after the demo
 	@echo "or 'source $(BIN)/activate' and 'optimize --help'."
 
 test: lint types test-cpp pytest  ## check what a change must pass (lint, types, C++ and Python tests)
+
+check: setup  ## check what has changed since the last commit, or FILES="...": lint, types, their tests, one export
+	@$(PY) tests/check.py $(FILES)
 
 pytest: setup
 	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
