@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel
-from enginewright.optimizer.emit.emitters import EMITTERS
+from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
@@ -114,7 +114,7 @@ def remake(
         SourceError, UnsupportedModelError, RecipeError, PassError, RequestError: as for an export.
     """
     passes, required = choose_passes(recipe.passes)
-    chosen = [("", p) for p in passes] + [(target, p) for p in left_on(EMITTERS[target].passes(), recipe.passes)]
+    chosen = [("", p) for p in passes] + [(target, p) for p in left_on(TARGETS[target].emitter.passes(), recipe.passes)]
     program = captured.program
     stages = [Stage(CAPTURE, "", True, program.copy())]
     known = None if recovered is None else recovered.calibration(captured.model_info, calibration)

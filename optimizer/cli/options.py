@@ -12,13 +12,10 @@ import typer
 def known_target(value: str | None) -> str | None:
     """Raises typer.BadParameter for a target that doesn't exist; whether a bundle has it is seen later."""
     if value is not None:
-        from enginewright.runtime.executors.open import ORDER
+        from enginewright.runtime.executors.open import TARGETS
 
-        if value not in ORDER:
-            from enginewright.runtime.doctor import TARGETS
-
-            if value not in TARGETS:
-                raise typer.BadParameter(f"there is no target {value!r}; choose from {', '.join(TARGETS)}")
+        if value not in TARGETS:
+            raise typer.BadParameter(f"there is no target {value!r}; choose from {', '.join(TARGETS)}")
     return value
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.optimizer.buckets.for_export import check_files
-from enginewright.optimizer.emit.emitters import CHECKS, EMITTERS
-from enginewright.optimizer.emit.kv_caches import check_cache
-from enginewright.optimizer.emit.weight_storages import check_storages
+from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.pipeline.pipeline import OPTIONAL
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.engine_section import EnginesSection
@@ -126,7 +124,7 @@ def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None)
 
 
 def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
-    known = OPTIONAL | {p.name for name in targets for p in EMITTERS[name].passes() if p.exact}
+    known = OPTIONAL | {p.name for name in targets for p in TARGETS[name].emitter.passes() if p.exact}
     for name in recipe.passes:
         if name not in known:
             raise RecipeError(
@@ -137,11 +135,10 @@ def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
 
 def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
     for name in targets:
-        if name not in EMITTERS:
-            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {', '.join(EMITTERS)}.")
+        if name not in TARGETS:
+            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {', '.join(TARGETS)}.")
     if not targets:
-        raise RecipeError("no target is given", hint=f"Targets: {', '.join(EMITTERS)}.")
+        raise RecipeError("no target is given", hint=f"Targets: {', '.join(TARGETS)}.")
     for name in targets:
-        if name in CHECKS:
-            CHECKS[name]()
+        TARGETS[name].check()
     return targets

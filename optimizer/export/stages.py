@@ -19,10 +19,10 @@ from enginewright.optimizer.calibration import Calibration, calibrate
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.check_bundle import engine_problem
-from enginewright.optimizer.emit.emitters import EMITTERS, TOOLS
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.engine_section import EnginesSection
@@ -224,7 +224,8 @@ def write_bundle(
         onnx=model.recipe.onnx or OnnxSection(),
     )
     emitted = {
-        name: EMITTERS[name].emit(rewritten.programs[name], writer, asked.tell, options) for name in asked.targets
+        name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.tell, options)
+        for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
     sized = [n for n, t in emitted.items() if n in ORDER and t.io is None and t.tensorrt is None]
@@ -296,7 +297,7 @@ def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | No
 
 
 def _passes_of_targets(asked: ExportRequest, model: OpenModel) -> dict[str, list[Pass]]:
-    return {name: left_on(EMITTERS[name].passes(), model.recipe.passes) for name in asked.targets}
+    return {name: left_on(TARGETS[name].emitter.passes(), model.recipe.passes) for name in asked.targets}
 
 
 def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: Sequence[str]) -> Manifest:
@@ -307,7 +308,9 @@ def _manifest(model: OpenModel, info: ModelInfo, rewritten: Rewritten, targets: 
         targets=(),
         recipe=model.recipe.model_dump(mode="json"),
         passes=tuple(PassSection(name=r.name, matched=r.matched, rejected=len(r.rejected)) for r in rewritten.records),
-        toolchain={name: version(name) for name in (*_TOOLS, *(tool for target in targets for tool in TOOLS[target]))},
+        toolchain={
+            name: version(name) for name in (*_TOOLS, *(tool for target in targets for tool in TARGETS[target].tools))
+        },
     )
 
 

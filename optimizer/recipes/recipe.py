@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, StrictBool, ValidationError, field_valida
 from enginewright.plugins.shared.contracts import CacheDtype
 from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.executors.open import TARGETS
 
 from .attention_section import AttentionSection
 from .bucket_section import BucketsSection
@@ -27,7 +28,6 @@ from .onnx_section import OnnxSection
 from .sections import (
     CACHES,
     DEFAULT_CACHE,
-    TARGETS,
     AutoSection,
     BudgetSection,
     CacheSection,
@@ -160,7 +160,7 @@ class Recipe(Section):
     @classmethod
     def _targets_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for target in value:
-            supported(target, TARGETS, "a target")
+            supported(target, tuple(TARGETS), "a target")
         return value
 
 

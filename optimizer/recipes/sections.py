@@ -23,9 +23,6 @@ from .builtin import builtin_files
 
 Name = TypeVar("Name", bound=str)
 
-TARGETS = ("cpu", "onnx", "tensorrt-rtx", "tensorrt")
-"""Targets that can be emitted today."""
-
 ACTIVATION_OF: dict[Storage, Activation] = {
     "f32": "float",
     "bf16": "bf16",

@@ -14,6 +14,7 @@ from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
+from .requirements import Check, check_cpu, check_onnx, check_tensorrt, check_torch_tensorrt
 from .static_shapes import StaticShapes, sink_blocks
 
 LEAST_CONTEXT = 2
@@ -52,7 +53,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Target:
+class _Opening:
     """How a target is opened. What it needs is imported when it is.
 
     Attributes:
@@ -145,16 +146,36 @@ def _make_engine(asked: _Asked) -> Executor:
     return PackedExecutor(bundle, asked.blocks, asked.context, target=target, threads=threads)
 
 
-_ENGINES = _Target(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
+_CPU = _Opening(_cpu_groups, _make_cpu, takes=("isa", "load"))
+_ONNX = _Opening(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant"))
+_ENGINES = _Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
-_TARGETS: Mapping[str, _Target] = {
-    "cpu": _Target(_cpu_groups, _make_cpu, takes=("isa", "load")),
-    "onnx": _Target(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant")),
-    "tensorrt-rtx": _ENGINES,
-    "tensorrt": _ENGINES,
+
+@dataclass(frozen=True)
+class RuntimeTarget:
+    """The runtime's half of a target; the compiler's is in ``optimizer/emit/targets.py``.
+
+    Attributes:
+        requirements: what it needs of a machine, for ``optimize doctor``.
+        opening: how the runtime opens it; None if other programs run it.
+    """
+
+    requirements: Check
+    opening: _Opening | None = None
+
+
+TARGETS: Mapping[str, RuntimeTarget] = {
+    "cpu": RuntimeTarget(check_cpu, _CPU),
+    "onnx": RuntimeTarget(check_onnx, _ONNX),
+    "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES),
+    "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
+    "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
 }
+"""All targets that there are, in the order in which they are shown."""
 
-ORDER = tuple(_TARGETS)
+_OPENINGS = {name: target.opening for name, target in TARGETS.items() if target.opening is not None}
+
+ORDER = tuple(_OPENINGS)
 """Targets that run here. Where nobody says which, it is the first of them that the bundle has."""
 
 
@@ -164,7 +185,7 @@ def choose_target(bundle: Bundle, target: str | None) -> str:
         ready = [name for name in ORDER if name in bundle.targets and bundle.targets[name].state == "ready"]
         target = next(iter(ready), None) or next(iter(bundle.targets), ORDER[0])
     bundle.target(target)
-    if target not in _TARGETS:
+    if target not in _OPENINGS:
         raise BundleError(
             f"{bundle.path}: this Enginewright can't run target {target!r}", hint=f"Use target {' or '.join(ORDER)}."
         )
@@ -183,7 +204,7 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
     Raises CapacityError if more is asked for, RequestError if it is too little for any request.
     """
     most, maker = bundle.model.context_length, "the bundle was"
-    if target is not None and (own := _TARGETS[target].most_context(bundle, target)) < most:
+    if target is not None and (own := _OPENINGS[target].most_context(bundle, target)) < most:
         most, maker = own, f"the engines of target {target!r} were"
     if context is None:
         return most
@@ -199,7 +220,7 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
 
 def target_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
     """The cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
-    return _TARGETS[target].groups(bundle, target, context)
+    return _OPENINGS[target].groups(bundle, target, context)
 
 
 def make_executor(
@@ -222,10 +243,10 @@ def make_executor(
         raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load"):
         said = getattr(placement, field)
-        if said != getattr(Placement(), field) and field not in _TARGETS[target].takes:
-            owners = " or ".join(repr(name) for name, one in _TARGETS.items() if field in one.takes)
+        if said != getattr(Placement(), field) and field not in _OPENINGS[target].takes:
+            owners = " or ".join(repr(name) for name, one in _OPENINGS.items() if field in one.takes)
             raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
-    return _TARGETS[target].make(_Asked(bundle, target, blocks, context, placement, plan))
+    return _OPENINGS[target].make(_Asked(bundle, target, blocks, context, placement, plan))
 
 
 def open_executor(
@@ -249,8 +270,8 @@ def open_executor(
     sizes = bundle.buckets.get(target) if buckets else None
     sinks = sink_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
     reserved = sum(g.bytes_per_block * sinks[g.name] for g in groups)
-    longest = groups[0].block_size if _TARGETS[target].slots(bundle, target) else context
-    budget = _TARGETS[target].memory(bundle, target) if memory is None else memory
+    longest = groups[0].block_size if _OPENINGS[target].slots(bundle, target) else context
+    budget = _OPENINGS[target].memory(bundle, target) if memory is None else memory
     plan = plan_pools(groups, budget, max_requests * longest, reserved)
     blocks = {name: count + sinks[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.emit.emitters import CHECKS, EMITTERS
+from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.export.request import ExportRequest
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.shared.progress import silent
@@ -28,7 +28,7 @@ def test_what_is_said_beside_a_recipe_counts_more() -> None:
     mine = Recipe(name="mine", targets=("cpu",), context_length=128)
     assert asked(recipe=mine).context_length == 128
     assert asked(recipe=mine, context_length=64).context_length == 64
-    anywhere = tuple(name for name in EMITTERS if name not in CHECKS)
+    anywhere = tuple(name for name in TARGETS if name != "torch-tensorrt")
     assert asked(recipe="int8", targets=anywhere).targets == anywhere
     assert asked(max_memory="64GiB").limit.report() is not None and plain.limit.report() is None
 

@@ -1,4 +1,4 @@
-"""A target, or a GPU, that lacks a format of the recipe is refused by name, before the model is looked at."""
+"""The table of targets: a target, or a GPU, that lacks a format of the recipe is refused by name, before any work."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.emit.weight_storages import check_storages
+from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
+from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import (
     AutoSection,
     BudgetSection,
@@ -17,7 +17,8 @@ from enginewright.optimizer.recipes.sections import (
     WeightOverride,
     WeightsSection,
 )
-from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.shared.errors import RecipeError, TargetError
+from enginewright.runtime.executors import open as runtime_half
 
 FP8, F32 = WeightFormatSection(storage="fp8"), WeightFormatSection()
 AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))
@@ -68,3 +69,33 @@ def test_gpus_without_4_bits_and_gpus_without_engines() -> None:
 def test_every_built_in_recipe_names_targets_that_can_make_it() -> None:
     for recipe in list_recipes():
         check_storages(recipe, recipe.targets)
+
+
+def test_both_halves_know_the_same_targets() -> None:
+    assert tuple(TARGETS) == tuple(runtime_half.TARGETS)
+    assert all(target.emitter.name == name for name, target in TARGETS.items())
+    assert runtime_half.ORDER == ("cpu", "onnx", "tensorrt-rtx", "tensorrt")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize("target", ["onnx", "tensorrt-rtx", "tensorrt"])
+def test_only_the_cpu_target_has_caches_of_fewer_bits(dtype: str, target: str) -> None:
+    recipe = with_cache(load_recipe("int8"), dtype)
+    check_cache(recipe, ("cpu",))
+    with pytest.raises(TargetError, match=f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks"):
+        check_cache(recipe, ("cpu", target))
+
+
+def test_what_is_left_open_goes_with_every_target() -> None:
+    for recipe in list_recipes():
+        check_cache(recipe, ("cpu", "onnx", "tensorrt-rtx", "tensorrt"))
+        check_cache(with_cache(recipe, "f32"), ("cpu", "onnx", "tensorrt-rtx", "tensorrt"))
+
+
+def test_an_export_without_its_cache_is_refused_before_the_source_is_opened(tmp_path: Path) -> None:
+    source, bundle = tmp_path / "absent.gguf", tmp_path / "out.bundle"
+    with pytest.raises(TargetError, match="target onnx: it has no KV cache of fp8"):
+        export(source, bundle, targets=["onnx"], kv_cache="fp8")
+    with pytest.raises(RecipeError, match="there is no KV-cache format 'int4'"):
+        export(source, bundle, kv_cache="int4")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,95 @@
+"""Every target that can be emitted: one entry says all that the compiler knows of it.
+
+The runtime's half, with the same names, is ``TARGETS`` of ``runtime/executors/open.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.plugins.shared.contracts import Storage
+from enginewright.plugins.shared.errors import TargetError
+
+from ..recipes.engine_section import EnginesSection
+from ..recipes.recipe import Recipe
+from .cpu.emitter import CpuEmitter
+from .onnx.emitter import OnnxEmitter
+from .shared.base import Emitter
+from .tensorrt.emitter import TensorRtEmitter
+from .tensorrt.gpus import KERNELS_FOR, check_kernels
+from .tensorrt_rtx.emitter import TensorRtRtxEmitter
+from .tensorrt_rtx.gpus import DEFAULT, check_suited
+from .torch_tensorrt.emitter import TorchTensorRtEmitter, check_machine
+
+
+@dataclass(frozen=True)
+class Target:
+    """The compiler's half of a target.
+
+    Attributes:
+        emitter: lowers a program and writes the target's files.
+        tools: distributions that it is made with, besides those of every export; the manifest has their versions.
+        check: of a target that can't be emitted everywhere: raises before any work what would be raised after it.
+        gpus: those that it builds for where nobody says it; none of a target that isn't built for GPUs.
+        check_gpus: raises TargetError for GPUs that it can't be built for.
+        narrow_caches: whether its KV cache may have fewer bits than what it computes with.
+    """
+
+    emitter: Emitter
+    tools: tuple[str, ...] = ()
+    check: Callable[[], None] = lambda: None
+    gpus: tuple[str, ...] = ()
+    check_gpus: Callable[[Sequence[str]], None] = lambda gpus: None
+    narrow_caches: bool = False
+
+
+TARGETS: dict[str, Target] = {
+    "cpu": Target(CpuEmitter(), narrow_caches=True),
+    "onnx": Target(OnnxEmitter(), ("onnx",)),
+    "tensorrt-rtx": Target(TensorRtRtxEmitter(), ("onnx", "tensorrt_rtx"), gpus=DEFAULT, check_gpus=check_suited),
+    "tensorrt": Target(TensorRtEmitter(), ("onnx", "triton"), gpus=KERNELS_FOR, check_gpus=check_kernels),
+    "torch-tensorrt": Target(TorchTensorRtEmitter(), ("torch_tensorrt",), check=check_machine),
+}
+"""By the names of recipes and bundles."""
+
+
+def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the GPU that lacks a format of the recipe.
+
+    GPUs that engines can't be built for at all are refused here, too.
+    """
+    asked = dict(_asked(recipe))
+    for target in (TARGETS[name] for name in targets):
+        if target.gpus:
+            engines = recipe.engines or EnginesSection()
+            gpus = engines.gpus or target.gpus
+            target.check_gpus(gpus)
+            check_formats(gpus, (engines.dtype, *(storage for storage in ("int4", "fp8") if storage in asked)))
+
+
+def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
+    """Raises TargetError naming the target that lacks the KV cache that the recipe names.
+
+    A recipe that leaves it open, or says f32, goes with all: they store keys and values as they compute them.
+    """
+    dtype = recipe.kv_cache.dtype
+    lacking = [name for name in targets if not TARGETS[name].narrow_caches]
+    if lacking and dtype not in (None, "f32"):
+        raise TargetError(
+            f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)",
+            hint="Leave dtype out of [kv_cache], or --kv-cache out, for it; --target cpu has such a cache.",
+        )
+
+
+def _asked(recipe: Recipe) -> Iterable[tuple[Storage, str]]:
+    """Every storage of weights that the recipe names, with its key; of several keys the plainest comes last."""
+    weights = recipe.weights
+    for i, candidate in enumerate(recipe.auto.candidates if recipe.auto is not None else ()):
+        yield candidate.storage, f"auto.candidates.{i}"
+    for i, override in enumerate(weights.overrides):
+        yield override.format.storage, f"weights.overrides.{i}.format"
+    if weights.embeddings is not None:
+        yield weights.embeddings.storage, "weights.embeddings"
+    yield weights.default.storage, "weights.default"

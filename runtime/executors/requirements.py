@@ -1,0 +1,105 @@
+"""What a target needs of a machine, compared with what is there: nothing is opened. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
+
+from ..bundle.linear_io import LinearIo
+from ..bundle.manifest import TargetManifest
+from ..kv_cache.cache_groups import format_bytes
+from .machine import Machine
+from .onnx_session import OLDEST, PROVIDERS, is_older
+from .tensorrt_checks import FLAVOURS, Problem, build_problem, choose_gpu, gpu_problem, library_problem
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is in the way of a target on a machine, and what it runs on, or would."""
+
+    problems: tuple[Problem, ...] = ()
+    on: tuple[str, ...] = ()
+
+
+Check = Callable[[Machine, TargetManifest | None], Checked]
+"""Of a machine, for a bundle's target, or for any bundle's (None)."""
+
+
+def check_cpu(machine: Machine, target: TargetManifest | None) -> Checked:
+    if not machine.instruction_sets:
+        why = machine.problems.get("enginewright", "it has no kernels for this processor")
+        hint = "Install a wheel of enginewright for this machine, or build it here: pip install enginewright"
+        return Checked((Problem(f"the extension module doesn't load: {why}", hint, missing=True),))
+    return Checked(on=(f"{machine.instruction_sets[0]} kernels, {_counted(machine.cores, 'core')}",))
+
+
+def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
+    needed = target.io.onnxruntime if target is not None and target.io is not None else OLDEST
+    found = machine.packages.get("onnxruntime")
+    install = f"Install it with: pip install 'onnxruntime>={needed}'"
+    if found is None:
+        return Checked((Problem("onnxruntime is not installed", install, missing=True),))
+    if why := machine.problems.get("onnxruntime"):
+        return Checked((Problem(why, f"Install it anew: pip install --force-reinstall 'onnxruntime>={needed}'"),))
+    if is_older(found, needed):
+        return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
+    known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
+    on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
+    return Checked(on=(on, *_variant(target.io if target is not None else None, machine)))
+
+
+def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
+    """Which of several files runs on a CPU, and why it isn't the fastest."""
+    if io is None or len(io.variants) == 1:
+        return ()
+    taken = io.fastest(operators=machine.onnx_operators)
+    runs = f"on a CPU its variant {taken} runs"
+    return (runs if taken == io.variants[-1] else f"{runs}: variant kernels needs {OPERATORS}, which is missing",)
+
+
+def check_tensorrt(name: str) -> Check:
+    flavour = FLAVOURS[name]
+
+    def check(machine: Machine, target: TargetManifest | None) -> Checked:
+        section = target.tensorrt if target is not None else None
+        found = machine.packages.get(flavour.module)
+        capabilities, what = flavour.capabilities, f"{flavour.name}'s engines"
+        library = library_problem(flavour, found, "")
+        if section is not None and target is not None:
+            capabilities, what = section.compute_capabilities, "the engines"
+            library = library_problem(flavour, found, section.version)
+            if target.state == "needs-build" and section.paged is not None:
+                capabilities, what = section.paged.kernel_capabilities, "the attention kernels"
+                library = build_problem(flavour, found, section.paged.library)
+        problems = [library, gpu_problem(machine.gpus, machine.gpu_problem, capabilities, what)]
+        gpu = choose_gpu(machine.gpus, capabilities)
+        on = [] if found is None else [f"{flavour.name} {found}"]
+        on += [] if gpu is None else [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}"]
+        return Checked(tuple(p for p in problems if p is not None), (", ".join(on),) if on else ())
+
+    return check
+
+
+def check_torch_tensorrt(machine: Machine, target: TargetManifest | None) -> Checked:
+    torch, library = machine.packages.get("torch"), machine.packages.get("torch_tensorrt")
+    problems = []
+    if torch is None:
+        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
+        problems.append(Problem("PyTorch is not installed", hint, missing=True))
+    elif not machine.torch_cuda:
+        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
+        problems.append(Problem(f"PyTorch {torch} is a build without CUDA", hint))
+    if library is None:
+        hint = "Install it with: pip install torch-tensorrt"
+        problems.append(Problem("torch_tensorrt is not installed", hint, missing=True))
+    if (no_gpu := gpu_problem(machine.gpus, machine.gpu_problem, ())) is not None:
+        problems.append(no_gpu)
+    on = [] if torch is None else [f"PyTorch {torch}"]
+    on += [] if library is None else [f"torch_tensorrt {library}"]
+    return Checked(tuple(problems), (", ".join(on),) if on else ())
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
