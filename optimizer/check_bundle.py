@@ -23,6 +23,7 @@ from enginewright.runtime.executors.open import (
     Placement,
     context_of,
     make_executor,
+    runs_here,
     target_groups,
 )
 
@@ -134,7 +135,7 @@ def _has_providers(bundle: Bundle, name: str) -> bool:
 def engine_problem(bundle: Bundle, name: str) -> str | None:
     """Why a target's engines can't run on this machine, or nothing of ours runs it; None if that isn't so."""
     target = bundle.targets[name]
-    if name not in ORDER:
+    if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
     if target.tensorrt is None:
         return None
@@ -149,7 +150,7 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         return "the bundle doesn't have it"
     if target.state != "ready":
         return f"it is not built yet, and needs {target.needs or 'its device'}"
-    if name not in ORDER:
+    if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
     if target.tensorrt is not None:
         return engine_problem(bundle, name)

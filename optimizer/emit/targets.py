@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.plugins.shared.contracts import Storage
 from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.shared.extensions import Extensible
 
 from ..recipes.engine_section import EnginesSection
 from ..recipes.recipe import Recipe
@@ -45,14 +46,16 @@ class Target:
     narrow_caches: bool = False
 
 
-TARGETS: dict[str, Target] = {
+_OWN = {
     "cpu": Target(CpuEmitter(), narrow_caches=True),
     "onnx": Target(OnnxEmitter(), ("onnx",)),
     "tensorrt-rtx": Target(TensorRtRtxEmitter(), ("onnx", "tensorrt_rtx"), gpus=DEFAULT, check_gpus=check_suited),
     "tensorrt": Target(TensorRtEmitter(), ("onnx", "triton"), gpus=KERNELS_FOR, check_gpus=check_kernels),
     "torch-tensorrt": Target(TorchTensorRtEmitter(), ("torch_tensorrt",), check=check_machine),
 }
-"""By the names of recipes and bundles."""
+
+TARGETS = Extensible(_OWN, "enginewright.targets", Target)
+"""By the names of recipes and bundles; those of other packages come last."""
 
 
 def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:

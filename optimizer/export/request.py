@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
-from enginewright.optimizer.pipeline.pipeline import OPTIONAL
+from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.gpus import parse_capabilities
@@ -126,7 +126,7 @@ def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None)
 def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
     known = OPTIONAL | {p.name for name in targets for p in TARGETS[name].emitter.passes() if p.exact}
     for name in recipe.passes:
-        if name not in known:
+        if name not in known and name not in EXTENSIONS:
             raise RecipeError(
                 f"recipe {recipe.name}: passes.{name}: there is no pass of that name to turn on or off",
                 hint=f"Passes that can be: {', '.join(sorted(known))}.",

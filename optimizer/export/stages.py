@@ -47,7 +47,7 @@ from enginewright.plugins.shared.errors import CapacityError, SourceError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.executors.open import ORDER, Placement, variants_of
+from enginewright.runtime.executors.open import Placement, runs_here, variants_of
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
@@ -228,7 +228,7 @@ def write_bundle(
         for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
-    sized = [n for n, t in emitted.items() if n in ORDER and t.io is None and t.tensorrt is None]
+    sized = [n for n, t in emitted.items() if runs_here(n) and t.io is None and t.tensorrt is None]
     specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
     shutil.rmtree(scratch)
     for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
@@ -285,7 +285,7 @@ def run_bundle(
             shortest=_SHORTEST_STEP,
         )
         for name, some in _passes_of_targets(asked, model).items()
-        if name in bundle.programs
+        if name == "cpu"  # fusions of others aren't measured one by one
     ]
     clock.end("fusions")
     return Ran(verification, checked, storage, rooflines, effects)

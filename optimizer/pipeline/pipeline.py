@@ -1,4 +1,4 @@
-"""The passes of an export, in order. This is the whole list: nothing registers itself, and there are no priorities."""
+"""The passes of an export, in order. This is the whole list of ours; a recipe may name passes of other packages."""
 
 from __future__ import annotations
 
@@ -38,9 +38,15 @@ from enginewright.passes.sparsity.choose_kept import ChooseKept
 from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads
+from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.extensions import Extensible
 
 OPTIONAL = frozenset({"fuse_qkv", "fuse_gate_up", "fuse_add_norm", "sink_take_rows"})
 """Passes that a recipe may turn off, besides those of targets; every other is needed to lower the program."""
+
+
+EXTENSIONS = Extensible[type[Pass]]({}, "enginewright.passes", type)
+"""Passes of other packages, which run where a recipe turns them on, behind the pass that their ``after`` names."""
 
 
 def default_pipeline() -> list[Pass]:
@@ -104,9 +110,20 @@ def default_pipeline() -> list[Pass]:
 def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]]:
     """The pipeline less what a recipe turns off, and the names that it requires to match.
 
-    ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe.
+    ``switches`` is the recipe's ``passes`` table; its names are checked by ``export``, which knows the recipe. Passes
+    of other packages are put in; raises PassError if one is to run after a pass that isn't there.
     """
-    return left_on(default_pipeline(), switches), frozenset(name for name, on in switches.items() if on)
+    passes = left_on(default_pipeline(), switches)
+    for name in sorted(name for name, on in switches.items() if on and name in EXTENSIONS):
+        added = EXTENSIONS[name]()
+        places = [i for i, p in enumerate(passes) if p.name == added.after]
+        if not places:
+            raise PassError(
+                f"the pass {name} is to run after {added.after!r}, and there is no such pass",
+                hint="Its class attribute `after` names a pass of the pipeline; see `optimize report --verbose`.",
+            )
+        passes.insert(places[-1] + 1, added)
+    return passes, frozenset(name for name, on in switches.items() if on)
 
 
 def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:

@@ -114,10 +114,12 @@ class Pass(ABC):
     ``exact``: nothing but rounding may differ after it. A pass that isn't is held to the recipe's budget instead.
     ``reshapes``: it makes another model of the one there is, as pruning does: what lies behind it is compared with what
     it made, and parameters are counted anew.
+    ``after``: of a pass of another package, which pass it runs behind; the pipeline is a list for all others.
     ``repairs``: it makes up for what passes before it have lost: these are not held to the budget one by one.
     """
 
     name: ClassVar[str]
+    after: ClassVar[str] = "lower_attention"
     exact: ClassVar[bool] = True
     reshapes: ClassVar[bool] = False
     repairs: ClassVar[bool] = False

@@ -28,7 +28,7 @@ class CpuExecutor:
     released.
 
     Args:
-        bundle: with a ready target cpu.
+        bundle: with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
         threads: of the kernels; 0 takes as many as there are cores.
         isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
@@ -39,6 +39,7 @@ class CpuExecutor:
             in the program of any size. They share caches, weights, threads and one arena, the largest, and have the
             same bits.
         load: whether weights are mapped, or read into memory: then nothing that happens to their files matters.
+        target: one whose program is the cpu target's.
 
     Attributes:
         profile: where steps add their times; None, as it is at first, times nothing. Set it between steps.
@@ -58,9 +59,10 @@ class CpuExecutor:
         plan: BucketPlan | None = None,
         tuning: Mapping[str, int] | None = None,
         load: Load = "map",
+        target: str = "cpu",
     ) -> None:
-        program = bundle.program("cpu")
-        self._bundle = bundle
+        program = bundle.program(target)
+        self._bundle, self._target = bundle, target
         weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
@@ -77,7 +79,7 @@ class CpuExecutor:
         self._specialized: dict[Sizes, CpuProgram] = {}
         for bucket in plan.buckets if plan is not None else ():
             try:
-                own = CpuProgram(bundle.bucket_program("cpu", bucket), weights, share=self._program)
+                own = CpuProgram(bundle.bucket_program(target, bucket), weights, share=self._program)
             except BundleError as e:
                 raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
             self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
@@ -102,7 +104,11 @@ class CpuExecutor:
 
     def describe(self) -> dict[str, str | int]:
         """With specialised programs, what they cost: milliseconds to load, and bytes of the arena that all share."""
-        about: dict[str, str | int] = {"target": "cpu", "isa": self._program.isa, "threads": self._program.threads}
+        about: dict[str, str | int] = {
+            "target": self._target,
+            "isa": self._program.isa,
+            "threads": self._program.threads,
+        }
         if self._tuned:
             about["tuning"] = self._tuned
         if self._specialized:

@@ -8,6 +8,7 @@ from typing import get_args
 
 from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError
+from enginewright.plugins.shared.extensions import Extensible
 
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
@@ -41,7 +42,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """What an executor is made for: see ``make_executor``."""
 
     bundle: Bundle
@@ -53,7 +54,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Opening:
+class Opening:
     """How a target is opened. What it needs is imported when it is.
 
     Attributes:
@@ -66,7 +67,7 @@ class _Opening:
     """
 
     groups: Callable[[Bundle, str, int], tuple[CacheGroup, ...]]
-    make: Callable[[_Asked], Executor]
+    make: Callable[[Asked], Executor]
     most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
     memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
@@ -77,7 +78,7 @@ def _cpu_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, 
     return tuple(g.to_group() for g in bundle.program(target).cache_groups)
 
 
-def _make_cpu(asked: _Asked) -> Executor:
+def _make_cpu(asked: Asked) -> Executor:
     from .cpu_blocks import CpuExecutor
 
     placement = asked.placement
@@ -97,7 +98,7 @@ def _onnx_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup,
     return slot_groups(linear_io(bundle, target), slot_capacity(context))
 
 
-def _make_onnx(asked: _Asked) -> Executor:
+def _make_onnx(asked: Asked) -> Executor:
     from .onnx_slots import OnnxExecutor, slot_capacity
 
     return OnnxExecutor(
@@ -136,7 +137,7 @@ def _gpu_budget(bundle: Bundle, target: str) -> int:
     return gpu_budget(bundle, target)
 
 
-def _make_engine(asked: _Asked) -> Executor:
+def _make_engine(asked: Asked) -> Executor:
     from .tensorrt_blocks import PackedExecutor
     from .tensorrt_slots import TensorRtExecutor
 
@@ -146,9 +147,9 @@ def _make_engine(asked: _Asked) -> Executor:
     return PackedExecutor(bundle, asked.blocks, asked.context, target=target, threads=threads)
 
 
-_CPU = _Opening(_cpu_groups, _make_cpu, takes=("isa", "load"))
-_ONNX = _Opening(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant"))
-_ENGINES = _Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
+_CPU = Opening(_cpu_groups, _make_cpu, takes=("isa", "load"))
+_ONNX = Opening(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant"))
+_ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
 
 @dataclass(frozen=True)
@@ -161,22 +162,33 @@ class RuntimeTarget:
     """
 
     requirements: Check
-    opening: _Opening | None = None
+    opening: Opening | None = None
 
 
-TARGETS: Mapping[str, RuntimeTarget] = {
+_OWN = {
     "cpu": RuntimeTarget(check_cpu, _CPU),
     "onnx": RuntimeTarget(check_onnx, _ONNX),
     "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES),
     "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
     "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
 }
-"""All targets that there are, in the order in which they are shown."""
 
-_OPENINGS = {name: target.opening for name, target in TARGETS.items() if target.opening is not None}
+TARGETS = Extensible(_OWN, "enginewright.runtime_targets", RuntimeTarget)
+"""All targets that there are, in the order in which they are shown; those of other packages come last."""
 
-ORDER = tuple(_OPENINGS)
+ORDER = tuple(name for name, target in _OWN.items() if target.opening is not None)
 """Targets that run here. Where nobody says which, it is the first of them that the bundle has."""
+
+
+def runs_here(name: str) -> bool:
+    """Whether the runtime can open a target of that name, on a machine that has what it needs."""
+    return name in TARGETS and TARGETS[name].opening is not None
+
+
+def _opening(name: str) -> Opening:
+    opening = TARGETS[name].opening
+    assert opening is not None  # choose_target has seen to it
+    return opening
 
 
 def choose_target(bundle: Bundle, target: str | None) -> str:
@@ -185,7 +197,7 @@ def choose_target(bundle: Bundle, target: str | None) -> str:
         ready = [name for name in ORDER if name in bundle.targets and bundle.targets[name].state == "ready"]
         target = next(iter(ready), None) or next(iter(bundle.targets), ORDER[0])
     bundle.target(target)
-    if target not in _OPENINGS:
+    if not runs_here(target):
         raise BundleError(
             f"{bundle.path}: this Enginewright can't run target {target!r}", hint=f"Use target {' or '.join(ORDER)}."
         )
@@ -204,7 +216,7 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
     Raises CapacityError if more is asked for, RequestError if it is too little for any request.
     """
     most, maker = bundle.model.context_length, "the bundle was"
-    if target is not None and (own := _OPENINGS[target].most_context(bundle, target)) < most:
+    if target is not None and (own := _opening(target).most_context(bundle, target)) < most:
         most, maker = own, f"the engines of target {target!r} were"
     if context is None:
         return most
@@ -220,7 +232,7 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
 
 def target_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
     """The cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
-    return _OPENINGS[target].groups(bundle, target, context)
+    return _opening(target).groups(bundle, target, context)
 
 
 def make_executor(
@@ -243,10 +255,10 @@ def make_executor(
         raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load"):
         said = getattr(placement, field)
-        if said != getattr(Placement(), field) and field not in _OPENINGS[target].takes:
-            owners = " or ".join(repr(name) for name, one in _OPENINGS.items() if field in one.takes)
+        if said != getattr(Placement(), field) and field not in _opening(target).takes:
+            owners = " or ".join(repr(name) for name in ORDER if field in _opening(name).takes)
             raise RequestError(f"{field}: {said!r} is for target {owners}, not {target!r}", hint="Leave it out.")
-    return _OPENINGS[target].make(_Asked(bundle, target, blocks, context, placement, plan))
+    return _opening(target).make(Asked(bundle, target, blocks, context, placement, plan))
 
 
 def open_executor(
@@ -270,8 +282,8 @@ def open_executor(
     sizes = bundle.buckets.get(target) if buckets else None
     sinks = sink_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
     reserved = sum(g.bytes_per_block * sinks[g.name] for g in groups)
-    longest = groups[0].block_size if _OPENINGS[target].slots(bundle, target) else context
-    budget = _OPENINGS[target].memory(bundle, target) if memory is None else memory
+    longest = groups[0].block_size if _opening(target).slots(bundle, target) else context
+    budget = _opening(target).memory(bundle, target) if memory is None else memory
     plan = plan_pools(groups, budget, max_requests * longest, reserved)
     blocks = {name: count + sinks[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)

@@ -1,0 +1,64 @@
+"""What other packages add to Enginewright: targets and passes, found by entry points when something names them.
+
+A package declares them in its pyproject.toml; see docs/build/extending.md. Nothing of it is imported before a recipe, a
+command or a bundle names what it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Generic, TypeVar
+
+from .errors import TargetError
+
+T = TypeVar("T")
+
+
+class Extensible(Mapping[str, T], Generic[T]):
+    """A table of ours, and behind it what packages declare in the group of entry points ``group``.
+
+    Ours can't be replaced. Whether a name is in the table, and all names, are known without importing anything.
+    """
+
+    def __init__(self, own: Mapping[str, T], group: str, kind: type) -> None:
+        self._own, self._group, self._kind = own, group, kind
+        self._loaded: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        """Raises KeyError for a name that nobody has, TargetError if the package that has it can't be loaded."""
+        if name in self._own:
+            return self._own[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._declared()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._own, *sorted(self._declared()))))
+
+    def __len__(self) -> int:
+        return len(self._own.keys() | self._declared().keys())
+
+    def _declared(self) -> dict[str, metadata.EntryPoint]:
+        return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+
+    def _load(self, name: str) -> T:
+        entry = self._declared()[name]
+        package = entry.dist.name if entry.dist is not None else entry.module
+        try:
+            found: T = entry.load()
+        except (ImportError, AttributeError) as e:
+            raise TargetError(
+                f"{name}: package {package} declares it as {entry.value}, which can't be loaded: {e}",
+                hint=f"Install {package} again, or take its name out of what you asked for.",
+            ) from e
+        if not isinstance(found, self._kind):
+            raise TargetError(
+                f"{name}: package {package} declares {entry.value}, which is {type(found).__name__} and not "
+                f"{self._kind.__name__}",
+                hint="See docs/build/extending.md for what an entry point names.",
+            )
+        return found

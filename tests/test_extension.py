@@ -1,0 +1,96 @@
+"""examples/extension, installed as a user would: a pass and a target that a recipe names and nobody imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.shared.extensions import Extensible
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
+
+RECIPE = """
+name = "toy"
+targets = ["toy"]
+
+[passes]
+count_linears = true
+"""
+
+USE = """
+import sys
+from pathlib import Path
+import enginewright as ew
+
+folder, source = Path(sys.argv[1]), sys.argv[2]
+ew.export(source, folder / "plain.bundle", recipe="f32")
+assert not [name for name in sys.modules if name.startswith("enginewright_toy")]  # nobody has named it
+report = ew.export(source, folder / "toy.bundle", recipe=folder / "toy.toml")
+(counted,) = (p for p in report.passes if p.name == "count_linears")
+assert counted.matched == 9, counted  # qkv, o, gate and up, down in each of two layers, and the head
+found = {}
+for target, bundle in (("cpu", "plain.bundle"), ("toy", "toy.bundle")):
+    with ew.LLM(folder / bundle, target=target) as llm:
+        assert llm.info()["executor"]["target"] == target
+        found[target] = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
+assert found["cpu"] == found["toy"] and len(found["toy"]) == 12
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that has the package."""
+    folder = tmp_path_factory.mktemp("installed")
+    shutil.copytree(EXAMPLE, folder / "source")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", folder / "site", folder / "source"], check=True)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_a_recipe_names_them(installed: dict[str, str], tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "toy.toml").write_text(RECIPE)
+    done = subprocess.run(
+        [sys.executable, "-c", USE, tmp_path, tiny_folder], env=installed, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    bundle = tmp_path / "toy.bundle"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["targets"] == ["toy"] and manifest["toolchain"]["enginewright-toy"] == "0.1.0"
+    doctor = [sys.executable, "-m", "enginewright", "doctor", bundle, "--json"]
+    done = subprocess.run(doctor, env=installed, capture_output=True, text=True, check=True)
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "runs"}
+    # Without the package it is refused by name.
+    done = subprocess.run(doctor, capture_output=True, text=True, check=False)
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "can't"}
+
+
+class _Entry:
+    dist = None
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name, self.value, self.module = name, value, value.partition(":")[0]
+
+    def load(self) -> object:
+        return metadata.EntryPoint(self.name, self.value, "g").load()
+
+
+def test_what_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [_Entry("gone", "no_such_package:X"), _Entry("text", "string:digits"), _Entry("mine", "string:digits")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "g" else [])
+    table = Extensible({"mine": 1}, "g", int)
+    assert list(table) == ["mine", "gone", "text"] and len(table) == 3 and "gone" in table and "other" not in table
+    assert table["mine"] == 1  # nobody replaces ours
+    with pytest.raises(TargetError, match="gone: package no_such_package declares it as no_such_package:X, which"):
+        table["gone"]
+    with pytest.raises(TargetError, match="text: package string declares string:digits, which is str and not int"):
+        table["text"]
+    with pytest.raises(KeyError):
+        table["other"]
