@@ -16,7 +16,6 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from datetime import date
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from peers.marked_table import MarkedTable
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
-from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
@@ -80,7 +79,7 @@ def main() -> None:
     assert captured.tokenizer_files is not None
     tokenizer = Tokenizer(captured.tokenizer_files)
     program = captured.program
-    PassManager(list(takewhile(lambda p: p.name != GroupKvHeads.name, default_pipeline()))).run(program)
+    PassManager(split_before(default_pipeline(), GroupKvHeads.name)[0]).run(program)
     ids = torch.tensor(tokenizer.encode(read_text(BUILT_IN, "text", EVALUATION_TEXT)), dtype=torch.int32)
     windows = [w for w in ids[: given.tokens].split(WINDOW) if len(w) > 1]
     calibration = [w for w in ids[given.tokens :].split(LENGTH) if len(w) > 1]

@@ -19,7 +19,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import cast
 
@@ -30,9 +29,9 @@ from peers.loading import BUILD, load_module
 
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.measure.windows import split_prefix
-from enginewright.optimizer.pipeline.pipeline import choose_passes
+from enginewright.optimizer.pipeline.pipeline import choose_passes, split_before
 from enginewright.optimizer.recipes.sections import ACTIVATION_OF
-from enginewright.optimizer.search.check_formats import Check
+from enginewright.optimizer.search.measure_choices import Check
 from enginewright.optimizer.verify.text import evaluation_text
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
@@ -142,13 +141,13 @@ def model_kl(model: Path, storage: Storage, methods: Sequence[str], tokens: int)
     windows = [torch.tensor([*prefix, *ids[s : s + own]]) for s in range(0, len(ids) - own, own)]
     calibration, rest = windows[::2][: max(1, tokens // WINDOW)], windows[1::2]
     passes, _ = choose_passes({})
-    before = list(takewhile(lambda p: p.name != ChooseFormats.name, passes))
+    before, later = split_before(passes, ChooseFormats.name)
     PassManager(before, PassContext()).run(captured.program)
     context = PassContext(calibration=tuple(calibration))
-    check = Check(captured.program, passes[len(before) :], context, {"text": rest[:MEASURED]})
+    check = Check(captured.program, later, context, {"text": rest[:MEASURED]})
     found = {}
     for method in methods:
-        found[method] = check.measure(formats_of(storage, method))["text"]
+        found[method] = check.measure(replace(context, formats=formats_of(storage, method)))["text"]
         print(f"{storage} {method:10} mean KL {found[method]:.4f}", flush=True)
     return found
 

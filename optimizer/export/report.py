@@ -10,10 +10,7 @@ from enginewright.optimizer.calibration import CalibrationReport
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.report.fusion_effects import FusionEffects
 from enginewright.optimizer.report.roofline import Roofline
-from enginewright.optimizer.search.compose_report import Way
-from enginewright.optimizer.search.formats_report import AutoReport
-from enginewright.optimizer.search.kv_heads_report import KvHeadsReport
-from enginewright.optimizer.search.pruning_report import PruneReport
+from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import Measurement, PassVerification, VerificationReport
 from enginewright.passes.framework.base import Figure
@@ -54,8 +51,8 @@ class ExportReport:
     ``bundle_bytes`` counts all files but manifests and report/. ``pass_verification`` says how passes were measured;
     ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``buckets`` for each that has
     some, ``engines`` for each that was built; ``kv_heads`` has one if heads of keys and values were grouped;
-    ``pruning`` says how it was searched for what goes; ``ways`` are those that were compared, if formats and shapes
-    were both searched for. What passes changed in the program is in report/diffs.json.
+    ``pruning`` says how it was searched for what goes; ``ways`` are the candidates that were compared, if formats and
+    shapes were both searched for. What passes changed in the program is in report/diffs.json.
     """
 
     path: str
@@ -81,7 +78,7 @@ class ExportReport:
     buckets: list[BucketsReport] = field(default_factory=list)
     engines: list[EngineReport] = field(default_factory=list)
     kv_heads: list[KvHeadsReport] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
+    ways: list[Candidate] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json`` and report/report.json."""

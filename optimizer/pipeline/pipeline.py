@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.lower_attention import LowerAttention
@@ -129,3 +130,9 @@ def choose_passes(switches: dict[str, bool]) -> tuple[list[Pass], frozenset[str]
 def left_on(passes: Sequence[Pass], switches: dict[str, bool]) -> list[Pass]:
     """Those of a list, such as a target's, that a recipe's ``passes`` table doesn't turn off."""
     return [p for p in passes if switches.get(p.name, True)]
+
+
+def split_before(passes: Sequence[Pass], *names: str) -> tuple[list[Pass], list[Pass]]:
+    """The passes before the first that has one of these names, and the others."""
+    before = list(takewhile(lambda p: p.name not in names, passes))
+    return before, list(passes[len(before) :])

@@ -10,9 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from enginewright.optimizer.buckets.report import BucketsReport
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.search.compose_report import Way
-from enginewright.optimizer.search.kv_heads_report import KvHeadsReport
-from enginewright.optimizer.search.pruning_report import PruneReport
+from enginewright.optimizer.search.report import Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
@@ -178,7 +176,7 @@ class FusionEffectsEntry(_Section):
 
 
 class ParetoEntry(_Section):
-    """An assignment of formats: see ``auto.report.ParetoPoint``."""
+    """An assignment of formats: see ``search.report.ParetoPoint``."""
 
     bytes: int
     predicted_kl: float
@@ -202,7 +200,7 @@ class ChoiceEntry(_Section):
 
 
 class AutoEntry(_Section):
-    """How formats were searched for: see ``auto.report.AutoReport``."""
+    """How formats were searched for: see ``search.report.AutoReport``."""
 
     max_kl: float | None = None
     max_bytes: int | None = None
@@ -233,7 +231,7 @@ class ReportDocument(_Section):
     buckets: tuple[BucketsReport, ...] = ()
     engines: tuple[EngineReport, ...] = ()
     kv_heads: tuple[KvHeadsReport, ...] = ()
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Candidate, ...] = ()
     calibration: CalibrationEntry | None = None
     quantization: QuantizationEntry | None = None
     verification: tuple[VerificationEntry, ...] = ()

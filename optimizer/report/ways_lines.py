@@ -1,4 +1,4 @@
-"""Which ways to few bytes an export compared, in lines."""
+"""Which candidates for the smallest bundle an export compared, in lines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from .document import ReportDocument
 
 
 def ways_lines(document: ReportDocument) -> list[str]:
-    """One for each way, the one that was taken first; none if there was nothing to compare."""
+    """One for each candidate, the one that was taken first; none if there was nothing to compare."""
     lines = []
-    for way in sorted(document.ways, key=lambda way: not way.taken):
-        if way.bytes is None or way.measured_kl is None:
-            lines.append(f"{way.name}: {way.reason}")
+    for candidate in sorted(document.ways, key=lambda c: not c.taken):
+        if candidate.bytes is None or candidate.measured_kl is None:
+            lines.append(f"{candidate.name}: {candidate.reason}")
             continue
-        shapes = f", of which {numbers.significant(way.shapes_kl)} for its shape" if way.shapes_kl else ""
-        kl = f"KL {numbers.significant(way.measured_kl)}{shapes}"
-        lines.append(f"{way.name}: {numbers.format_bytes(way.bytes)}, {kl}" + (" (taken)" if way.taken else ""))
+        shapes = f", of which {numbers.significant(candidate.shapes_kl)} for its shape" if candidate.shapes_kl else ""
+        kl = f"KL {numbers.significant(candidate.measured_kl)}{shapes}"
+        lines.append(
+            f"{candidate.name}: {numbers.format_bytes(candidate.bytes)}, {kl}" + (" (taken)" if candidate.taken else "")
+        )
     return lines

@@ -1,18 +1,28 @@
-"""The recipe ``auto``: formats chosen unit by unit, by what each costs."""
+"""Searches under a budget: formats, key/value heads, and what goes of a model."""
 
-from .formats_for_export import RECIPE_COMMENT, RECIPE_FILE, check_bytes, choose_for_export
-from .formats_report import AutoReport, FormatOption, ParetoPoint, UnitChoice
-from .search_formats import Choice, choose_automatically
+from .compose import Searched, Searching, search, search_shapes
+from .formats import check_bytes
+from .report import (
+    RECIPE_COMMENT,
+    RECIPE_FILE,
+    AutoReport,
+    Candidate,
+    KvHeadsReport,
+    PruneReport,
+    heads_report,
+)
 
 __all__ = [
     "RECIPE_COMMENT",
     "RECIPE_FILE",
     "AutoReport",
-    "Choice",
-    "FormatOption",
-    "ParetoPoint",
-    "UnitChoice",
+    "Candidate",
+    "KvHeadsReport",
+    "PruneReport",
+    "Searched",
+    "Searching",
     "check_bytes",
-    "choose_automatically",
-    "choose_for_export",
+    "heads_report",
+    "search",
+    "search_shapes",
 ]

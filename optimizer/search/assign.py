@@ -1,6 +1,6 @@
-"""Which unit gets which format: fewest bytes within a KL, or least KL within some bytes, by an additive model.
+"""Which unit gets which option: the smallest size within a KL, or least KL within a size, by an additive model.
 
-A format's cost is taken to be its own, whatever the others have: the KL of an assignment is the sum over its units.
+An option's cost is taken to be its own, whatever the others have: the KL of an assignment is the sum over its units.
 Minimising KL + price * bytes unit by unit, for every price, walks along the lower convex hull of all assignments
 (Everett, 1963); what the budget leaves between two of its points is spent on single changes.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """What one unit can have: bytes and predicted KL of each of its formats."""
+    """What one unit can have: size and predicted KL of each option."""
 
     sizes: tuple[int, ...]
     costs: tuple[float, ...]
@@ -27,6 +27,12 @@ class Assignment:
     size: int
     cost: float
 
+    @classmethod
+    def of(cls, units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
+        """The options with these indices."""
+        pairs = list(zip(units, chosen, strict=True))
+        return cls(tuple(chosen), sum(u.sizes[o] for u, o in pairs), sum(u.costs[o] for u, o in pairs))
+
 
 def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
     """The assignments on the lower convex hull, from the least KL to the fewest bytes."""
@@ -38,10 +44,10 @@ def pareto_curve(units: Sequence[Options]) -> list[Assignment]:
             price = (unit.costs[after] - unit.costs[before]) / (unit.sizes[before] - unit.sizes[after])
             steps.append((price, i, at))
     chosen = [hull[0] for hull in hulls]
-    curve = [_assignment(units, chosen)]
+    curve = [Assignment.of(units, chosen)]
     for _, i, at in sorted(steps):  # along a hull the prices rise, so that a unit's steps come in order
         chosen[i] = hulls[i][at]
-        curve.append(_assignment(units, chosen))
+        curve.append(Assignment.of(units, chosen))
     return curve
 
 
@@ -51,7 +57,7 @@ def fewest_bytes(units: Sequence[Options], most_cost: float) -> Assignment | Non
     if not fitting:
         return None
     sizes, costs = [u.sizes for u in units], [u.costs for u in units]
-    return _assignment(units, _spend(fitting[-1].chosen, most_cost, sizes, costs))
+    return Assignment.of(units, _spend(fitting[-1].chosen, most_cost, sizes, costs))
 
 
 def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
@@ -60,7 +66,7 @@ def least_cost(units: Sequence[Options], most_bytes: int) -> Assignment | None:
     if not fitting:
         return None
     sizes, costs = [u.sizes for u in units], [u.costs for u in units]
-    return _assignment(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
+    return Assignment.of(units, _spend(fitting[0].chosen, most_bytes, costs, sizes))
 
 
 def _spend(
@@ -84,14 +90,6 @@ def _spend(
             return chosen
         *_, i, o = max(moves)
         chosen[i] = o
-
-
-def _assignment(units: Sequence[Options], chosen: Sequence[int]) -> Assignment:
-    return Assignment(
-        tuple(chosen),
-        sum(u.sizes[o] for u, o in zip(units, chosen, strict=True)),
-        sum(u.costs[o] for u, o in zip(units, chosen, strict=True)),
-    )
 
 
 def _hull(unit: Options) -> list[int]:

@@ -2,11 +2,12 @@
 
 Each has its share of one budget. ``max_kl`` in [prune] and in [attention] are theirs; formats have what [budget]
 leaves, as [auto] measures the model in its new shape against the source. A smaller shape is worth its share only if
-formats don't make more of it, so both ways are gone, and the smaller result is taken.
+formats don't make more of it, so both candidates are tried, and the smaller result is taken.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +18,15 @@ from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.shared.progress import Progress
+from enginewright.optimizer.verify.held_out import held_out
+from enginewright.passes.framework.base import PassContext
 from enginewright.passes.ir.recovered import RecoveredWeights
 
-from . import AutoReport, choose_for_export
-from .budget import NothingToChooseError, NothingWithinError
-from .compose_report import Way
-from .kv_heads_for_export import choose_heads_for_export
-from .kv_heads_report import KvSearchReport
-from .pruning_report import PruneReport
-from .search_pruning import choose_pruning_for_export
+from .formats import FormatSearch
+from .kv_heads import KvHeadSearch
+from .pruning import PruningSearch
+from .report import AutoReport, Candidate, KvSearchReport, PruneReport
+from .search import Found, NothingToChooseError, NothingWithinError, Report, Search, Task
 
 FORMATS_ALONE, SHAPES_TOO = "formats alone", "less of the model, then formats"
 
@@ -37,15 +38,15 @@ class Searching:
     Attributes:
         captured: the model; its program is left as it is.
         sequences: of the calibration, [S] each.
-        scratch, room: see ``PassContext``.
-        progress: told the stages "prune", "heads" and "auto".
+        scratch, memory_budget: see ``PassContext``.
+        progress: called with the stages "prune", "heads" and "auto".
         recovered: weights that training has made, in the shapes of ``shaped_by``.
     """
 
     captured: CapturedModel
     sequences: Sequence[torch.Tensor]
     scratch: Path | None
-    room: int | None
+    memory_budget: int | None
     progress: Progress
     recovered: RecoveredWeights | None = None
     shaped_by: Recipe | None = None
@@ -59,7 +60,7 @@ class Searched:
     auto: AutoReport | None = None
     pruning: PruneReport | None = None
     heads: KvSearchReport | None = None
-    ways: tuple[Way, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def anything(self) -> bool:
@@ -96,39 +97,68 @@ def without_searched_shapes(recipe: Recipe) -> Recipe:
     return _whole_heads(_unpruned(recipe))
 
 
-def _search_pruning(found: Searched, given: Searching) -> Searched:
-    recipe = found.recipe
-    if recipe.prune is None or recipe.prune.max_kl is None:
-        return found
+def search_captured(
+    kind: type[Search[Report]], captured: CapturedModel, recipe: Recipe, context: PassContext, progress: Progress
+) -> Found[Report]:
+    """One search of a model as it is captured.
+
+    Every second calibration sequence is for measuring units, the others are held out for the check. That looks at the
+    package's text too, and at the very random tokens of the bundle's verification, which holds all to the budget.
+
+    Args:
+        kind: of unit.
+        captured: the model; its program is left as it is.
+        recipe: says the budget; what it changes of the model's shape before, it says in numbers.
+        context: of the passes; its calibration is at least two sequences.
+        progress: called with the search's stage.
+
+    Raises:
+        RequestError: there are too few sequences.
+        VerificationError, RecipeError: as ``search``.
+    """
+    own, checks = held_out(captured, context.calibration, kind.section)
+    scratch = None if context.scratch is None else context.scratch / kind.stage
+    if scratch is not None:
+        scratch.mkdir()
+    try:
+        parameters, context = captured.model_info.parameters, replace(context, scratch=scratch)
+        return kind(Task(captured.program, recipe, parameters, own, checks, context, progress)).run()
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch)
+
+
+def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Found[Report]:
     context = pass_context(
-        recipe, frozenset(), given.sequences, scratch=given.scratch, progress=given.progress, room=given.room
-    )
-    cut = choose_pruning_for_export(given.captured, recipe, context, given.progress)
-    return replace(found, recipe=cut.recipe, pruning=cut.report)
-
-
-def _search_heads(found: Searched, given: Searching) -> Searched:
-    recipe = found.recipe
-    if recipe.attention is None or not recipe.attention.searched:
-        return found
-    context = pass_context(recipe, frozenset(), given.sequences, scratch=None, progress=given.progress, room=given.room)
-    grouped = choose_heads_for_export(given.captured, recipe, context, given.progress)
-    return replace(found, recipe=grouped.recipe, heads=grouped.report)
-
-
-def _search_formats(found: Searched, given: Searching) -> Searched:
-    context = pass_context(
-        found.recipe,
+        recipe,
         frozenset(),
         given.sequences,
         scratch=given.scratch,
         progress=given.progress,
-        room=given.room,
+        room=given.memory_budget,
         recovered=given.recovered,
         shaped_by=given.shaped_by,
     )
-    choice = choose_for_export(given.captured, found.recipe, context, given.progress)
-    return replace(found, recipe=choice.recipe, auto=choice.report)
+    return search_captured(kind, given.captured, recipe, context, given.progress)
+
+
+def _search_pruning(found: Searched, given: Searching) -> Searched:
+    if found.recipe.prune is None or found.recipe.prune.max_kl is None:
+        return found
+    pruned = _search(PruningSearch, found.recipe, given)
+    return replace(found, recipe=pruned.recipe, pruning=pruned.report)
+
+
+def _search_heads(found: Searched, given: Searching) -> Searched:
+    if found.recipe.attention is None or not found.recipe.attention.searched:
+        return found
+    grouped = _search(KvHeadSearch, found.recipe, given)
+    return replace(found, recipe=grouped.recipe, heads=grouped.report)
+
+
+def _search_formats(found: Searched, given: Searching) -> Searched:
+    chosen = _search(FormatSearch, found.recipe, given)
+    return replace(found, recipe=chosen.recipe, auto=chosen.report)
 
 
 def _unpruned(recipe: Recipe) -> Recipe:
@@ -160,9 +190,9 @@ def _smaller_of_two(recipe: Recipe, plain: Recipe, given: Searching) -> Searched
     if not found:
         raise failed[FORMATS_ALONE]
     taken = min(found, key=lambda name: _bytes(found[name]))
-    ways = [_way(name, searched, taken) for name, searched in found.items()]
-    ways += [Way(name, None, 0.0, None, False, e.message) for name, e in failed.items()]
-    return replace(found[taken], ways=tuple(ways))
+    candidates = [_candidate(name, searched, taken) for name, searched in found.items()]
+    candidates += [Candidate(name, None, 0.0, None, False, e.message) for name, e in failed.items()]
+    return replace(found[taken], candidates=tuple(candidates))
 
 
 def _what_can_go(recipe: Recipe, given: Searching) -> Searched:
@@ -186,6 +216,6 @@ def _bytes(found: Searched) -> int:
     return found.auto.chosen.bytes
 
 
-def _way(name: str, found: Searched, taken: str) -> Way:
+def _candidate(name: str, found: Searched, taken: str) -> Candidate:
     assert found.auto is not None
-    return Way(name, _bytes(found), found.auto.shapes_kl, found.auto.chosen.measured_kl, name == taken)
+    return Candidate(name, _bytes(found), found.auto.shapes_kl, found.auto.chosen.measured_kl, name == taken)

@@ -33,7 +33,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Option:
+class Share:
     """A share that may go: how many parameters that is, and what it is predicted to cost."""
 
     share: float
@@ -42,7 +42,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class LayerOptions:
+class PrunableLayer:
     """What can be done to one layer.
 
     Attributes:
@@ -52,25 +52,25 @@ class LayerOptions:
     """
 
     path: str
-    channels: dict[str, tuple[Option, ...]]
-    heads: dict[str, tuple[Option, ...]]
-    whole: Option | None
+    channels: dict[str, tuple[Share, ...]]
+    heads: dict[str, tuple[Share, ...]]
+    whole: Share | None
 
 
-def layer_options(
+def measure_layers(
     program: Program,
     pruning: Pruning,
     sequences: Sequence[torch.Tensor],
-    progress: Callable[[int, int, str], None],
+    on_progress: Callable[[int, int, str], None],
     cache_bytes: int,
-) -> tuple[list[LayerOptions], list[Rejection]]:
+) -> tuple[list[PrunableLayer], list[Rejection]]:
     """Measures every layer.
 
     Args:
         program: normalised.
         pruning: the shares are the most that may go; whole layers are measured if it says any.
         sequences: token ids, [S] each.
-        progress: told how many units are done, of how many, and where the next is.
+        on_progress: called with how many units are done, of how many, and where the next is.
     """
     networks, rejected = feed_forwards(program)
     attentions, more = attention_heads(program)
@@ -84,35 +84,35 @@ def layer_options(
 
     def measured(where: str, kl: Callable[[], float]) -> float:
         nonlocal done
-        progress(done, total, where)
+        on_progress(done, total, where)
         done += 1
         return kl()
 
-    found: dict[str, LayerOptions] = {}
+    found: dict[str, PrunableLayer] = {}
 
-    def of(path: str) -> LayerOptions:
+    def of(path: str) -> PrunableLayer:
         layer = layer_path(path)
-        return found.setdefault(layer, LayerOptions(layer, {}, {}, None))
+        return found.setdefault(layer, PrunableLayer(layer, {}, {}, None))
 
     for network, counts in channels.items():
         added = contributions[network.down]
         size = _parameters(program, network) // network.width
         kl = measured(network.path, partial(runs.kl_without, network.down, added.argsort()[: counts[-1]]))
-        of(network.path).channels[network.path] = _options(added, counts, network.width, size, kl)
+        of(network.path).channels[network.path] = _shares(added, counts, network.width, size, kl)
     for attention, counts in heads.items():
         added = contributions[attention.site.output].view(attention.queries, -1).sum(1)  # [Nq]
         size = attention.value_size * 2 * _width(program, attention)
         gone = torch.tensor(attention.columns(added.argsort()[: counts[-1]].tolist()))
         kl = measured(attention.path, partial(runs.kl_without, attention.site.output, gone))
-        of(attention.path).heads[attention.path] = _options(added, counts, attention.queries, size, kl)
+        of(attention.path).heads[attention.path] = _shares(added, counts, attention.queries, size, kl)
     if pruning.layers:
         whole: dict[Layer, float] = {x: measured(x.path, partial(runs.kl, [x])) for x in layers}
         most = min(pruning.layers, len(layers) + len(others) - 1)  # one has to stay, whatever the recipe allows
         for layer in sorted(layers, key=whole.__getitem__)[:most]:
             own = of(layer.path)
             size = _layer_parameters(program, layer.path)
-            found[own.path] = LayerOptions(own.path, own.channels, own.heads, Option(1.0, size, whole[layer]))
-    progress(total, total, "")
+            found[own.path] = PrunableLayer(own.path, own.channels, own.heads, Share(1.0, size, whole[layer]))
+    on_progress(total, total, "")
     return list(found.values()), [*rejected, *more, *others]
 
 
@@ -144,11 +144,11 @@ def _contributions(
     return found
 
 
-def _options(added: torch.Tensor, counts: Sequence[int], total: int, size: int, measured: float) -> tuple[Option, ...]:
+def _shares(added: torch.Tensor, counts: Sequence[int], total: int, size: int, measured: float) -> tuple[Share, ...]:
     """Each count's; ``measured`` is the KL of the last. ``size``: parameters that go with one."""
     error = added.sort().values.cumsum(0)
     most = max(float(error[counts[-1] - 1]), 1e-300)
-    return tuple(Option(n / total, n * size, measured * float(error[n - 1]) / most) for n in counts)
+    return tuple(Share(n / total, n * size, measured * float(error[n - 1]) / most) for n in counts)
 
 
 def _parameters(program: Program, network: FeedForward) -> int:

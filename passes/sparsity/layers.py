@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Rejection
 from enginewright.passes.framework.divergence import mean_kl
-from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
 
 from ..ir.program import Program, tensor_arguments
 from ..ir.provenance import WHERE, layer_path
@@ -93,17 +91,13 @@ class LeavingOut:
     def __init__(
         self, program: Program, layers: Sequence[Layer], sequences: Sequence[torch.Tensor], cache_bytes: int
     ) -> None:
-        self._program, self._layers = program, layers
-        self._fast = FastEvaluation(program, WeightCache(cache_bytes))
-        self._nodes = [n for n in program.graph.nodes if n.op == "call_function"]
-        self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
-        self._inputs = packed_inputs(program, sequences)
+        self._run = StepwiseEvaluation(program, sequences, cache_bytes)
         self.similarity: dict[Layer, float] = {}
         """The mean cosine of a token's stream before a layer and behind it (Men et al. 2024)."""
-        values: dict[Node, Any] = self._placeholders()
+        values = self._run.start()
         before: dict[Layer, torch.Tensor] = {}
-        for node in self._nodes:
-            self._step(node, values)
+        for node in self._run.calls:
+            self._run.step(node, values)
             for layer in layers:
                 if layer.before is node:
                     before[layer] = values[node]
@@ -115,40 +109,19 @@ class LeavingOut:
     def kl(self, left_out: Collection[Layer]) -> float:
         """KL(whole || without these layers), mean per token in nats."""
         skipped = {layer.behind: layer.before for layer in left_out}
-        values = self._placeholders()
-        inside = _inside(self._nodes, left_out, self._program)
-        for node in self._nodes:
+        run, values = self._run, self._run.start()
+        inside = _inside(run.calls, left_out, run.program)
+        for node in run.calls:
             if node in skipped:
                 values[node] = values[skipped[node]]
             elif node not in inside:
-                self._step(node, values, keep=set(skipped.values()))
-        return mean_kl(self.reference, values[self._program.logits])
+                run.step(node, values, keep=set(skipped.values()))
+        return mean_kl(self.reference, values[run.program.logits])
 
     def kl_without(self, linear: Node, inputs: torch.Tensor) -> float:
         """KL(whole || with some inputs of a linear taken for zero), mean per token in nats."""
-        values = self._placeholders()
-        for node in self._nodes:
-            if node is linear:
-                before = node.args[0]
-                assert isinstance(before, Node)
-                values[before] = values[before].index_fill(-1, inputs, 0.0)
-            self._step(node, values)
-        return mean_kl(self.reference, values[self._program.logits])
-
-    def _placeholders(self) -> dict[Node, Any]:
-        return {node: self._inputs[name] for name, node in self._program.inputs.items()}
-
-    def _step(self, node: Node, values: dict[Node, Any], keep: Collection[Node] = ()) -> None:
-        def value(n: Node) -> Any:
-            return self._fast.read(str(n.target)) if n.op == "get_attr" else values[n]
-
-        args = [map_arg(a, value) for a in node.args]
-        kwargs = {k: map_arg(v, value) for k, v in node.kwargs.items()}
-        with torch.no_grad():
-            values[node] = self._fast.compute(node, args, kwargs)
-        for arg in node.all_input_nodes:
-            if self._last_use[arg] is node and arg not in keep:
-                values.pop(arg, None)
+        without = self._run.with_argument(linear, 0, lambda x: x.index_fill(-1, inputs, 0.0))
+        return mean_kl(self.reference, self._run.finish(self._run.start(), 0, {linear: without}))
 
 
 def _inside(nodes: Sequence[Node], left_out: Collection[Layer], program: Program) -> set[Node]:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from enginewright.optimizer.cli.auto import print_auto
 from enginewright.optimizer.report.document import AutoEntry
-from enginewright.optimizer.search import AutoReport, FormatOption, ParetoPoint, UnitChoice
+from enginewright.optimizer.search.report import AutoReport, FormatOption, ParetoPoint, UnitChoice
 
 
 def report(points: int, max_kl: float | None, max_bytes: int | None) -> AutoReport:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any
 
 import torch
 
-from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.contracts import WeightFormat
@@ -24,7 +23,7 @@ F32 = WeightFormat()
 
 def before_formats(family: str, **overrides: Any) -> Program:
     program = captured(family, **overrides)
-    PassManager(list(takewhile(lambda p: p.name != "choose_formats", default_pipeline()))).run(program)
+    PassManager(split_before(default_pipeline(), "choose_formats")[0]).run(program)
     return program
 
 

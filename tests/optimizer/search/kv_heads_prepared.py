@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import takewhile
 
 import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture.build_model import build_model
 from enginewright.optimizer.capture.trace import trace
-from enginewright.optimizer.pipeline.pipeline import default_pipeline
+from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
@@ -47,6 +46,6 @@ def _captured(model: PreTrainedModel) -> Program:
 def before_grouping(model: PreTrainedModel) -> Program:
     """Behind the passes that stand before ``GroupKvHeads`` and have work."""
     program = captured_program(model)
-    passes = takewhile(lambda p: p.name != "group_kv_heads", default_pipeline())
+    passes, _ = split_before(default_pipeline(), "group_kv_heads")
     PassManager([p for p in passes if p.exact]).run(program)
     return program

@@ -1,8 +1,9 @@
-"""One budget for what goes of a model and for formats: the smaller of two ways, within it, and made again as it was."""
+"""One budget for what goes of a model and for formats: the smaller of two candidates, and made again as it was."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,13 +17,17 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
-from enginewright.optimizer.search import RECIPE_FILE
-from enginewright.optimizer.search.compose import FORMATS_ALONE, SHAPES_TOO, Searching, search, search_shapes
+from enginewright.optimizer.search import RECIPE_FILE, Searching, search, search_shapes
+from enginewright.optimizer.search.compose import FORMATS_ALONE, SHAPES_TOO, search_captured
+from enginewright.optimizer.search.kv_heads import KvHeadSearch
+from enginewright.optimizer.search.report import KvSearchReport
+from enginewright.optimizer.search.search import Found, NothingToChooseError, Task
 from enginewright.optimizer.shared.progress import silent
-from enginewright.plugins.shared.errors import VerificationError
+from enginewright.passes.framework.base import PassContext
+from enginewright.plugins.shared.errors import RequestError, VerificationError
 from tests.conftest import make_tiny_model
 from tests.optimizer.search.formats_prepared import random_tokens
-from tests.optimizer.search.test_search_pruning import model_with_less
+from tests.optimizer.search.test_pruning import model_with_less
 
 
 def smallest(**changes: object) -> Recipe:
@@ -44,11 +49,11 @@ def test_what_is_not_missed_goes_and_the_bundle_is_smaller_than_by_formats_alone
 ) -> None:
     model, path, again = model_with_less(), tmp_path / "smallest.bundle", tmp_path / "again.bundle"
     report = export(model, path, recipe=smallest())
-    ways = {way.name: way for way in report.ways}
-    assert set(ways) == {FORMATS_ALONE, SHAPES_TOO} and ways[SHAPES_TOO].taken
+    candidates = {c.name: c for c in report.ways}
+    assert set(candidates) == {FORMATS_ALONE, SHAPES_TOO} and candidates[SHAPES_TOO].taken
     size = sum(s.nbytes for s in report.storage)
-    alone = ways[FORMATS_ALONE].bytes
-    assert ways[SHAPES_TOO].bytes == size and alone is not None
+    alone = candidates[FORMATS_ALONE].bytes
+    assert candidates[SHAPES_TOO].bytes == size and alone is not None
     assert size < 0.8 * alone  # a third of the layers, and half of a network
     assert report.auto is not None and report.pruning is not None
     # All of it from the source: shapes have their share, formats the rest.
@@ -73,14 +78,16 @@ def test_where_everything_is_missed_it_is_what_formats_alone_make() -> None:
     auto = search(smallest(prune=None), given)
     assert found.recipe == auto.recipe.model_copy(update={"name": "smallest"}) and found.recipe.prune is None
     assert found.auto is not None and auto.auto is not None
-    assert found.auto.chosen == auto.auto.chosen and auto.ways == ()
-    nowhere = {way.name: way for way in found.ways}[SHAPES_TOO]
+    assert found.auto.chosen == auto.auto.chosen and auto.candidates == ()
+    nowhere = {c.name: c for c in found.candidates}[SHAPES_TOO]
     assert nowhere.bytes is None and "nothing that may go is within max_kl = 1e-06" in nowhere.reason
     # One head in each attention, and networks that are nobody's: there is nothing to search for, and that is no error.
     bare = searching(make_tiny_model("Llama", num_key_value_heads=1, num_attention_heads=1, head_dim=64))
     heads = AttentionSection(max_kl=0.001)
     found = search(smallest(prune=None, attention=heads), bare)
-    assert found.recipe.attention is None and "can be grouped" in {w.name: w for w in found.ways}[SHAPES_TOO].reason
+    assert (
+        found.recipe.attention is None and "can be grouped" in {c.name: c for c in found.candidates}[SHAPES_TOO].reason
+    )
 
 
 def test_heads_and_channels_each_have_a_share() -> None:
@@ -98,7 +105,7 @@ def test_heads_and_channels_each_have_a_share() -> None:
     assert [(o.layers, o.kv_heads) for o in found.recipe.attention.overrides] == [("model.layers.0.self_attn", 2)]
 
 
-def test_what_a_recipe_demands_is_no_way_that_is_given_up() -> None:
+def test_what_a_recipe_demands_is_not_a_candidate_to_give_up() -> None:
     given = searching(make_tiny_model("Llama", num_key_value_heads=4))
     demanded = AttentionSection(max_kl=1e-6, max_cache_bytes_per_token=256)
     with pytest.raises(VerificationError, match="within both max_kl = 1e-06 and max_cache_bytes_per_token = 256"):
@@ -107,7 +114,33 @@ def test_what_a_recipe_demands_is_no_way_that_is_given_up() -> None:
     grouped = smallest(prune=None, attention=AttentionSection(kv_heads=2))
     grouped = grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 1.0})})
     found = search(grouped, given)
-    assert found.ways == () and found.auto is not None and found.auto.shapes_kl > 0
+    assert found.candidates == () and found.auto is not None and found.auto.shapes_kl > 0
     assert found.auto.shapes_kl < found.auto.chosen.measured_kl <= 1.0
     with pytest.raises(VerificationError, match=r"\(of which its shape costs \d"):
         search(grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 0.001})}), given)
+
+
+class Recorder(KvHeadSearch):
+    """Keeps what it is given, and finds nothing."""
+
+    tasks: ClassVar[list[Task]] = []
+
+    def run(self) -> Found[KvSearchReport]:
+        self.tasks.append(self.task)
+        raise NothingToChooseError("none")
+
+
+def test_units_are_measured_with_one_half_and_choices_checked_with_the_other() -> None:
+    captured, tokens = capture(make_tiny_model("Llama")), random_tokens(20, 21, 22, 23)
+    recipe = Recipe(name="mine", attention=AttentionSection(max_kl=0.1))
+    with pytest.raises(NothingToChooseError):
+        search_captured(Recorder, captured, recipe, PassContext(calibration=tuple(tokens)), silent)
+    (task,) = Recorder.tasks
+    assert (task.program, task.recipe) == (captured.program, recipe)
+    assert task.parameters == captured.model_info.parameters
+    assert [len(s) for s in task.sequences] == [20, 22]
+    assert [len(s) for s in task.checks[0].sequences] == [21, 23]
+    assert [c.origin for c in task.checks][-1] == "random tokens"
+    assert len(task.context.calibration) == 4
+    with pytest.raises(RequestError, match="there is only one"):
+        search_captured(Recorder, captured, recipe, PassContext(calibration=tuple(tokens[:1])), silent)

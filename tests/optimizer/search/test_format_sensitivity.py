@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
-from enginewright.optimizer.search.format_sensitivity import (
-    FEWEST_TOKENS,
-    WORK,
-    mean_kl,
-    measure_sensitivities,
-    plan_measurements,
-)
-from enginewright.optimizer.search.units import Unit, find_units
+from enginewright.optimizer.search.format_sensitivity import measure_sensitivities, plan_measurements
+from enginewright.optimizer.search.format_units import FormatUnit, find_units
+from enginewright.optimizer.search.measure_choices import FEWEST_TOKENS, WORK
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
@@ -36,7 +32,9 @@ from tests.optimizer.search.formats_prepared import (
 TOKENS = random_tokens(40, 33)
 
 
-def measured(program: Program, unit: Unit, weight_format: WeightFormat, formats: WeightFormats | None = None) -> float:
+def measured(
+    program: Program, unit: FormatUnit, weight_format: WeightFormat, formats: WeightFormats | None = None
+) -> float:
     """KL of the program with this one unit in that format, made by the passes."""
     changed = program.copy()
     names = [p.name for p in default_pipeline()]

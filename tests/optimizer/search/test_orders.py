@@ -25,7 +25,7 @@ from enginewright.optimizer.recipes.sections import (
 )
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.recover import FinishedRecovery, RecoverOptions, recover
-from enginewright.optimizer.search.compose import Searching, search
+from enginewright.optimizer.search import Searching, search
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassRecord
 from enginewright.passes.framework.manager import PassManager
@@ -83,7 +83,7 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
     sequences = trained.folder.tokens(trained.description.origin)[1]
     given = Searching(capture(model), sequences, None, None, silent, trained.weights(), trained.recipe)
     found = search(wanted, given)
-    assert found.auto is not None and found.ways == ()
+    assert found.auto is not None and found.candidates == ()
     assert found.auto.shapes_kl > 0 and not found.recipe.searched
     with pytest.raises(RecipeError, match=r"prune is not what .* was trained for"):
         trained.recipe_for(recipe(prune=PruneSection(channels=0.25), weights=weights))

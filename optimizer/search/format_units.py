@@ -34,7 +34,7 @@ _ANY = WeightFormat("bf16", activation="bf16")
 
 
 @dataclass(frozen=True)
-class Unit:
+class FormatUnit:
     """Weights that have one format, and the calls that read them: one weight, but for experts of one module.
 
     Attributes:
@@ -65,7 +65,7 @@ class Unit:
         return self.sizes.index(min(self.sizes))
 
 
-def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[Unit]:
+def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[FormatUnit]:
     """The weights that may have one of several formats, in the order in which the program reads them.
 
     Left out is what a recipe's default would not be given to (see ``ChooseFormats``). Of the candidates, those are left
@@ -91,7 +91,7 @@ def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[Uni
         fitting = [c for c in candidates if all(_fits(s, c) for s in shapes) and not (dense and c.sparsity != "dense")]
         formats = tuple(dict.fromkeys(fitting)) or (WeightFormat(),)
         sizes = tuple(sum(bytes_of(s, f) for s in shapes) for f in formats)
-        units.append(Unit(where_of(nodes), tuple(nodes), formats, sizes))
+        units.append(FormatUnit(where_of(nodes), tuple(nodes), formats, sizes))
     return units
 
 
@@ -106,7 +106,7 @@ def _belong_together(a: Node, b: Node) -> bool:
     return weight_node(a) is weight_node(b) or not set(a.meta[WHERE]).isdisjoint(b.meta[WHERE])
 
 
-def bytes_of_others(program: Program, units: Sequence[Unit]) -> int:
+def bytes_of_others(program: Program, units: Sequence[FormatUnit]) -> int:
     """Bytes of the weights that keep their 32-bit floats, such as norms'."""
     own = {str(weight_node(n).target) for unit in units for n in unit.nodes}
     others = [program.weights[name] for name in program.weights if name not in own]

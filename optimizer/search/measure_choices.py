@@ -1,4 +1,4 @@
-"""The real KL of an assignment: the quantized program, as it would be emitted, on tokens that the search didn't see."""
+"""What searches measure with: the real KL of a choice, as it would be emitted, and limits of time and memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,37 @@ from dataclasses import dataclass, replace
 import torch
 
 from enginewright.passes.framework.base import Pass, PassContext
+from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.step_inputs import packed_inputs
-from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 
-from .format_sensitivity import cache_bytes, mean_kl
+WORK = 1 << 43
+"""Most parameters times tokens of all evaluations together: some minutes on two cores, however large the model."""
+
+FEWEST_TOKENS = 64
+"""That a unit is measured with, however large the model."""
+
+_KEEP_BYTES = 1 << 30
+
+
+def affordable_tokens(measurements: int, parameters: int) -> int:
+    """How many tokens there is time for in each of so many measurements.
+
+    Half a program, in the mean, follows a unit; parameters * tokens is half its multiplications and additions.
+    """
+    return WORK // max(1, measurements * parameters)
+
+
+def cache_bytes(memory_budget: int | None) -> int:
+    """How many bytes of weights are kept while programs run, of so much memory."""
+    return _KEEP_BYTES if memory_budget is None else min(_KEEP_BYTES, memory_budget // 4)
+
+
+def share_of(kl: float, error: float) -> float:
+    """KL by squared error: small errors cost KL in proportion to their square. Others are predicted by it."""
+    return kl / max(error, torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -25,12 +49,12 @@ class _Checked:
 
 
 class Check:
-    """Holds what the source gives, and runs assignments.
+    """Holds what the source gives, and runs choices on tokens that the search didn't see.
 
     Args:
-        program: before formats are chosen, in 32-bit floats; it is left as it is.
-        passes: those that choose formats and make integers.
-        context: for these passes, but for the formats.
+        program: before what is chosen is applied, in 32-bit floats; it is left as it is.
+        passes: those that apply it.
+        context: says the folder for temporary files and the memory budget.
         kinds: token ids of some sequences, [S] each, by the name of their kind.
         source: what KL is measured from, where that is not ``program``: the model before its shape was changed.
     """
@@ -55,14 +79,10 @@ class Check:
         """Mean KL of the program as it is: 0 but for what its shape costs, where that was changed."""
         return self._kl(self._program)
 
-    def measure(self, formats: WeightFormats) -> dict[str, float]:
-        """Mean KL(source || quantized) in nats a token, for each kind of tokens."""
-        return self.measure_with(replace(self._context, formats=formats))
-
-    def measure_with(self, context: PassContext) -> dict[str, float]:
-        """The same of what the passes make in another context."""
+    def measure(self, context: PassContext) -> dict[str, float]:
+        """Mean KL(source || changed) in nats a token, for each kind of tokens, of what the passes make."""
         program = self._program.copy()
-        scratch = None if self._context.scratch is None else self._context.scratch / "auto"
+        scratch = None if self._context.scratch is None else self._context.scratch / "check"
         if scratch is not None:
             scratch.mkdir()
         PassManager([p for p in self._passes if p.wanted(context)], replace(context, scratch=scratch)).run(program)

@@ -14,11 +14,12 @@ from enginewright.optimizer.recipes.sections import (
     WeightFormatSection,
     WeightsSection,
 )
-from enginewright.optimizer.search import Choice, choose_automatically
-from enginewright.optimizer.search.budget import ROUNDS
-from enginewright.optimizer.search.check_formats import Check
-from enginewright.optimizer.search.units import find_units
-from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.optimizer.search.format_units import find_units
+from enginewright.optimizer.search.formats import FormatSearch
+from enginewright.optimizer.search.measure_choices import Check
+from enginewright.optimizer.search.report import AutoReport
+from enginewright.optimizer.search.search import ROUNDS, Found, Task
+from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import Method
@@ -42,7 +43,7 @@ def search(
     method: Method = "nearest",
     events: list[ProgressEvent] | None = None,
     **budget: Any,
-) -> Choice:
+) -> Found[AutoReport]:
     recipe = Recipe(
         name="mine",
         weights=WeightsSection(method=method),
@@ -51,17 +52,17 @@ def search(
     )
     checks = [MeasuringTokens(tuple(CHECKED), "held-out tokens")]
     context = PassContext(calibration=tuple(SEEN))
-    tell = (lambda _: None) if events is None else events.append
-    return choose_automatically(program, recipe, 200_000, SEEN, checks, context, tell)
+    on_progress = silent if events is None else events.append
+    return FormatSearch(Task(program, recipe, 200_000, SEEN, checks, context, on_progress)).run()
 
 
-def kl_of(family: str, choice: Choice, **overrides: Any) -> float:
+def kl_of(family: str, choice: Found[AutoReport], **overrides: Any) -> float:
     """Of the resolved recipe, measured anew."""
     program = before_formats(family, **overrides)
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]
-    check = Check(program, passes, PassContext(calibration=tuple(SEEN)), {"k": CHECKED})
-    return check.measure(choice.recipe.weights.to_formats())["k"]
+    context = PassContext(calibration=tuple(SEEN), formats=choice.recipe.weights.to_formats())
+    return Check(program, passes, context, {"k": CHECKED}).measure(context)["k"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_kl_budget_is_met_with_fewer_bytes_than_any_one_format(family: str, si
 
 
 def test_what_is_within_the_budget_is_taken_if_nothing_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Check, "measure", lambda self, formats: {"k": 0.0098})
+    monkeypatch.setattr(Check, "measure", lambda self, context: {"k": 0.0098})
     report = search(captured("Llama"), max_kl=0.01).report
     assert report.chosen.measured_kl == 0.0098
     assert report.chosen.bytes == min(p.bytes for p in report.tried)

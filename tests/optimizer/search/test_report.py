@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.search.kv_heads_report import heads_report
+from enginewright.optimizer.search.report import heads_report
 from enginewright.passes.framework.base import Figure, PassRecord
 from enginewright.plugins.shared.contracts import CacheGroup
 

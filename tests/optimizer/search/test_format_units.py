@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.optimizer.search.units import bytes_of, bytes_of_others, find_units
+from enginewright.optimizer.search.format_units import bytes_of, bytes_of_others, find_units
 from enginewright.plugins.shared.contracts import WeightFormat
 from tests.optimizer.search.formats_prepared import (
     BF16,

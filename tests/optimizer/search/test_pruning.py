@@ -15,7 +15,7 @@ from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSe
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search import RECIPE_FILE
-from enginewright.optimizer.search.pruning_sensitivity import layer_options
+from enginewright.optimizer.search.pruning_sensitivity import measure_layers
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
@@ -80,7 +80,7 @@ def test_a_budget_that_nothing_meets_says_how_near_it_came(tmp_path: Path) -> No
 @pytest.mark.parametrize("layers", [2, 3])
 def test_one_layer_has_to_stay_whatever_the_recipe_allows(layers: int) -> None:
     program, _ = normalized("Llama", num_hidden_layers=layers)
-    found, _ = layer_options(program, Pruning(layers=8), random_tokens(20), lambda *_: None, 1 << 20)
+    found, _ = measure_layers(program, Pruning(layers=8), random_tokens(20), lambda *_: None, 1 << 20)
     assert sum(layer.whole is not None for layer in found) == layers - 1
 
 

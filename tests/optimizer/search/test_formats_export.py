@@ -21,7 +21,9 @@ from enginewright.optimizer.recipes.sections import (
     WeightsSection,
 )
 from enginewright.optimizer.report.bundle_report import open_report
-from enginewright.optimizer.search import RECIPE_FILE, check_bytes, choose_for_export
+from enginewright.optimizer.search import RECIPE_FILE, check_bytes
+from enginewright.optimizer.search.compose import search_captured
+from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.base import PassContext
@@ -85,7 +87,7 @@ def test_one_sequence_is_too_few(tiny_model: MakeModel) -> None:
     captured = capture(tiny_model("Llama"))
     with pytest.raises(RequestError, match="there is only one"):
         context = PassContext(calibration=tuple(random_tokens(30)))
-        choose_for_export(captured, recipe(max_kl=0.01), context, silent)
+        search_captured(FormatSearch, captured, recipe(max_kl=0.01), context, silent)
 
 
 def test_a_size_holds_without_a_search_too() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from enginewright.optimizer.search.assign import Assignment
-from enginewright.optimizer.search.budget import (
+from enginewright.optimizer.search.search import (
     MARGIN,
     NEAR_ENOUGH,
     ROUNDS,
@@ -27,9 +27,9 @@ def choose(most: float) -> Assignment:
     return Assignment((n,), STEPS - n, n / STEPS)
 
 
-def measured(real: Callable[[float], float]) -> Callable[[Assignment], dict[str, float]]:
+def measured(real: Callable[[float], float]) -> Callable[[Assignment], Tried]:
     """On two kinds of tokens, of which one costs half."""
-    return lambda a: {"text": real(a.cost) / 2, "random": real(a.cost)}
+    return lambda a: Tried(a, {"text": real(a.cost) / 2, "random": real(a.cost)})
 
 
 @pytest.mark.parametrize(("budget", "factor"), [(0.1, 1.0), (0.1, 2.5), (0.3, 0.4), (0.05, 7.0)])
@@ -63,7 +63,7 @@ def test_a_margin_counts_more_than_size_and_a_budget_more_than_both() -> None:
 
 
 def test_what_costs_nothing_is_no_division_by_nothing() -> None:
-    tried = try_within(0.1, lambda most: Assignment((0,), 5, 0.0), lambda a: {"text": 0.0})
+    tried = try_within(0.1, lambda most: Assignment((0,), 5, 0.0), lambda a: Tried(a, {"text": 0.0}))
     assert [t.kl for t in tried] == [0.0]
 
 

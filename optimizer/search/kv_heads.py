@@ -1,0 +1,216 @@
+"""[attention]: key/value heads of all layers, so that a KL budget is met with the smallest cache, or a cache with the
+least KL.
+
+One evaluation of the program shows what each layer costs alone: where its attention is called its heads are fitted in
+every number; with the fewest what follows is computed anew, and the KL of the logits is measured. The other numbers are
+predicted from the squared error that each makes in what the attention adds.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from enginewright.optimizer.recipes.attention_section import AttentionSection, KvHeadsOverrideSection
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.passes.attention.group_kv_heads import GroupKvHeads, some_tokens
+from enginewright.passes.attention.kv_sites import Site, find_site
+from enginewright.passes.attention.observe_heads import HeadObserver
+from enginewright.passes.attention.regroup_heads import regroup
+from enginewright.passes.framework.divergence import mean_kl
+from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.match import bound_arguments
+from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.shared.contracts import head_bytes
+
+from .assign import Assignment, Options, fewest_bytes
+from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of
+from .report import HeadsOption, HeadsPoint, KvSearchReport, LayerOptions
+from .search import NothingToChooseError, NothingWithinError, Search, Task, Tried, some_of
+
+
+@dataclass(frozen=True)
+class LayerUnit:
+    """An attention, and the numbers of heads that it can have, from those that it has to the fewest."""
+
+    site: Site
+    counts: tuple[int, ...]
+
+
+class KvHeadSearch(Search[KvSearchReport]):
+    """For a recipe whose [attention] has a budget; sizes are the cache's bytes for a token."""
+
+    stage: ClassVar[str] = "heads"
+    section: ClassVar[str] = "attention"
+    passes: ClassVar[tuple[str, ...]] = (GroupKvHeads.name,)
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.context = replace(self.context, scratch=None)
+
+    @property
+    def attention(self) -> AttentionSection:
+        """The section."""
+        assert self.recipe.attention is not None
+        return self.recipe.attention
+
+    def find_units(self) -> None:
+        self.units, reasons = list[LayerUnit](), list[str]()
+        sizes = list[tuple[int, ...]]()
+        for node in self.program.nodes_of(torch.ops.ew.attention.default):
+            given, cache = bound_arguments(node), self.recipe.cache
+            heads, size = (int(n) for n in self.program.value(given["k"]).shape[1:])
+            each = head_bytes(cache, size) + head_bytes(cache, int(self.program.value(given["v"]).shape[2]))
+            site = find_site(self.program, node)
+            if isinstance(site, str) or heads == 1:
+                self.fixed += heads * each
+                reasons.append(site if isinstance(site, str) else "it has one key/value head already")
+                continue
+            counts = tuple(n for n in range(heads, 0, -1) if heads % n == 0)
+            self.units.append(LayerUnit(site, counts))
+            sizes.append(tuple(n * each for n in counts))
+        if not self.units:
+            why = "; ".join(dict.fromkeys(reasons)) or "it has no attention"
+            raise NothingToChooseError(
+                f"recipe {self.recipe.name}: attention: no key/value heads of this model can be grouped: {why}",
+                hint="Leave [attention] out.",
+            )
+        affordable = max(FEWEST_TOKENS, affordable_tokens(len(self.units), self.task.parameters))
+        self.tokens = min(self.attention.tokens, affordable)
+        seen, method = some_tokens(self.task.sequences, self.tokens), self.attention.to_options(self.recipe.name)
+        costs = measure_layers(self.program, self.units, method, seen, self.on_progress, self.context.room)
+        self.options = [Options(s, c) for s, c in zip(sizes, costs, strict=True)]
+        self.check = self.checked_on([GroupKvHeads()])
+
+    def choose(self) -> Tried:
+        most, limit = self.attention.max_cache_bytes_per_token, self.attention.max_kl
+        if most is not None:
+            found = self.least_kl(most)
+            if found is None:
+                raise NothingWithinError(
+                    f"recipe {self.recipe.name}: no numbers of heads are within max_cache_bytes_per_token = {most:,}: "
+                    f"one head in each layer that can have it takes {self._bytes(self.curve[-1]):,} bytes",
+                    hint="Allow more with max_cache_bytes_per_token in [attention].",
+                )
+            if limit is None:
+                return found
+            if found.kl > limit:
+                raise NothingWithinError(
+                    f"recipe {self.recipe.name}: no numbers of heads are within both max_kl = {limit:g} and "
+                    f"max_cache_bytes_per_token = {most:,}: what costs least of those has a KL of {found.kl:.3g}",
+                    hint="Allow more of one of them in [attention].",
+                )
+        assert limit is not None
+        first = len(self.tried)
+        best = self.smallest(limit)
+        if best is None:
+            nearest = min(t.kl for t in self.tried[first:])
+            raise NothingWithinError(
+                f"recipe {self.recipe.name}: no layer can have fewer key/value heads within max_kl = {limit:g}: the "
+                f"least that was found has a KL of {nearest:.3g}",
+                hint="Allow more with max_kl in [attention], or recover what it costs by training.",
+            )
+        return best
+
+    def fewest(self, most_kl: float) -> Assignment:
+        """The smallest cache for a predicted KL; where nothing is, the layer that alone costs the least."""
+        found = fewest_bytes(self.options, most_kl)
+        if found is not None and any(found.chosen):
+            return found
+        each = [(costs.costs[o], i, o) for i, costs in enumerate(self.options) for o in range(1, len(costs.costs))]
+        _, layer, option = min(each)
+        return Assignment.of(self.options, [option if i == layer else 0 for i in range(len(self.options))])
+
+    def applied(self, choice: Assignment) -> Recipe:
+        """With the numbers that were chosen, if they are fewer. What its heads may cost, it may cost."""
+        given, budget = self.attention, self.recipe.budget
+        overrides = tuple(
+            KvHeadsOverrideSection(layers=glob.escape(unit.site.path), kv_heads=unit.counts[o])
+            for unit, o in zip(self.units, choice.chosen, strict=True)
+            if o
+        )
+        fewer = None
+        if overrides:
+            fewer = AttentionSection(overrides=overrides, method=given.method, grouping=given.grouping)
+        if budget.max_kl is None and given.max_kl is not None:
+            budget = budget.model_copy(update={"max_kl": given.max_kl})
+        return self.recipe.model_copy(update={"attention": fewer, "budget": budget})
+
+    def label(self, choice: Assignment) -> str:
+        return f"{self._bytes(choice):,} bytes a token"
+
+    def report(self, taken: Tried, seconds: float) -> KvSearchReport:
+        return KvSearchReport(
+            max_kl=self.attention.max_kl,
+            max_cache_bytes_per_token=self.attention.max_cache_bytes_per_token,
+            tokens=self.tokens,
+            chosen=self._point(taken.choice, taken.kl),
+            measured_kl=taken.measured,
+            curve=tuple(self._point(a) for a in some_of(self.curve)),
+            tried=tuple(self._point(t.choice, t.kl) for t in self.tried),
+            layers=tuple(
+                LayerOptions(u.site.path, u.counts[chosen], tuple(map(HeadsOption, u.counts, options.costs)))
+                for u, options, chosen in zip(self.units, self.options, taken.choice.chosen, strict=True)
+            ),
+            seconds=seconds,
+        )
+
+    def _bytes(self, choice: Assignment) -> int:
+        return choice.size + self.fixed
+
+    def _point(self, choice: Assignment, measured: float | None = None) -> HeadsPoint:
+        return HeadsPoint(self._bytes(choice), choice.cost, measured)
+
+
+def measure_layers(
+    program: Program,
+    units: Sequence[LayerUnit],
+    options: KvOptions,
+    sequences: Sequence[torch.Tensor],
+    on_progress: Callable[[int, int, str], None],
+    memory_budget: int | None = None,
+) -> list[tuple[float, ...]]:
+    """The predicted KL, in nats a token, of each number of heads of each layer; 0 of those that it has.
+
+    Args:
+        program: normalised, in 32-bit floats.
+        units: of that program.
+        options: how heads become fewer.
+        sequences: token ids, [S] each.
+        on_progress: called with how many layers are done, of how many, and where the next is.
+        memory_budget: bytes that this may take; see ``PassContext``.
+    """
+    run = StepwiseEvaluation(program, sequences, cache_bytes(memory_budget))
+    observer = HeadObserver(program, [unit.site for unit in units], run.fast)
+    unit_of = {unit.site.attention: unit for unit in units}
+    values = run.start()
+    reference = run.finish(dict(values))
+    costs: list[tuple[float, ...]] = []
+    for at, node in enumerate(run.calls):
+        args, kwargs = run.arguments(node, values)
+        observer.before(node, args)
+        unit = unit_of.get(node)
+        if unit is not None:
+            on_progress(len(costs), len(units), unit.site.path)
+            seen = observer.seen(unit.site, args, kwargs)
+            found = [regroup(seen, count, options) for count in unit.counts[1:]]
+            fewest, output = found[-1], unit.site.output
+            replaced = {
+                node: _always(fewest.context),
+                output: run.with_argument(output, 1, _always(fewest.output)),
+            }
+            kl = mean_kl(reference, run.finish(dict(values), at, replaced))
+            costs.append((0.0, *(share_of(kl, fewest.error) * one.error for one in found)))
+        run.step(node, values)
+        observer.after(node, values[node])
+    on_progress(len(units), len(units), "")
+    return costs
+
+
+def _always(value: torch.Tensor) -> Callable[[object], torch.Tensor]:
+    return lambda _: value

@@ -1,0 +1,87 @@
+"""A program call by call, from any of which another evaluation can branch off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node, map_arg
+
+from enginewright.passes.ir.program import Program
+
+from .fast_evaluation import FastEvaluation, WeightCache
+from .step_inputs import packed_inputs
+
+Values = dict[Node, Any]
+"""Of the calls so far, as long as another call reads them."""
+
+Replacement = Callable[[Values], Any]
+"""Gives a call's value in its place, from the values before it."""
+
+
+class StepwiseEvaluation:
+    """Evaluates a program over the same tokens, whole or from some call on, as is or with replaced calls::
+
+        run = StepwiseEvaluation(program, sequences, cache_bytes)
+        values = run.start()
+        for at, node in enumerate(run.calls):
+            logits = run.finish(dict(values), at, {node: replacement})
+            run.step(node, values)
+
+    Args:
+        program: not changed.
+        sequences: token ids, [S] each.
+        cache_bytes: most that weights may take which are kept from run to run.
+    """
+
+    def __init__(self, program: Program, sequences: Sequence[torch.Tensor], cache_bytes: int) -> None:
+        self.program = program
+        self.fast = FastEvaluation(program, WeightCache(cache_bytes))
+        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        self._last_use = {a: n for n in program.graph.nodes for a in n.all_input_nodes}
+        self._inputs = packed_inputs(program, sequences)
+
+    def start(self) -> Values:
+        """The values before the first call: of the inputs."""
+        return {node: self._inputs[name] for name, node in self.program.inputs.items()}
+
+    def arguments(self, node: Node, values: Values) -> tuple[list[Any], dict[str, Any]]:
+        """What a call is given, by position and by name."""
+
+        def value(n: Node) -> Any:
+            return self.fast.read(str(n.target)) if n.op == "get_attr" else values[n]
+
+        return [map_arg(a, value) for a in node.args], {k: map_arg(v, value) for k, v in node.kwargs.items()}
+
+    def with_argument(self, node: Node, position: int, change: Callable[[Any], Any]) -> Replacement:
+        """A call with another value of one argument."""
+
+        def compute(values: Values) -> Any:
+            args, kwargs = self.arguments(node, values)
+            args[position] = change(args[position])
+            return self.fast.compute(node, args, kwargs)
+
+        return compute
+
+    def step(
+        self, node: Node, values: Values, replacement: Replacement | None = None, keep: Collection[Node] = ()
+    ) -> None:
+        """Computes one call, and forgets what no later one reads, but for ``keep`` and the logits."""
+        with torch.no_grad():
+            if replacement is not None:
+                values[node] = replacement(values)
+            else:
+                values[node] = self.fast.compute(node, *self.arguments(node, values))
+        for arg in node.all_input_nodes:
+            if self._last_use[arg] is node and arg is not self.program.logits and arg not in keep:
+                values.pop(arg, None)
+
+    def finish(
+        self, values: Values, first: int = 0, replacements: Mapping[Node, Replacement] | None = None
+    ) -> torch.Tensor:
+        """The logits [R, V] from the call at that index on; ``values`` are used up."""
+        for node in self.calls[first:]:
+            self.step(node, values, (replacements or {}).get(node))
+        logits: torch.Tensor = values[self.program.logits]
+        return logits
