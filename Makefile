@@ -88,6 +88,7 @@ soak: setup  ## run what takes too long for CI: attacks, sweeps, loads
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
+	$(PY) tests/plain_words.py
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FORMATTED)
 
 types: setup  ## check type hints

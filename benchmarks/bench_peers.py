@@ -1,4 +1,4 @@
-"""Compares Enginewright with other engines on this machine: the same weights and prompts, by turns.
+"""Compares Enginewright with other engines on this machine: the same weights and prompts, interleaved.
 
     python benchmarks/bench_peers.py [--engines enginewright llama.cpp] [--models smollm2] [--formats int8] [--quick]
 

@@ -121,7 +121,7 @@ PEAK_OF = {"f32": "f32", "bf16": "bf16", "int8": "i8", "int4": "i8"}
 def measure(
     name: str, model: Model, storage: Storage, counts: Sequence[int], rounds: int, threads: int, isa: str
 ) -> tuple[CpuProgram, list[Row]]:
-    """Times the linears of ``model`` for each number of rows, by turns."""
+    """Times the linears of ``model`` for each number of rows, interleaved."""
     program, steps = linears_of(model, storage)
     runner = CpuProgram(program, contents(program), blocks={}, threads=threads, isa=isa)
     stored = {u.name: stored_bytes(u) for u in program.weights}

@@ -1,4 +1,4 @@
-"""Compares our onnx target with onnxruntime-genai on this machine: the same weights, format and context, by turns.
+"""Compares our onnx target with onnxruntime-genai on this machine: the same weights, format and context, interleaved.
 
     python benchmarks/onnx_genai.py [--model FOLDER] [--formats f32 int4] [--batch 16] [--rounds 5] [--json FILE]
 

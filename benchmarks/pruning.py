@@ -3,7 +3,7 @@
     python benchmarks/pruning.py [--recipes f32 int8] [--share 0.333] [--rounds 5] [--threads 2] [--update-docs]
 
 The model (SmolLM2-135M-Instruct, or --model) is exported whole and pruned with each recipe, and pruned once more in f32
-with nothing made up for. Bundles are compared with the whole model's in f32 on a text, as ``optimize eval --against``
+with nothing compensated. Bundles are compared with the whole model's in f32 on a text, as ``optimize eval --against``
 does. Then whole and pruned take turns at decoding for one request, each run in a process of its own, and every round
 has a ratio of the two. The bytes of a step are those that the report predicts.
 
@@ -41,7 +41,7 @@ from enginewright.runtime.bundle.reader import Bundle
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "use" / "pruning.md"
 TABLE = MarkedTable("pruning.py")
-WHOLE, PRUNED, PLAIN = "whole", "pruned", "pruned, nothing made up for"
+WHOLE, PRUNED, PLAIN = "whole", "pruned", "pruned, nothing compensated"
 ANY_KL = BudgetSection(max_kl=1e6)
 """What is lost is what is measured here."""
 

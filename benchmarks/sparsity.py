@@ -3,7 +3,7 @@
     python benchmarks/sparsity.py [--rows 1 8 512] [--rounds 7] [--threads 2] [--kernels-only]
     python benchmarks/sparsity.py --model-only [--model PATH] [--storage int8] [--methods magnitude wanda sparsegpt]
 
-Kernels: linears of 2048 x 2048 whose weights together are larger than any cache, dense and sparse by turns, each round
+Kernels: linears of 2048 x 2048 whose weights together exceed any cache, dense and sparse interleaved, each round
 with a ratio of the two; activations are quantized or rounded ahead. The median of the ratios is printed, beside that
 of the bytes, with the smallest and the largest. Model: SmolLM2-135M-Instruct, or --model, as each method would make
 it, compared with its source on the built-in text, of which another part is for calibration.
@@ -153,7 +153,7 @@ def model_kl(model: Path, storage: Storage, methods: Sequence[str], tokens: int)
 
 
 def kernel_row(storage: Storage, rows: int, rounds: int, threads: int) -> KernelRow:
-    """Times dense and sparse by turns."""
+    """Times dense and sparse interleaved."""
     dtype, layout = STORAGES[storage]
     dense_bytes = stored_bytes(WeightUse(name="w", dtype=dtype, shape=(SIZE, SIZE), layout=layout))
     count = max(1, (DENSE_BYTES if rows < 64 else DENSE_BYTES // 8) // dense_bytes)

@@ -1,4 +1,4 @@
-"""A request's numbers don't depend on its company: the same tokens alone and in a batch, and logits for tools.
+"""A request's numbers don't depend on the batch: the same tokens alone and in a batch, and logits for tools.
 
 python examples/batch_and_logits.py smollm2.bundle
 """

@@ -70,7 +70,7 @@ def build_target(
         path: the bundle.
         target: of it.
         again: also if it is ready, such as for another GPU.
-        progress: told the stages "hash" (in bytes) and "build" (engines).
+        progress: called with the stages "hash" (in bytes) and "build" (engines).
         machine: what is here; looked at if it isn't given.
         make: what builds; TensorRT if it isn't given.
 

@@ -83,7 +83,7 @@ def check_bundle(
             compared with it as at the export, within the budget of the recipe that the manifest has.
         targets: those to look at; by default all.
         provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
-        progress: told the stages "hash" (in bytes) and "verify".
+        progress: called with the stages "hash" (in bytes) and "verify".
 
     Raises:
         BundleError: the bundle is missing, damaged or altered, or has no such target; names the file.

@@ -1,6 +1,6 @@
 """``optimize diff``: are two bundles equal, byte by byte, and if not, which files, fields and weights differ?
 
-Two exports of one input have to be. What is in report/ (times, measurements) is no part of a bundle and isn't compared.
+Two exports of one input have to be. What is in report/ (times, measurements) isn't part of a bundle and isn't compared.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def diff_bundles(a: str | Path, b: str | Path, *, progress: Progress = silent) -
 
     Args:
         a, b: bundles.
-        progress: told the stage "compare", in bytes.
+        progress: called with the stage "compare", in bytes.
 
     Raises:
-        BundleError: one is no bundle, or a file can't be read.
+        BundleError: one isn't a bundle, or a file can't be read.
     """
     bundles = (Bundle.open(a), Bundle.open(b))
     sizes = [_files(bundle.path) for bundle in bundles]

@@ -176,7 +176,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
 
 
 def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
-    """Raises RequestError naming the argument; True and False are no integers."""
+    """Raises RequestError naming the argument; True and False aren't integers."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise RequestError(f"{name}: {value!r} is of type {type(value).__name__}", hint=f"It must be {expected}.")
 

@@ -60,7 +60,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now (torch, transformers, the tests) is no garbage: looked through again and again by Python's
+    """What is loaded by now (torch, transformers, the tests) isn't garbage: looked through again and again by Python's
     collector, it takes a third of the tests' time."""
     gc.collect()
     gc.freeze()

@@ -58,7 +58,7 @@ def test_the_workflow_runs_the_script_with_variables_that_it_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+):-", SCRIPT.read_text()))
     assert set(job["env"]) - {"MODEL", "REVISION"} <= read
     runs = [step["run"] for step in job["steps"] if "run" in step]
-    assert not any("inputs." in run for run in runs)  # what is typed in is no part of a command
+    assert not any("inputs." in run for run in runs)  # what is typed in isn't part of a command
     (line,) = [run for run in runs if "pipeline.sh" in run]
     assert REPOSITORY / line.split()[0] == SCRIPT
     assert extras_in("\n".join(runs)) <= known_extras()

@@ -1,6 +1,6 @@
 """What is packed: the sdist is the tree, the wheel the four parts, and the runtime runs without torch and transformers.
 
-Everything is built from a copy of the files that git tracks, so that nothing untracked can make up for what is missing.
+Everything is built from a copy of the files that git tracks, so that nothing untracked stands in for what is missing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Enginewright beside other engines: the same weights, the same prompts, by turns."""
+"""Enginewright beside other engines: the same weights, the same prompts, interleaved."""

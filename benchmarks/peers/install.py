@@ -45,6 +45,6 @@ def installed(package: str, python: Path) -> bool:
 
 
 def last_error(text: str) -> str:
-    """The last line that is no warning."""
+    """The last line that isn't a warning."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("WARNING")]
     return (lines[-1] if lines else "it said nothing")[:REASON]

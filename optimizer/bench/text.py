@@ -105,5 +105,5 @@ def _profile(lines: Sequence[ProfileLine], heading: str, profile: Profile) -> Ta
 
 
 def _plain(text: str) -> str:
-    """Brackets are no markup."""
+    """Brackets aren't markup."""
     return text.replace("[", r"\[")

@@ -196,7 +196,7 @@ class _Run:
         recipe = load_recipe(self.options.recipe or "f32")
         if recipe.searched:
             raise ComparisonError(
-                f"recipe {recipe.name} searches for formats or shapes, which is no pass",
+                f"recipe {recipe.name} searches for formats or shapes, which isn't a pass",
                 hint="Export with it, and compare the bundle, whose recipe has what was chosen.",
             )
         captured = self._capture(source, recipe.context_length)

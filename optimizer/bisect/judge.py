@@ -26,7 +26,7 @@ COARSENESS: Mapping[str, float] = {"f32": ROUNDING, "bf16": 0.02, "int8": 0.2, "
 of a product. A quarter of it is usual in the worst one, of some 100,000 columns of a trained model."""
 
 SPARSE = 1.0
-"""The same where a format keeps two of every four: what goes of a column of a product is a third of it in the mean, and
+"""The same where a format keeps two of every four: what goes of a column of a product is a third of it on average, and
 may be all of it."""
 
 GAIN = 2e-3

@@ -108,7 +108,7 @@ def remake(
         calibration: a file to calibrate with, for a recipe that needs it; None samples from the model.
         recovered: what was trained, for a bundle of it.
         scratch: a folder that lasts as long as the stages: weights that a pass has computed are there.
-        progress: told the stages "calibration" and "passes".
+        progress: called with the stages "calibration" and "passes".
 
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, RequestError: as for an export.

@@ -33,7 +33,7 @@ class Parting:
         error, tolerance: relative, of the worst column.
         gain: what a's value is multiplied by to be nearest to b's.
         largest: where the values are farthest apart.
-        reasons: what is wrong, as far as can be told.
+        reasons: what is wrong, as far as is known.
         others: the points that part besides, each by itself, the first ones; and how many there are.
     """
 

@@ -10,7 +10,7 @@ from enginewright.plugins.shared.contracts import FloatArray
 
 
 def token_axis(shape: Sequence[object], tokens: object) -> int | None:
-    """The axis of ``shape`` that has a place for each token; None if there is none, or it can't be told which."""
+    """The axis of ``shape`` that has a place for each token; None if there is none, or it is unclear which."""
     found = [i for i, size in enumerate(shape) if size == tokens]
     return found[0] if len(found) == 1 else None
 

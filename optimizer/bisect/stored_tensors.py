@@ -67,7 +67,7 @@ def compare_with_export(
         lowering: of the program that the export makes.
         bundle, target: what is looked at.
         layers: only tensors of these; None: all.
-        progress: told the stage "tensors".
+        progress: called with the stage "tensors".
 
     Raises:
         SourceError, BundleError, UnsupportedModelError: a tensor can't be read, or not be stored.
@@ -278,7 +278,7 @@ def _indices(at: npt.NDArray[np.intp], size: int) -> str:
 
 
 def _sources(parts: Sequence[SourceRows], shape: tuple[int, ...], differs: npt.NDArray[np.bool_] | None) -> list[str]:
-    """The source's tensors that a tensor is made of, and their rows; only those that differ, if that can be told."""
+    """The source's tensors that a tensor is made of, and their rows; only those that differ, if that is known."""
     sizes = [part.size for part in parts]
     rows = None
     if differs is not None:

@@ -176,7 +176,7 @@ def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]])
         parts: source tensor and number of rows of each part of the weight, in order.
 
     Returns:
-        a piece for each linear; nothing if it can't be told.
+        a piece for each linear; nothing if that is unclear.
     """
     total = sum(size for _, size in parts)
     # Rows of one tensor may come in several pieces, where pruning left some out.
@@ -220,7 +220,7 @@ def _unfused(name: str) -> list[str]:
 
 
 def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
-    """Of a product's modules the one that is no linear, if there is just one: its activation."""
+    """Of a product's modules the one that isn't a linear, if there is just one: its activation."""
     others = [path for path in paths if path not in {piece.path for piece in pieces}]
     return others if len(others) == 1 else []
 

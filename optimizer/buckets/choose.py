@@ -61,7 +61,7 @@ def choose(source: BucketSource, context_length: int | None = None) -> Chosen:
         context_length: the longest request; None: any.
 
     Raises:
-        RequestError: a file is no good, a length or batch is beyond the context, a number is out of range.
+        RequestError: a file is invalid, a length or batch is beyond the context, a number is out of range.
     """
     trace = _prompts(source, context_length)
     prompts = trace.prompts

@@ -63,7 +63,7 @@ def buckets_of(section: BucketsSection, context_length: int) -> ExportBuckets:
 
     Raises:
         RecipeError: a size is beyond the context.
-        RequestError: a file is no good; see ``choose``.
+        RequestError: a file is invalid; see ``choose``.
     """
     report: SizesReport | None = None
     tokens, batch = section.tokens, section.batch
@@ -121,7 +121,7 @@ def check_programs(
         bundle: complete.
         target: one that is run here, or whose report is given back as it is.
         sizes, programs: of ``buckets_of`` and ``write_programs``.
-        progress: told the stage "buckets".
+        progress: called with the stage "buckets".
         room: bytes of memory that may be taken; None: what is free. A bucket that needs more is not run.
         seconds: after so many no other bucket is run; the small ones come first.
 

@@ -131,7 +131,7 @@ def read_trace(path: str | Path) -> Trace:
     them nothing was generated.
 
     Raises:
-        RequestError: the file can't be read, or a line is no such object; names the line.
+        RequestError: the file can't be read, or a line isn't such an object; names the line.
     """
     counts: Counter[int] = Counter()
     generated = 0
@@ -191,7 +191,7 @@ def _text(path: str | Path) -> str:
     except OSError as e:
         raise RequestError(f"{path}: can't be read: {e.strerror}", hint="Pass a file of lengths.") from e
     except UnicodeDecodeError as e:
-        raise RequestError(f"{path}: not text: byte {e.start} is no UTF-8", hint=_FORMATS) from e
+        raise RequestError(f"{path}: not text: byte {e.start} isn't UTF-8", hint=_FORMATS) from e
     if "\0" in text:
         raise RequestError(f"{path}: not text: it has zero bytes", hint=_FORMATS)
     return text
@@ -233,7 +233,7 @@ def _whole(value: Any, where: str) -> int:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise RequestError(f"{where}: {str(value)[:40]!r} is no whole number", hint=_FORMATS)
+    raise RequestError(f"{where}: {str(value)[:40]!r} isn't a whole number", hint=_FORMATS)
 
 
 def _checked(length: int, count: int, where: str) -> int:

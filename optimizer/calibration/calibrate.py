@@ -53,12 +53,12 @@ def calibrate(
         section: how many tokens, in sequences of which length, and the seed of sampling.
         file: text or JSONL; see ``read_sequences``.
         tokenizer: the model's, if it has one.
-        progress: told the stage "calibration".
+        progress: called with the stage "calibration".
         keep_bytes: weights that take no more than this as float32 are kept in memory while it is sampled from.
         cache_bytes: most that keys and values may take meanwhile.
 
     Raises:
-        RequestError: the file is no good; see ``read_sequences``.
+        RequestError: the file is invalid; see ``read_sequences``.
         SourceError, UnsupportedModelError: nothing can be sampled from the model.
     """
     length = min(section.sequence_length, info.context_length)

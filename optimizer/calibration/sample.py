@@ -47,7 +47,7 @@ def sample_sequences(
     then as short as keeps that below MOST_READ in all, and the more of them are drawn, at the same time.
 
     Args:
-        progress: told how many tokens of how many are there.
+        progress: called with how many tokens of how many are there.
         keep_bytes: the runner's.
         cache_bytes: most that the keys and values of sequences that are drawn together may take; None doesn't say.
 

@@ -79,16 +79,16 @@ def _document(
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError) as e:
-        raise RequestError(f"{where} is no JSON: {e}", hint=_HINT) from e
+        raise RequestError(f"{where} isn't JSON: {e}", hint=_HINT) from e
     if not isinstance(value, dict) or not ({"text", "messages"} & value.keys()):
         raise RequestError(f'{where} has neither "text" nor "messages"', hint=_HINT)
     if "text" in value:
         if not isinstance(value["text"], str):
-            raise RequestError(f'{where}: "text" is no string', hint=_HINT)
+            raise RequestError(f'{where}: "text" is not a string', hint=_HINT)
         return split_prefix(tokenizer, value["text"])
     messages = value["messages"]
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise RequestError(f'{where}: "messages" is no list of objects', hint=_HINT)
+        raise RequestError(f'{where}: "messages" is not a list of objects', hint=_HINT)
     try:
         # The template writes what comes before a conversation itself.
         return (), tokenizer.encode_chat(messages, add_generation_prompt=False)

@@ -89,7 +89,7 @@ def _capture_module(
 ) -> CapturedModel:
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is no transformers model, so its attention can't be found",
+            f"{type(model).__name__} isn't a transformers model, so its attention can't be found",
             hint="Pass a transformers decoder, a Hugging Face directory or a GGUF file.",
         )
     twin = build_model(model.config, type(model))
@@ -158,5 +158,5 @@ def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None
         return tokenizer
     loaded: Any = load_tokenizer(Path(tokenizer)) if Path(tokenizer).is_dir() else None
     if not isinstance(loaded, PreTrainedTokenizerBase):
-        raise SourceError(f"{tokenizer} is no directory with a tokenizer", hint="It needs a tokenizer.json.")
+        raise SourceError(f"{tokenizer} isn't a directory with a tokenizer", hint="It needs a tokenizer.json.")
     return loaded

@@ -1,8 +1,8 @@
 """The one experts function that every mixture of experts of transformers is captured through.
 
 transformers hands a layer of experts to a registered function, with its parameters and a few switches for how they lie;
-ours becomes a single ``ew.moe`` in the traced graph. Weights that lie otherwise are turned round by ops on weights,
-which constant folding makes expressions of. What a layer does between its two products is a Python method: it is told
+ours becomes a single ``ew.moe`` in the traced graph. Weights that lie otherwise are reordered by ops on weights,
+which constant folding makes expressions of. Between its two products a layer calls a Python method: it is recognised
 by its values at chosen points, and then compared with what ``ew.moe`` would do.
 """
 

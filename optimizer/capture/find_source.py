@@ -73,7 +73,7 @@ def find_source(
         source: a path, or a Hub id as above.
         revision: of a Hub id that names none itself.
         option: what the user gave it as, for errors, such as "against".
-        progress: told the stage "download", in bytes.
+        progress: called with the stage "download", in bytes.
 
     Raises:
         SourceError: nothing is there, here or on the Hub, or it can't be fetched; says why and what to do.

@@ -36,7 +36,7 @@ class Blob:
 
     def __post_init__(self) -> None:
         if not _HASH.fullmatch(self.hash) or self.size < 0:
-            raise ValueError(f"{self.hash!r} of {self.size} bytes is no hash")
+            raise ValueError(f"{self.hash!r} of {self.size} bytes isn't a hash")
 
 
 def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, progress: Callable[[int], None]) -> None:
@@ -47,7 +47,7 @@ def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, p
 
     Args:
         headers: who asks; not sent to another host that ``url`` redirects to.
-        progress: told how many bytes are there, again and again.
+        progress: called with how many bytes are there, again and again.
 
     Raises:
         SourceError: what came hasn't the hash.

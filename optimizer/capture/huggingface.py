@@ -119,7 +119,7 @@ def _quantized_already(path: Path, section: Any) -> UnsupportedModelError:
 
 
 def read_generation_settings(directory: Path) -> dict[str, Any]:
-    """What generation_config.json says; empty if there is none. Raises SourceError if it is no JSON object."""
+    """What generation_config.json says; empty if there is none. Raises SourceError if it isn't a JSON object."""
     path = directory / "generation_config.json"
     return read_json(path) if path.is_file() else {}
 
@@ -165,7 +165,7 @@ def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) ->
     tensors: dict[str, WeightExpr] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise SourceError(f"{index}: {name} is in {shard!r}, which is no file name", hint="Download it again.")
+            raise SourceError(f"{index}: {name} is in {shard!r}, which isn't a file name", hint="Download it again.")
         if shard not in shards:
             if not os.path.isfile(directory / shard):  # Path's own raises where a name is too long
                 raise SourceError(f"{directory / shard} is missing ({INDEX} names it)", hint="Download it too.")

@@ -82,7 +82,7 @@ class TokenCountWatch:
                 raise TokenCountError(self.culprit())
 
     def _holds_for_all(self, guard: Any) -> bool:
-        """Whether a guard is no assumption on T, or one that holds for every number tried."""
+        """Whether a guard isn't an assumption on T, or one that holds for every number tried."""
         if guard.free_symbols != {self.tokens}:
             return True  # of other sizes, or that two inputs agree in T
         return all(guard.xreplace({self.tokens: sympy.Integer(n)}) == sympy.true for n in _TRIED)

@@ -223,7 +223,7 @@ def _check_ops(program: Program) -> None:
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "ew"):
             raise UnsupportedModelError(
-                f"{join_where(w for w in node.meta[WHERE] if w) or 'the model'}: {target} is no op of torch",
+                f"{join_where(w for w in node.meta[WHERE] if w) or 'the model'}: {target} isn't an op of torch",
                 hint="Models with ops of their own can't be compiled.",
             )
 

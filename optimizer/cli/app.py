@@ -92,9 +92,9 @@ def main() -> None:
     # PyTorch's threads wait for each other many times a second. Left alone they spin meanwhile, which takes the core
     # from the one that is waited for as soon as anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # What libraries make when they are imported is no garbage: Python would look for some 900 times.
+    # What libraries make when they are imported isn't garbage: Python would look for some 900 times.
     gc.set_threshold(10_000, 10, 10)
     try:
         app()
-    finally:  # all is said and done: a Ctrl-C now ends the process, and is no exception in what Python still does
+    finally:  # all is said and done: a Ctrl-C now ends the process, and isn't an exception in what Python still does
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -101,7 +101,7 @@ def _ids(text: str) -> list[int]:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError as e:
-        raise typer.BadParameter(f"{text!r} is no list of token ids", param_hint="--tokens") from e
+        raise typer.BadParameter(f"{text!r} isn't a list of token ids", param_hint="--tokens") from e
 
 
 def _layers(text: str) -> frozenset[int]:

@@ -94,7 +94,7 @@ def _print_report(report: EvaluationReport) -> None:
         _row("perplexity", f"{other.perplexity:.4f} ({other.nll:.6f} nats a token)")
         if other.choices is not None:
             _row("choices", _accuracy(other.choices))
-        _row("KL", f"{other.kl_mean:.3e} nats a token in the mean, {other.kl_max:.3e} at most")
+        _row("KL", f"{other.kl_mean:.3e} nats a token on average, {other.kl_max:.3e} at most")
         _row("top-1", f"{other.top1_agreement:.2%} the same")
         _row("logits", f"{other.max_logit_difference:.3e} apart at most")
 

@@ -34,7 +34,7 @@ def command(
     bundle: BundlePath,
     program: Annotated[bool, typer.Option("--program", help="The steps that a target runs, one a line.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Every tensor: shape, layout, size.")] = False,
-    passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and turned down.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="What each pass matched and rejected.")] = False,
     target: Annotated[
         str | None,
         typer.Option("--target", "-t", callback=known_target, help="Whose program --program shows; default cpu."),
@@ -164,7 +164,7 @@ def _row(label: str, text: str) -> None:
 
 def _print_passes(bundle: Bundle) -> None:
     width = max((len(summary.name) for summary in bundle.manifest.passes), default=4)
-    typer.echo(f"{'pass':<{width}}  matched  turned down")
+    typer.echo(f"{'pass':<{width}}  matched  rejected")
     for summary in bundle.manifest.passes:
         typer.echo(f"{summary.name:<{width}}  {summary.matched:>7}  {summary.rejected:>11}")
 

@@ -77,7 +77,7 @@ def print_summary(report: BundleReport) -> None:
         console.print()
     table = Table(box=None, pad_edge=False)
     table.add_column("pass")
-    for heading in ("changed", "turned down", "seconds", "KL", "logits off"):
+    for heading in ("changed", "rejected", "seconds", "KL", "logits off"):
         table.add_column(heading, justify="right")
     for entry, rejected in report.passes:
         m = entry.measurement

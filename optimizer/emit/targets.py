@@ -33,7 +33,7 @@ class Target:
         emitter: lowers a program and writes the target's files.
         tools: distributions that it is made with, besides those of every export; the manifest has their versions.
         check: of a target that can't be emitted everywhere: raises before any work what would be raised after it.
-        gpus: those that it builds for where nobody says it; none of a target that isn't built for GPUs.
+        gpus: those that it builds for by default; none of a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
         narrow_caches: whether its KV cache may have fewer bits than what it computes with.
     """

@@ -156,5 +156,5 @@ def _question(line: str, where: str) -> Question:
         )
     for text in (prompt, *choices):
         if any("\ud800" <= c <= "\udfff" for c in text):
-            raise RequestError(f"{where}: half of a surrogate pair is no text", hint="Escape characters in pairs.")
+            raise RequestError(f"{where}: half of a surrogate pair isn't text", hint="Escape characters in pairs.")
     return Question(prompt, tuple(choices), answer, where)

@@ -109,7 +109,7 @@ def evaluate(
         progress: called after each window and question.
 
     Raises:
-        RequestError: a text, question or value is no good, or the models share no vocabulary or tokenizer.
+        RequestError: a text, question or value is invalid, or the models share no vocabulary or tokenizer.
         BundleError, SourceError, UnsupportedModelError, CapacityError, MissingDependencyError: as their names say.
         EnginewrightError: a model's logits are not finite.
     """

@@ -87,7 +87,7 @@ def open_reference(
 ) -> ScoredModel:
     """What a bundle is compared with: another bundle, or a source model through transformers.
 
-    ``progress``: told the stage "download" of a model of the Hub.
+    ``progress``: called with the stage "download" of a model of the Hub.
 
     Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
     """

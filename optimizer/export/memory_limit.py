@@ -26,7 +26,7 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Most bytes that the process may have resident; None is no limit."""
+    """Most bytes that the process may have resident; None: no limit."""
 
     limit: int | None
 
@@ -35,7 +35,7 @@ class MemoryLimit:
         """The limit as a user gives it, such as "4GiB".
 
         Raises:
-            RequestError: it is no size.
+            RequestError: it isn't a size.
             CapacityError: the process has more already, or hardly less; says how much it needs.
         """
         if value is None:

@@ -70,11 +70,11 @@ class ExportRequest:
 
         Raises:
             RecipeError: the recipe has no such target or pass, or is not what was trained for.
-            SourceError: ``recovered`` is no finished recovery.
+            SourceError: ``recovered`` isn't a finished recovery.
             TargetError: one of ``gpus`` is unknown; a target, or GPU, has no weights, or no KV cache, as
                 the recipe wants them.
             MissingDependencyError: a target needs what isn't installed, and can say so now.
-            RequestError: a file of lengths is no good, or ``max_memory`` no size.
+            RequestError: a file of lengths is invalid, or ``max_memory`` no size.
         """
         trained = None if recovered is None else FinishedRecovery.open(recovered)
         chosen = _recipe(recipe, trained)

@@ -44,8 +44,8 @@ def rewrite(
 
     Args:
         of_targets: in the order in which they are emitted.
-        measurements: told of every pass.
-        progress: told the stage "passes".
+        measurements: called after every pass.
+        progress: called with the stage "passes".
 
     Raises:
         PassError: a pass couldn't do what it must.

@@ -80,7 +80,7 @@ def export(
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError, BundleError, CapacityError: as their names say; each
             names the file, field or module. Nothing is left behind, also after Ctrl-C.
-        RequestError: the calibration file, or a recipe's file of lengths, is no good, or ``max_memory`` no size.
+        RequestError: the calibration file, or a recipe's file of lengths, is invalid, or ``max_memory`` no size.
         TargetError: there is no such GPU, or engines for it can't be built.
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
             much, and what a pass changed most.

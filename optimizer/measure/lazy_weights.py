@@ -98,7 +98,7 @@ def _with_properties(kind: type[torch.nn.Module], names: tuple[str, ...]) -> typ
             state: _Weights = module.__dict__[_STATE]
             try:
                 return state.get(name)
-            except AttributeError as e:  # Module.__getattr__ would take it for a parameter that is no property
+            except AttributeError as e:  # Module.__getattr__ would take it for a parameter that isn't a property
                 raise RuntimeError(f"weight {name} can't be read") from e
 
         return property(read)

@@ -26,7 +26,7 @@ def read_text(source: str | Path, option: str, built_in: str) -> str:
         built_in: name of a file in this package.
 
     Raises:
-        RequestError: the file can't be read, is binary, is no UTF-8, or has nothing but white space; names the place.
+        RequestError: the file can't be read, is binary, isn't UTF-8, or has nothing but white space; names the place.
     """
     if source == BUILT_IN:
         data = resources.files(__package__).joinpath(built_in).read_bytes()

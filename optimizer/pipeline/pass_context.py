@@ -26,7 +26,7 @@ def pass_context(
 ) -> PassContext:
     """The context of all passes of an export by ``recipe``; see ``PassContext`` for the rest.
 
-    ``progress`` is told the stage "layers". ``shaped_by``: the recipe of a recovery, which says what shapes there are
+    ``progress`` gets the stage "layers". ``shaped_by``: the recipe of a recovery, which says what shapes there are
     where its formats, which pruned channels are to fit, are not those of ``recipe``.
     """
     shapes = shaped_by or recipe

@@ -238,7 +238,7 @@ def _parse(text: str, source: str) -> Recipe:
         line = _line_of(text, first["loc"])
         where = f"{source}:{line}" if line else source
         key = ".".join(str(part) for part in first["loc"])
-        named = f"{where}: {key}" if key else where  # what doesn't go together is no single key's fault
+        named = f"{where}: {key}" if key else where  # what doesn't go together isn't a single key's fault
         raise RecipeError(f"{named}: {_reason(first)}", hint=_hint(first)) from e
 
 

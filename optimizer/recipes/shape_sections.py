@@ -24,7 +24,7 @@ class PruneOverrideSection(Section):
 class PruneSection(Section):
     """What is removed: ``channels`` and ``heads``, shares of each layer's, and so many ``layers``.
 
-    ``drop``: layers that go, by path. ``correct``: whether what is kept makes up for what goes. ``max_kl``: mean KL per
+    ``drop``: layers that go, by path. ``correct``: what is kept compensates for what goes. ``max_kl``: mean KL per
     token in nats; the shares and ``layers`` are then the most that may go, and what does is searched for. ``multiple``:
     of what is left, columns come in multiples of it, beside those that the groups of formats want.
     """

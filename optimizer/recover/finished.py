@@ -58,7 +58,7 @@ class FinishedRecovery:
 
     @staticmethod
     def open(path: str | Path) -> FinishedRecovery:
-        """Raises SourceError if the folder is no recovery, isn't finished, or is damaged."""
+        """Raises SourceError if the folder isn't a recovery, isn't finished, or is damaged."""
         folder = RecoveryFolder(path)
         description = folder.description()
         if description.report is None or not (folder.path / WEIGHTS).is_file():

@@ -123,7 +123,7 @@ class RecoveryFolder:
             raw = parse_json(read_regular(file, most=MOST_JSON_BYTES))
         except OSError as e:
             raise SourceError(
-                f"{self.path} is no recovery: it has no {DESCRIPTION}", hint="Pass a folder that `recover` wrote."
+                f"{self.path} isn't a recovery: it has no {DESCRIPTION}", hint="Pass a folder that `recover` wrote."
             ) from e
         except ValueError as e:
             raise SourceError(f"{file} is damaged: {e}", hint="Recover the model again.") from e

@@ -51,7 +51,7 @@ def prepare(
         recipe: with the method nearest, or with [auto], which says formats behind the training; see ``check_recipe``.
         calibration: token ids, [S] each, for passes that look at what the model computes.
         scratch: see ``PassContext``.
-        progress: told the stage "passes".
+        progress: called with the stage "passes".
 
     Raises what an export's passes raise.
     """

@@ -71,7 +71,7 @@ def recover(
 
     Raises:
         SourceError, UnsupportedModelError, RecipeError, PassError: as of ``export``.
-        RequestError: an option is out of range, the text is no good or too small, or ``output`` exists.
+        RequestError: an option is out of range, the text is invalid or too small, or ``output`` exists.
         CapacityError: there is too little memory or disk; says how much of what is needed.
         VerificationError: training has diverged.
     """

@@ -70,11 +70,11 @@ def read_or_sample(
 
     Args:
         text: a file of text, or of JSONL; see ``read_sequences``.
-        progress: told the stage "tokens".
+        progress: called with the stage "tokens".
         keep_bytes: as of ``SourceRunner``.
 
     Raises:
-        RequestError: the text is no good, or too small to train on.
+        RequestError: the text is invalid, or too small to train on.
         SourceError, UnsupportedModelError: nothing can be sampled from the source.
     """
     info, files = captured.model_info, captured.tokenizer_files

@@ -61,7 +61,7 @@ class RoundedWeight:
         value = decode(codes, code_format)
         width = code_format.group_size or weight.shape[-1]
         steps = codes.scales.float().abs() * (_ROUNDING / 2)
-        # A group that has vanished is no range that its values are beyond: any gradient may bring it back.
+        # A group that has vanished isn't a range that its values are beyond: any gradient may bring it back.
         steps = torch.where(steps == 0, torch.inf, steps).repeat_interleave(width, dim=-1)[..., : weight.shape[-1]]
         off = weight - value
         beyond = (off > steps).to(torch.int8) - (off < -steps).to(torch.int8)

@@ -63,7 +63,7 @@ class Training:
         A Ctrl-C is taken up when a step is done: ``checkpoint`` is called first.
 
         Raises:
-            VerificationError: the loss is no number any more.
+            VerificationError: the loss isn't a number any more.
             KeyboardInterrupt: at Ctrl-C.
         """
         if not self.measured:

@@ -45,7 +45,7 @@ class BundleReport:
 
     @property
     def passes(self) -> list[tuple[PassEntry, int]]:
-        """Passes that changed something or turned something down, and how many places they turned down."""
+        """Passes that changed something or rejected something, and how many places they rejected."""
         return [(entry, n) for entry, n in passes_of(self.bundle, self.saved.document) if entry.matched or n]
 
     def page(self) -> str:
@@ -117,7 +117,7 @@ def open_report(path: Path, *, again: bool = False, threads: int = 0, progress: 
         path: the bundle's folder, which is not written to.
         again: time its steps now, for some seconds.
         threads: with ``again``; 0 takes as many as there are cores.
-        progress: told the stage "roofline".
+        progress: called with the stage "roofline".
 
     Raises:
         BundleError: the bundle, or its report, is damaged.
@@ -202,5 +202,5 @@ def _gptq_lines(document: ReportDocument) -> list[str]:
     reasons = [r.reason for entry in document.passes if entry.name == CHOOSE_INTEGERS for r in entry.rejected]
     fell_back = sum(BETTER_HELD_OUT in reason for reason in reasons)
     errors = " and ".join(f"{sum(found.values()) / len(found):.4f}" for found in (own, nearest))
-    line = f"GPTQ's and the nearest integers' errors of a linear's output on held-out tokens: {errors} in the mean"
+    line = f"GPTQ's and the nearest integers' errors of a linear's output on held-out tokens: {errors} on average"
     return [f"{line}; {fell_back} of {len(own)} linears have nearest ones, which are better there"]

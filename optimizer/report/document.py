@@ -33,7 +33,7 @@ class _Section(BaseModel):
 
 
 class RejectionEntry(_Section):
-    """A place that a pass turned down."""
+    """A place that a pass rejected."""
 
     node: str
     where: str
@@ -249,7 +249,7 @@ class SavedReport:
 
 
 def read_report(bundle: Bundle) -> SavedReport:
-    """What is in the bundle's folder report/; missing files are no error.
+    """What is in the bundle's folder report/; missing files aren't an error.
 
     Raises BundleError naming the file, and the field, that is damaged.
     """

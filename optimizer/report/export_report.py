@@ -40,7 +40,7 @@ def storage_and_speed(
         folder: where the bundle is.
         targets: those that run here are timed, for a small share of ``elapsed`` seconds; of the others, and where
             there is no memory for it, bytes and multiply-adds are predicted alone.
-        progress: told the stage "roofline".
+        progress: called with the stage "roofline".
         room: bytes of memory that may be taken; None: what is free.
     """
     bundle = Bundle.open(folder)

@@ -115,7 +115,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
 
 
 def passes_of(bundle: Bundle, document: ReportDocument | None) -> list[tuple[PassEntry, int]]:
-    """Every run of a pass, and how many places it turned down: of the report, else counts of the bundle's manifest."""
+    """Every run of a pass, and how many places it rejected: of the report, else counts of the bundle's manifest."""
     if document is not None and document.passes:
         return [(entry, len(entry.rejected)) for entry in document.passes]
     return [(PassEntry(name=p.name, matched=p.matched), p.rejected) for p in bundle.manifest.passes]

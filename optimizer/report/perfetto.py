@@ -61,7 +61,7 @@ def trace(
         decode: steps of one token of each request that follow it.
         batch: requests.
         threads: 0 takes as many as there are cores.
-        progress: told the stage "trace".
+        progress: called with the stage "trace".
 
     Raises:
         RequestError: sizes that are out of range, or longer than the bundle's context.

@@ -123,7 +123,7 @@ def measure(
         seconds: about how long it may take. A prompt that would take longer is shorter.
         measured: goes into the result.
         threads: 0 takes as many as there are cores.
-        progress: told the stage "roofline".
+        progress: called with the stage "roofline".
 
     Raises:
         BundleError, CapacityError: as for a program that is opened to be served.

@@ -21,7 +21,7 @@ _KINDS = 9
 
 @dataclass(frozen=True)
 class Reason:
-    """Places that a pass turned down for one reason: how many, and the first of them."""
+    """Places that a pass rejected for one reason: how many, and the first of them."""
 
     text: str
     count: int
@@ -30,7 +30,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class PassView:
-    """A run of a pass; ``number`` from 1. ``acted``: it changed, turned down or measured something."""
+    """A run of a pass; ``number`` from 1. ``acted``: it changed, rejected or measured something."""
 
     number: int
     entry: PassEntry

@@ -55,7 +55,7 @@ def bill_of_materials(
         bundle: its hashes are checked first: a bill of a damaged bundle would be wrong.
         source: of the model that it was made from; without it only the name is said.
         timestamp: when the bill was made (RFC 3339); left out if None.
-        progress: told the stage "hash", in bytes.
+        progress: called with the stage "hash", in bytes.
 
     Raises:
         BundleError: a file was altered, or the report of the export is damaged; names it.
@@ -88,7 +88,7 @@ def moment(epoch: str) -> str:
         return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError) as e:
         raise RequestError(
-            f"SOURCE_DATE_EPOCH: {epoch!r} is no number of seconds since 1970", hint="Unset it, or set it right."
+            f"SOURCE_DATE_EPOCH: {epoch!r} isn't a number of seconds since 1970", hint="Unset it, or set it right."
         ) from e
 
 

@@ -40,7 +40,7 @@ def source_facts(bundle: Bundle, source: str | Path, progress: Progress = silent
     Args:
         bundle: whose manifest names the source.
         source: the Hugging Face directory, GGUF file or Hub id.
-        progress: told the stages "download", of a Hub id, and "source", in bytes.
+        progress: called with the stages "download", of a Hub id, and "source", in bytes.
 
     Raises:
         SourceError: it is missing or damaged, or not called what the manifest says.

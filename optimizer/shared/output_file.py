@@ -12,7 +12,7 @@ from enginewright.runtime.bundle.output_folder import bundle_around
 
 
 def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:
-    """Writes ``text`` in UTF-8, in place of the file that is there. What is no regular file (a pipe) is written to.
+    """Writes ``text`` in UTF-8, in place of the file that is there. What isn't a regular file (a pipe) is written to.
 
     Raises ``error`` if it can't be written, or lies in a bundle, outside of report/: then nothing has changed.
     """

@@ -49,7 +49,7 @@ def parse_size(value: int | str, option: str) -> int:
         number, unit = match.groups()
         if unit in _UNITS and (size := int(float(number) * _UNITS[unit])) > 0:
             return size
-    raise RequestError(f"{option}: {value!r} is no size", hint='Pass bytes, or a size such as "4GiB" or "800MB".')
+    raise RequestError(f"{option}: {value!r} isn't a size", hint='Pass bytes, or a size such as "4GiB" or "800MB".')
 
 
 def give_back_what_is_freed() -> None:

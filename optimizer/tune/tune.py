@@ -100,7 +100,7 @@ def tune(
 ) -> TuneResult:
     """Measures, and keeps what it found beside the bundle.
 
-    Each candidate runs in turns with the best so far. In the end the best runs in turns with the executor's own
+    Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
     choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is
     begun that would not end in time, the last comparison included; if there is no time for any, no file is written.
 
@@ -109,7 +109,7 @@ def tune(
         seconds: how long to measure, at most: opening the program, which comes first, may take longer.
         threads: 0 takes one for each core, and tries half as many.
         write: whether the file is written.
-        progress: told the stage "tune".
+        progress: called with the stage "tune".
 
     Raises:
         RequestError: ``seconds`` is out of range.
@@ -184,7 +184,7 @@ def compare(one: Contender, other: Contender, cases: Sequence[Case], rounds: int
 
 
 def worth(gains: Iterable[float]) -> bool:
-    """Whether a choice is faster in the mean, and nowhere much slower."""
+    """Whether a choice is faster on average, and nowhere much slower."""
     found = list(gains)
     return mean(found) >= LEAST_GAIN and min(found) >= WORST
 

@@ -96,7 +96,7 @@ class PassMeasurements:
         self._captured = measured.figures
         self._state = self._common = _State(captured.copy(), measured)
         self._target, self._left = "", list[Pass]()
-        self._broken = False  # a pass has lost what a later one makes up for
+        self._broken = False  # a pass has lost what a later one compensates for
 
     def begin(self, passes: Sequence[Pass], target: str = "") -> None:
         """The next passes, to be told of in this order. A target's begin with what the common ones made."""
@@ -151,7 +151,7 @@ class PassMeasurements:
         return self._spent
 
     def _is_repaired_later(self, one: Pass, record: PassRecord) -> bool:
-        """Whether what this pass loses, or one before it has lost, is what a later one makes up for."""
+        """Whether what this pass loses, or one before it has lost, is what a later one compensates for."""
         repaired = any(later.repairs for later in self._left)
         self._broken = repaired and (self._broken or (record.matched > 0 and not one.exact))
         return self._broken
@@ -207,7 +207,7 @@ class PassMeasurements:
             return None
         return (
             f"on {self._source.tokens.origin} a logit is off by {figures.max_logit_error:.3g}, where rounding explains "
-            f"{tolerance:.3g} (logits reach {figures.largest_logit:.3g}, KL {figures.kl_mean:.3g} in the mean)"
+            f"{tolerance:.3g} (logits reach {figures.largest_logit:.3g}, KL {figures.kl_mean:.3g} on average)"
         )
 
     def _loss(self, measured: Measured) -> str | None:

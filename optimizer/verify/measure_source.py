@@ -40,7 +40,7 @@ def measure_against(
         recipe: says what may be lost.
         calibration: token ids of some sequences, [S] each; without any it is the package's text, or random tokens.
         started: when the export began, by ``time.perf_counter``.
-        progress: told the stage "measure".
+        progress: called with the stage "measure".
         keep_bytes: weights that take no more as float32 are read once. Larger models are measured in fewer places,
             and on fewer tokens.
 

@@ -138,7 +138,7 @@ def _exact(
     raise VerificationError(
         f"target {target}: the exported program differs from its source: on random tokens a logit is off by "
         f"{found.max_logit_error:.3g}, where rounding explains {tolerance:.3g} (logits reach "
-        f"{found.largest_logit:.3g}, KL {found.kl_mean:.3g} in the mean, top-1 agreement {found.top1_agreement:.1%})",
+        f"{found.largest_logit:.3g}, KL {found.kl_mean:.3g} on average, top-1 agreement {found.top1_agreement:.1%})",
         hint=EXACT_HINT,
     )
 

@@ -32,7 +32,7 @@ _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
 
 @dataclass(frozen=True)
 class When(Pattern):
-    """A call that fits ``pattern`` and of which ``holds`` is true; others are no candidates."""
+    """A call that fits ``pattern`` and of which ``holds`` is true; others aren't candidates."""
 
     pattern: Pattern
     holds: Callable[[Program, Node], bool]

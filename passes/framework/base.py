@@ -26,7 +26,7 @@ from .weight_formats import WeightFormats
 
 @dataclass(frozen=True)
 class Rejection:
-    """A candidate that a rule's check turned down: the node, where it is in the model, and why."""
+    """A candidate that a rule's check rejected: the node, where it is in the model, and why."""
 
     node: str
     where: str
@@ -57,7 +57,7 @@ class PassContext:
         kv_heads: how many key/value heads attentions are to have; None: those they have.
         cache: what a target that has such caches stores keys and values in.
         offsets: what a target that may do without them does about offsets of int4.
-        progress: told how far a long pass is: steps done, steps in all, and where it is.
+        progress: called with how far a long pass is: steps done, steps in all, and where it is.
     """
 
     required: frozenset[str] = frozenset()
@@ -112,10 +112,10 @@ class Pass(ABC):
     """A rewrite of a Program in place. Subclasses give ``name``, ``requires``, ``ensures`` and ``call``.
 
     ``exact``: nothing but rounding may differ after it. A pass that isn't is held to the recipe's budget instead.
-    ``reshapes``: it makes another model of the one there is, as pruning does: what lies behind it is compared with what
+    ``reshapes``: it makes another model of the one there is, as pruning does: what comes after is compared with what
     it made, and parameters are counted anew.
-    ``after``: of a pass of another package, which pass it runs behind; the pipeline is a list for all others.
-    ``repairs``: it makes up for what passes before it have lost: these are not held to the budget one by one.
+    ``after``: of a pass of another package, which pass it runs after; the pipeline is a list for all others.
+    ``repairs``: it compensates for what passes before it have lost: these are not held to the budget one by one.
     """
 
     name: ClassVar[str]

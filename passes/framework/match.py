@@ -227,7 +227,7 @@ class Rule(ABC):
 
 
 class RewritePass(Pass):
-    """A pass made of rules: each node, in order, is rewritten by the first rule that matches and is not turned down."""
+    """A pass made of rules: each node, in order, is rewritten by the first rule that matches and is not rejected."""
 
     rules: ClassVar[tuple[Rule, ...]]
 

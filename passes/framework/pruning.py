@@ -33,7 +33,7 @@ class Pruning:
         layers: how many layers go, chosen by what leaving them out costs.
         drop: patterns of layers that go whatever that costs.
         overrides: other shares for some layers; the first that matches and says something counts.
-        correct: whether what is kept makes up for what goes, by least squares.
+        correct: whether what is kept compensates for what goes, by least squares.
         groups: that the columns that are left must be a multiple of: of the formats that weights will have.
     """
 

@@ -44,7 +44,7 @@ def _problem(program: Program, node: Node, known: set[Node]) -> str | None:
     if "val" not in node.meta:
         return "has no value"
     if node.op == "placeholder":
-        return None if isinstance(node.meta["val"], FakeTensor) else "is no tensor"
+        return None if isinstance(node.meta["val"], FakeTensor) else "isn't a tensor"
     where = node.meta.get(WHERE)
     if not isinstance(where, tuple) or not where or not all(isinstance(w, str) for w in where):
         return "has no provenance"
@@ -77,7 +77,7 @@ def _call_problem(program: Program, node: Node) -> str | None:
         if target._schema.is_mutable:
             return "is not functional"
     elif getattr(target, "__module__", "") not in ("_operator", "operator", "torch", "math"):
-        return "is no op"
+        return "isn't an op"
     if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
         return None
     if _same(program.verified.get(node), depends_on(node)):

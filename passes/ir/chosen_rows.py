@@ -91,7 +91,7 @@ class Mix:
 class MixedColumns(WeightExpr):
     """``base[:, kept] + base[:, removed] @ mix``, [N, kept] float32 of a base [N, K] of any type of floats.
 
-    What is removed is made up for by what is kept, where a product's inputs are alike. A column stands for the kept
+    What is removed is compensated by what is kept, where a product's inputs are alike. A column stands for the kept
     one: that is its provenance.
     """
 

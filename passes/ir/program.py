@@ -294,7 +294,7 @@ def from_exported(
         symbols: names of the shape symbols.
 
     Raises:
-        PassError: a weight is missing or has another shape or dtype; a node is no functional call.
+        PassError: a weight is missing or has another shape or dtype; a node isn't a functional call.
     """
     signature = exported.graph_signature
     lifted = {

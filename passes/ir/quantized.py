@@ -46,7 +46,7 @@ class QuantizationCounts:
     """What became of one weight.
 
     ``values``: how many it has. ``saturated``: values of 8 bits that the rounded scale would have taken beyond 127 (or
-    448), and that were clamped (4 bits are clamped where that leaves the least error, which is no accident to count).
+    448), and that were clamped (4 bits are clamped where that leaves the least error, on purpose, so not counted).
     ``vanished``: groups that were not all one number, but so near to it that their float16 scale is 0. ``kept``: values
     that are integers of the source's, and were not rounded.
     """

@@ -127,4 +127,4 @@ def _member(expr: WeightExpr, index: int) -> WeightExpr:
         case Scaled():
             return expr.member(index, _member(expr.base, index))
         case _:
-            raise PassError(f"{expr.describe()} is no stack")
+            raise PassError(f"{expr.describe()} isn't a stack")

@@ -42,7 +42,7 @@ def apply(b: Builder, fn: str, arguments: list[Value], out: View) -> View:
 def _number(b: Builder, value: float, out: View) -> int | float:
     if out.dtype == "i32":
         if value != int(value):
-            raise b.unsupported(f"{value} is no integer")
+            raise b.unsupported(f"{value} isn't an integer")
         return int(value)
     if not math.isfinite(value):
         raise b.unsupported(f"the number {value} is not finite")

@@ -151,7 +151,7 @@ def _input(builder: Builder, node: Node) -> Value:
             return CacheRef(_cache_name(builder.program, int(name.partition(":")[2])), half)
     value = builder.program.value(node)
     if name.startswith("block_table:"):
-        # Its width is no function of T, B and R: 0 says that it is known at run time alone.
+        # Its width isn't a function of T, B and R: 0 says that it is known at run time alone.
         requests = builder.program.affine(value.shape[0])
         return View("input", name, "i32", (requests, Affine()), (Affine(), Affine(1)))
     shape = tuple(builder.program.affine(s) for s in value.shape)

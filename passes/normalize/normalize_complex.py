@@ -32,7 +32,7 @@ class ComplexRotation(Rule):
 
     def check(self, program: Program, match: Match) -> str | None:
         if _table(match.node("table")) is None:
-            return "the factor is no table of complex numbers of length 1"
+            return "the factor isn't a table of complex numbers of length 1"
         x, result = program.shape(match.node("x")), program.shape(match.root)
         if tuple(result) != (*x[:-1], x[-1] / 2, 2):
             return "x is not seen as pairs of its last dimension"

@@ -284,7 +284,7 @@ def _check_weight(program: Program, node: Node, chosen: WeightFormat, heads: set
         )
     if chosen.sparsity != "dense" and size % QUAD:
         raise PassError(
-            f"{describe_node(node)}: its input dimension of {size} is no multiple of {QUAD}, of which 2:4 keeps two",
+            f"{describe_node(node)}: its input dimension of {size} isn't a multiple of {QUAD}, of which 2:4 keeps two",
             hint='Give it sparsity = "dense", by an override in the recipe.',
         )
     rounded = node.target in LINEARS and chosen.activation == "int8"

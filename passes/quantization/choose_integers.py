@@ -135,7 +135,7 @@ def _fitting(
 def _working_bytes(program: Program, node: Node) -> int:
     """What choosing a linear's integers takes beside its inputs and outputs."""
     *experts, rows, size = program.value(_weight(node)).shape
-    # The weight as it is read, turned round and rounded, and all experts' integers; the Hessian, and its factor in
+    # The weight as it is read, reordered and rounded, and all experts' integers; the Hessian, and its factor in
     # float64 and float32.
     return 16 * rows * size + 3 * prod(experts) * rows * size + 16 * size * size
 
@@ -286,7 +286,7 @@ class _Sweep:
 def _weight(node: Node) -> Node:
     weight = node.args[WEIGHT_ARGUMENT[node.target]]
     if not isinstance(weight, Node):
-        raise PassError(f"{describe_node(node)}: its weight is no weight")
+        raise PassError(f"{describe_node(node)}: its weight isn't a weight")
     return weight
 
 

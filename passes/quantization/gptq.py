@@ -1,4 +1,4 @@
-"""GPTQ: integers of 4 bits chosen column by column, each one's rounding error made up for by the columns to come.
+"""GPTQ: integers of 4 bits chosen column by column, each one's rounding error compensated by the columns to come.
 
 Frantar et al. 2022, https://arxiv.org/abs/2210.17323. Of a weight W [N, K] and inputs X [T, K] it makes
 ||X W^T - X Q^T|| small, of which it only needs X^T X [K, K]. What is done here as there: columns in blocks, the factor
@@ -158,7 +158,7 @@ def gptq(
         keep_zeros: what is zero in the weight stays zero, as its sparsity asks for.
 
     Raises:
-        PassError: the weight is too large for float16 scales, or ``hessian`` is no good; see ``factorize``.
+        PassError: the weight is too large for float16 scales, or ``hessian`` is invalid; see ``factorize``.
     """
     factor = factor or factorize(hessian)
     importance = hessian.diagonal() / (hessian.diagonal().mean() or 1.0)

@@ -191,7 +191,7 @@ def _norm(program: Program, call: Node) -> Producer:
 def _only_linear(value: object, reader: Node) -> Node:
     """``value`` as a linear that ``reader`` alone reads."""
     if not isinstance(value, Node) or value.target not in LINEARS:
-        raise _NotScalableError(f"what {reader.name} ({reader.target}) reads is no linear's result")
+        raise _NotScalableError(f"what {reader.name} ({reader.target}) reads isn't a linear's result")
     if set(value.users) != {reader}:
         raise _NotScalableError(f"{value.name} is read by others than {reader.name}")
     return value
@@ -246,7 +246,7 @@ def _values(program: Program, attention: Node, readers: tuple[Node, ...]) -> Pro
         if node.target is aten.slice.Tensor and node.args[1] in (-1, program.value(node).dim() - 1):
             linear, start = node.args[0], int(node.args[2])  # type: ignore[arg-type]
             if not isinstance(linear, Node) or linear.target not in LINEARS:
-                raise _NotScalableError(f"the values of {attention.name} are no linear's result")
+                raise _NotScalableError(f"the values of {attention.name} aren't a linear's result")
             node = linear
             break
         if node.target not in _SAME_CHANNELS or node.target is ew.take_rows.default:

@@ -2,7 +2,7 @@
 
     magnitude   the largest |w|
     wanda       the largest |w| times the norm of its column's inputs; Sun et al. 2023, https://arxiv.org/abs/2306.11695
-    sparsegpt   those whose loss the kept ones can make up for best, and do; see sparsegpt.py
+    sparsegpt   those whose loss the kept ones can compensate for best, and do; see sparsegpt.py
 
 The last two look at calibration tokens in one run, layer by layer: each sees inputs as the sparse layers before it give
 them. What is kept of a weight is an expression over it, which is evaluated when it is written.

@@ -1,4 +1,4 @@
-"""Which inputs of a product can go, and how the others make up for them.
+"""Which inputs of a product can go, and how the others compensate for them.
 
 Of y = x W^T with moments C = X^T X, removing input c and adjusting the other columns by least squares costs
 ||W_c||^2 / (C^-1)_cc more squared error, and leaves moments whose inverse is C^-1 less a rank-1 term: the optimal brain

@@ -1,7 +1,7 @@
 """Feed-forward networks in a normalised program: a linear whose inputs are made one by one of others' outputs.
 
-Their width is no dimension that anything else sees, so channels can go: rows of the linears that open one (gate and up,
-or one alone), their biases, and columns of the one that closes it.
+Nothing else sees their width, so channels can go: rows of the linears that open one (gate and up, or one
+alone), their biases, and columns of the one that closes it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FeedForward:
 
 
 class _NotPrunableError(Exception):
-    """Why something is no feed-forward network whose channels can go."""
+    """Why something isn't a feed-forward network whose channels can go."""
 
 
 def feed_forwards(program: Program) -> tuple[list[FeedForward], list[Rejection]]:
@@ -184,5 +184,5 @@ def _free_weight(program: Program, linear: Node, axis: int) -> int:
     expr = program.weight_of(linear.args[1])
     assert expr is not None
     if len(expr.shape) != 2 or not expr.dtype.is_floating_point:
-        raise _NotPrunableError(f"the weight of {linear.name} is no matrix of floats")
+        raise _NotPrunableError(f"the weight of {linear.name} isn't a matrix of floats")
     return expr.shape[axis]

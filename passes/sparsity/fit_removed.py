@@ -1,4 +1,4 @@
-"""What goes of a product's inputs, and what makes up for it, on two halves of some tokens."""
+"""What goes of a product's inputs, and what compensates for it, on two halves of some tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
 
 ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
 """Names of figures. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
-of removing what adds the least by itself, with nothing made up for."""
+of removing what adds the least by itself, with nothing compensated."""
 
 
 def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +34,7 @@ def halves_of(sequences: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
 
 @dataclass(frozen=True)
 class Fit:
-    """What goes of a product's inputs and what makes up for it; errors are relative, of the half that wasn't fitted."""
+    """What goes of a product's inputs, and what compensates; errors are relative, of the half that wasn't fitted."""
 
     removed: torch.Tensor
     kept: torch.Tensor
@@ -60,16 +60,16 @@ Choose = Callable[[Moments, torch.Tensor], torch.Tensor]
 
 
 def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plainly: Choose, correct: bool) -> Fit:
-    """Chooses inputs of the product with a weight [N, K], and makes up for them, if that is of use.
+    """Chooses inputs of the product with a weight [N, K], and compensates for them, if that is of use.
 
     Few tokens fit many inputs too well: what the other half says is held to. What is used is of both halves.
 
     Args:
         halves: of the inputs: the first is fitted, the second says how well.
-        choose: those whose removal, made up for, costs the least.
+        choose: those whose removal, compensated, costs the least.
         plainly: those that add the least by themselves.
-        correct: take either of these, with what is made up for at some damping, if that is better on the second half
-            than the latter with nothing made up for.
+        correct: take either of these, with what is compensated at some damping, if that is better on the second half
+            than the latter with nothing compensated.
     """
     first, second = halves
     both = Moments(first.sum + second.sum, first.tokens + second.tokens)

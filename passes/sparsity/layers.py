@@ -62,7 +62,7 @@ def _layer(program: Program, path: str, nodes: Sequence[Node]) -> Layer | str:
         return "others read more of it than what it adds to the stream"
     behind, before = streams[0]
     if len(before) != 1:
-        return "what it adds to can't be told"
+        return "what it adds to is unclear"
     return Layer(path, before[0], behind)
 
 

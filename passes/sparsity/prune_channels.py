@@ -1,9 +1,9 @@
-"""Channels of feed-forward networks go: those whose removal, made up for as well as can be, costs the output least.
+"""Channels of feed-forward networks go: those whose removal, compensated as well as can be, costs the output least.
 
 The network computes the sum over its channels c of a_c W_c, with a_c the activation and W_c a column of the weight that
 closes it. On calibration tokens, as the pruned networks before leave them, channels go one by one, each the cheapest
-after those before (see eliminate.py), and what is kept makes up for them by least squares: a mix of columns, which the
-weight is multiplied with when it is written.
+after those before (see eliminate.py), and what is kept compensates by least squares: a mix of columns, which the weight
+is multiplied with when it is written.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _working(network: FeedForward) -> int:
 
 @dataclass
 class _Sweep:
-    """One run over the tokens, which chooses as it comes by. ``found``: what each network keeps, and its weight."""
+    """One run over the tokens, which chooses while it runs. ``found``: what each network keeps, and its weight."""
 
     program: Program
     context: PassContext

@@ -1,4 +1,4 @@
-"""Attention heads go: those whose removal, made up for as well as can be, costs the output least.
+"""Attention heads go: those whose removal, compensated as well as can be, costs the output least.
 
 What reads an attention multiplies each query head's result with columns of its own, so that heads are to it what
 channels are to a feed-forward network's last linear (see eliminate.py). Query heads that share keys and values stay of
@@ -194,7 +194,7 @@ def _columns(heads: Heads, members: list[list[int]], gone: Sequence[int], within
 
 def _within(heads: Heads, moments: Moments, weight: torch.Tensor, left: list[list[int]], each: int) -> list[int]:
     """Of every group that is left the heads that go, the cheapest first, until each has so many; heads of groups that
-    are gone make up for nothing."""
+    are gone compensate for nothing."""
     kept = heads.columns([h for m in left for h in m])
     own, columns = moments.of_some(kept), weight[:, kept]
     size, count = heads.value_size, len(left[0])

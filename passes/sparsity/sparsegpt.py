@@ -1,4 +1,4 @@
-"""SparseGPT: which two of every four weights are kept, and what the others had is made up for by those to come.
+"""SparseGPT: which two of every four weights are kept, and what the others had is compensated by those to come.
 
 Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774. Of a weight W [N, K] and X^T X [K, K] of its inputs it makes
 ||X W^T - X S^T|| small: columns are taken one after the other as GPTQ takes them (gptq.py has the factor R of the

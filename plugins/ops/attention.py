@@ -125,7 +125,7 @@ def _check_heads(q: torch.Tensor, k: torch.Tensor) -> None:
     heads, size = k.shape[-2:]
     torch._check(
         q.shape[1] % heads == 0,
-        lambda: f"attention: {q.shape[1]} query heads are no multiple of {heads} key/value heads",
+        lambda: f"attention: {q.shape[1]} query heads aren't a multiple of {heads} key/value heads",
     )
     torch._check(q.shape[2] == size, lambda: f"attention: head sizes of q {q.shape} and k {k.shape} differ")
 

@@ -26,7 +26,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     """x [T, Nkv, D] -> codes ``dtype`` [T, Nkv, D], scales float32 [T, Nkv].
 
     Each head is scaled to the largest code (``scale_to``) and rounded to the nearest, ties to even. Raises KeyError for
-    a dtype that is no cache's.
+    a dtype that isn't a cache's.
     """
     top = LARGEST_CODE[dtype]
     codes, scales = scale_to(x.float(), top)

@@ -132,7 +132,7 @@ class SamplingBatch:
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 are off. The random
     number of a row is a function of (``seed``, ``counter``) alone, where counter is the index of the new token in its
-    request's output, so that a request draws the same tokens in any company.
+    request's output, so that a request draws the same tokens in any batch.
     """
 
     temperature: FloatArray

@@ -58,7 +58,7 @@ class Affine:
         """What ``to_json`` gave. Raises ValueError. A program has thousands, of which few differ."""
         try:
             return _affine(*value, *value.values()) if type(value) is dict else _affine(value)
-        except TypeError:  # what can't be hashed is no expression either
+        except TypeError:  # what can't be hashed isn't an expression either
             return cls.of(value)
 
     def coefficients(self) -> tuple[int, int, int, int]:
@@ -113,7 +113,7 @@ class Affine:
         return " + ".join(terms)
 
 
-@functools.lru_cache(4096, typed=True)  # True is no 1
+@functools.lru_cache(4096, typed=True)  # True isn't 1
 def _affine(*terms: Any) -> Affine:
     half = len(terms) // 2
     return Affine.of(terms[0] if len(terms) == 1 else dict(zip(terms[:half], terms[half:], strict=True)))
@@ -204,7 +204,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
-        """Raises BundleError naming ``source`` and the field if the text is no lowered program of this version."""
+        """Raises BundleError naming ``source`` and the field if the text isn't a lowered program of this version."""
         try:
             data = parse_json(text)
         except ValueError as e:

@@ -26,7 +26,7 @@ _NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record's types are checked where it is read, by ``read`` or ``model_validate``, not where it is made.
 
-    What is no JSON has ``of_json`` and ``to_json`` of its own. Methods are named as pydantic's, which recipes have.
+    What isn't JSON has ``of_json`` and ``to_json`` of its own. Methods are named as pydantic's, which recipes have.
     """
 
     @classmethod

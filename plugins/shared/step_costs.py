@@ -2,7 +2,7 @@
 
 Bytes are those that must move at least once. What a kernel reads again, as a long prompt's blocks of rows read the same
 panel of weights, comes out of a cache, and is not counted twice. What is read is counted as it is stored: packed
-weights with their padding, keys in whole blocks. docs/use/commands/report.md compares that with what was measured.
+weights with their padding, keys in whole blocks. docs/inside/notes-cpu.md compares that with measurements.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class StepCost:
 def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
     """A cost for each step of the program.
 
-    Of experts, a step reads those that its tokens choose, here as many as tokens choose in the mean that choose evenly:
+    Of experts, a step reads those that its tokens choose, here as many as tokens choose on average that choose evenly:
     E (1 - (1 - k/E)^T), which is k for one token.
     """
     weights = {use.name: use for use in program.weights}
@@ -187,7 +187,7 @@ def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str
 
 
 def _experts_read(step: Step, use: WeightUse, sizes: StepSizes) -> float:
-    """Different experts that the step's rows go to, in the mean, if tokens choose evenly."""
+    """Different experts that the step's rows go to, on average, if tokens choose evenly."""
     experts, rows = use.shape[0], step.outputs[0].shape[0]
     each = next((n for n in rows.coefficients()[1:] if n), 1)  # k: rows are k times T, or R
     return float(experts * (1 - max(0.0, 1 - each / experts) ** (sizes.at(rows) / each)))

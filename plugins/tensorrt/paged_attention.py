@@ -321,7 +321,7 @@ def _fixed(desc: Desc, index: int, what: str) -> int:
 
 def _float(desc: Desc) -> FloatType:
     if desc.dtype not in _FLOATS:
-        raise TargetError(f"paged attention in TensorRT: {desc.dtype} is no float type that kernels have", hint=_HINT)
+        raise TargetError(f"paged attention in TensorRT: {desc.dtype} isn't a float type that kernels have", hint=_HINT)
     return _FLOATS[desc.dtype]
 
 

@@ -56,7 +56,7 @@ class AttentionShape:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise TargetError(
-                f"attention: {self.heads} query heads are no multiple of {self.kv_heads} key/value heads",
+                f"attention: {self.heads} query heads aren't a multiple of {self.kv_heads} key/value heads",
                 hint="Every key/value head serves the same number of query heads.",
             )
         if not self.quantized and self.cache != self.dtype and self.dtype != "f32":

@@ -112,7 +112,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str, context_length: int) -> BucketPlan:
-        """Raises BundleError naming ``source`` and the field if it is no plan for a model of that context."""
+        """Raises BundleError naming ``source`` and the field if it isn't a plan for a model of that context."""
         try:
             data = parse_json(text)
         except ValueError as e:

@@ -119,7 +119,7 @@ class SourceSection(Record, frozen=True, kw_only=True):
 
 
 class PassSection(Record, frozen=True, kw_only=True):
-    """What a pass did: how many places it matched, and how many candidates its checks turned down."""
+    """What a pass did: how many places it matched, and how many candidates its checks rejected."""
 
     name: str
     matched: Count
@@ -193,7 +193,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = MANIFEST_PATH) -> Manifest:
-        """Raises BundleError naming ``source`` and the field if the text is no manifest that this version reads."""
+        """Raises BundleError naming ``source`` and the field if the text isn't a manifest that this version reads."""
         return _read_manifest(cls, text, source)
 
 

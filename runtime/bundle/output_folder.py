@@ -133,7 +133,7 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def _resolved(text: str) -> Path:
-    """Links in its parents are followed, and so is the last part where it is no name, as in "a/.."."""
+    """Links in its parents are followed, and so is the last part where it isn't a name, as in "a/.."."""
     text.encode()
     path = Path(text)
     if path.name in ("", ".."):

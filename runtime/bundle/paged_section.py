@@ -78,7 +78,7 @@ class PagedProfile(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, sizes in (("T", self.T), ("B", self.B), ("R", self.R), ("M", self.M), ("P", self.P)):
             if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-                raise ValueError(f"{name}: {list(sizes)} is no least, best and most size")
+                raise ValueError(f"{name}: {list(sizes)} isn't [least, best, most]")
 
     def holds(self, tokens: int, requests: int, rows: int, blocks: int) -> bool:
         """Whether a step of these sizes, with tables of ``blocks`` blocks, runs in it."""

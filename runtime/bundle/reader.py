@@ -229,7 +229,7 @@ class Bundle:
         except OSError as e:
             raise BundleError(f"{path}: {e.strerror}", hint="Copy the bundle again, or export it again.") from e
         if not path.is_file() or not path.resolve().is_relative_to(self.path.resolve()):
-            raise BundleError(f"{path} is no file of this bundle", hint="Copy the bundle again, or export it again.")
+            raise BundleError(f"{path} isn't a file of this bundle", hint="Copy the bundle again, or export it again.")
         if size != expected:
             raise BundleError(
                 f"{path}: {size:,} bytes, files.{name}.bytes in {MANIFEST_PATH} is {expected:,}",

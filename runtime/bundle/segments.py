@@ -150,7 +150,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
         cache_groups: in the program's order.
         profiles: of every engine.
         segments: the engines, in the order in which steps first run them.
-        buffers: by name; what several steps use in turns is one.
+        buffers: by name; what several steps use one after the other is one.
         steps: in order.
         kernels: for each shape of attention and GPU.
         summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
@@ -289,7 +289,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
-        """Raises BundleError naming ``source`` and what is wrong, if it is no schedule that this version reads."""
+        """Raises BundleError naming ``source`` and what is wrong, if it isn't a schedule that this version reads."""
         try:
             data = parse_json(text)
         except ValueError as e:

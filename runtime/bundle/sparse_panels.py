@@ -49,7 +49,7 @@ def is_sparse(weight: Array) -> bool:
 def pack_sparse(weight: Array, dtype: str) -> Array:
     """[N, K] -> uint8 [ceil(N/32), ceil(K/32), block]. Raises ValueError for a weight that isn't sparse."""
     if not is_sparse(weight):
-        raise ValueError("more than two of four values are not zero, or K is no multiple of 4")
+        raise ValueError("more than two of four values are not zero, or K isn't a multiple of 4")
     rows, columns = weight.shape
     panels, blocks = -(-rows // PANEL), -(-columns // DEPTH)
     padded = np.zeros((panels * PANEL, blocks * DEPTH), weight.dtype)

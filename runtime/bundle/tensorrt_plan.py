@@ -58,7 +58,7 @@ class PlanHeader:
             source: the file that errors name.
 
         Raises:
-            BundleError: it is no plan, was cut off, or is for a GPU that this version doesn't know; names the field.
+            BundleError: it isn't a plan, was cut off, or is for a GPU that this version doesn't know; names the field.
         """
         if len(data) < HEADER_BYTES:
             raise BundleError(

@@ -18,7 +18,7 @@ def check_capability(name: str) -> str:
     """``name`` if it is a compute capability such as "8.9"; else raises ValueError."""
     major, dot, minor = name.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise ValueError(f"{name!r} is no compute capability such as 8.9")
+        raise ValueError(f"{name!r} isn't a compute capability such as 8.9")
     return name
 
 
@@ -33,7 +33,7 @@ def check_ranges(**ranges: Range) -> None:
     """Raises ValueError naming the first that doesn't rise from 1 or more."""
     for name, sizes in ranges.items():
         if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-            raise ValueError(f"{name}: {list(sizes)} is no least, best and most size")
+            raise ValueError(f"{name}: {list(sizes)} isn't [least, best, most]")
 
 
 class ProfileSection(Record, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@
         "add_bos", "add_eos"                                    : true where the *caller* must add the token, because
                                                                   tokenizer.json's post-processor doesn't
 
-Every ``*_token`` entry is a variable of the chat template, as in transformers. Which ids end a text is no part of this
+Every ``*_token`` entry is a variable of the chat template, as in transformers. Which ids end a text isn't part of this
 folder: that is ``model.eos_token_ids`` of the manifest.
 """
 

@@ -1,6 +1,6 @@
 """What ``optimize tune`` found for a bundle on a machine: a file beside the bundle, BUNDLE.tune.json.
 
-It is no part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
+It isn't part of the bundle: nothing hashes it, no copy of the bundle needs it, and no result depends on it. It is used
 on the kind of processor, with the number of cores, the instruction set, the version and the program that it was
 measured with, and on no other.
 """
@@ -96,7 +96,7 @@ class TuningFile(BaseModel):
 def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
     """What is kept beside a bundle for this machine, and a note: "" if there is no file.
 
-    A file that can't be used is no error, since nothing depends on it: the note says why.
+    A file that can't be used isn't an error, since nothing depends on it: the note says why.
     """
     path = tuning_path(bundle)
     try:

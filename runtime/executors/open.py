@@ -61,7 +61,7 @@ class Opening:
         groups: cache groups for requests of up to so many tokens.
         make: the executor.
         most_context: tokens that a request may have at most, if that is fewer than the model has.
-        memory: bytes for the caches where nobody says how many.
+        memory: bytes for the caches by default.
         slots: whether a request takes a block of its whole context.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
     """
@@ -177,7 +177,7 @@ TARGETS = Extensible(_OWN, "enginewright.runtime_targets", RuntimeTarget)
 """All targets that there are, in the order in which they are shown; those of other packages come last."""
 
 ORDER = tuple(name for name, target in _OWN.items() if target.opening is not None)
-"""Targets that run here. Where nobody says which, it is the first of them that the bundle has."""
+"""Targets that run here. By default it is the first of them that the bundle has."""
 
 
 def runs_here(name: str) -> bool:

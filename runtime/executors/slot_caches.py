@@ -127,7 +127,7 @@ class SlotCaches:
         if len(self._bindings) > MOST_BINDINGS:
             self._bindings.popitem(last=False)
         bound.arrays[INPUT_IDS][:] = run.ids
-        # What is no request's may stand behind the last position that the model has.
+        # What isn't a request's may stand behind the last position that the model has.
         np.minimum(run.places, self.capacity - 2, out=bound.arrays[POSITION_IDS])
         bound.arrays[WRITE_INDEX][:] = run.places[:, 0]
         bound.arrays[ROWS][: len(run.wanted)] = run.wanted

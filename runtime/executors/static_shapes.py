@@ -51,7 +51,7 @@ class StaticShapes:
     """An executor whose steps have the sizes of a plan's buckets. See ``executors.base.Executor``.
 
     Padding are requests of token 0, whose keys and values go to blocks of their own, which no request gets: the last
-    of each pool. Nothing of theirs is sampled or given back, and no request's numbers depend on its company, so results
+    of each pool. Nothing of theirs is sampled or given back, and no request's numbers depend on the batch, so results
     are those of the steps as they came. A step that wants logits of more rows than its bucket has (a prompt that is
     scored) keeps its rows.
 

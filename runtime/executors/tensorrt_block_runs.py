@@ -194,7 +194,7 @@ class PackedSteps:
         return logits
 
     def _logits_of(self, step: StepInput, decodes: bool) -> FloatArray:
-        """[R, V]. More rows than a profile has are computed in turns: a step that is run again writes the same."""
+        """[R, V]. More rows than a profile has take several runs: a step that is run again writes the same."""
         tokens, requests = len(step.ids), len(step.kv_len)
         blocks = max(table.shape[1] for table in step.block_tables.values())
         logits = np.empty((len(step.rows), self._vocab), np.float32)

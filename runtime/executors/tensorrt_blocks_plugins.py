@@ -107,7 +107,7 @@ class PagedEngines:
         for engine in engines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
-                raise BundleError(f"{engine.path}: its logits are no 32-bit floats", hint="Build it again.")
+                raise BundleError(f"{engine.path}: its logits aren't 32-bit floats", hint="Build it again.")
         self._scratch = device.allocate(max(engine.scratch_bytes for engine in engines))
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:

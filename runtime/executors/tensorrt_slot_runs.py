@@ -299,7 +299,7 @@ class EngineSlots:
         rows[: len(wanted)] = wanted
         arrays: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: part.ids,
-            # What is no request's may stand behind the last position that the model has.
+            # What isn't a request's may stand behind the last position that the model has.
             POSITION_IDS: np.minimum(part.places, self.length - 2),
             WRITE_INDEX: part.places[:, 0],
             ROWS: rows,

@@ -23,7 +23,7 @@ from .tensorrt_library import Library, open_library
 from .tensorrt_slot_runs import EngineSlots, check_profiles, choices_of
 
 FREE_SHARE = 0.8
-"""Of the GPU's memory that engines leave, for the caches, where nobody says how much: contexts need some as well."""
+"""Of the GPU's memory that engines leave, for the caches, by default: contexts need some as well."""
 
 
 class TensorRtExecutor(EngineExecutor[EngineSlots]):
@@ -84,7 +84,7 @@ def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
 
 
 def gpu_budget(bundle: Bundle, target: str) -> int:
-    """Bytes for the caches where nobody says how many: most of what the engines leave of the GPU's free memory.
+    """Bytes for the caches by default: most of what the engines leave of the GPU's free memory.
 
     Raises CapacityError if they leave nothing, and what opening the target raises.
     """

@@ -77,7 +77,7 @@ def parse_size(value: int | str) -> int:
     """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError naming ``memory``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise RequestError(f"memory: {value!r} is no size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
+        raise RequestError(f"memory: {value!r} isn't a size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
     return int(float(match[1]) * _UNITS[match[2]])
 
 

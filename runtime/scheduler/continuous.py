@@ -29,7 +29,7 @@ class SchedulerConfig:
     Attributes:
         max_requests: most requests that run at a time.
         prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
-        prefill_chunk: most prefill tokens of one request in a step; None is no limit of its own.
+        prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
     """
 
     max_requests: int = 64

@@ -59,13 +59,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
 
-        Raises RequestError for lone surrogates, which is what Python makes of bytes that are no UTF-8, and for words
+        Raises RequestError for lone surrogates, which is what Python makes of bytes that aren't UTF-8, and for words
         that the tokenizer has no tokens for.
         """
         try:
             text.encode()
         except UnicodeEncodeError as e:
-            raise RequestError(f"prompt: {text[e.start]!r} is no character", hint="Pass text in UTF-8.") from e
+            raise RequestError(f"prompt: {text[e.start]!r} isn't a character", hint="Pass text in UTF-8.") from e
         hint = "Pass token ids instead."
         with what_tokenizers_raises(lambda e: RequestError(f"prompt: the tokenizer can't take it: {e}", hint=hint)):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -177,7 +177,7 @@ class Detokenizer:
     are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
     Special tokens have no text.
 
-    Where bytes are no text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
+    Where bytes aren't text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
     before the fault included. A stream can't know of the fault yet, so it has those characters.
     """
 

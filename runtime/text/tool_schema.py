@@ -151,5 +151,5 @@ def _described(name: str, argument: str, text: str) -> dict[str, Any]:
     try:
         values = [v.strip() if isinstance(v, str) else v for v in json.loads(choices[1])]
     except (ValueError, TypeError) as e:
-        raise RequestError(f"tools: {name}: the choices of {argument!r} are no JSON list: {e}") from e
+        raise RequestError(f"tools: {name}: the choices of {argument!r} aren't a JSON list: {e}") from e
     return {"enum": values, "description": text[: choices.start()].strip()}

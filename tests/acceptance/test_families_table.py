@@ -66,7 +66,7 @@ HEADING = """# Families
 
 Every family of decoders that transformers has, and what becomes of it. This page is made by
 `tests/acceptance/test_families_table.py`, which exports and runs a tiny random model of each, and fails when a row is
-not so any more.
+out of date.
 
 - **works**: a prefill and 8 decode steps through the CPU runtime in 32-bit floats are within 1e-4 of transformers'
   logits. The number is what `int8` stays below on random tokens: the mean KL divergence per token from the same model

@@ -1,4 +1,4 @@
-"""Narrow formats through the whole chain: as close as a recipe says, small, and bit for bit the same in any company."""
+"""Narrow formats through the whole chain: as close as a recipe says, small, and bit for bit the same in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a request's logits are bit-for-bit the same whatever the company, though it fills experts."""
+"""Mixtures of experts: a request's logits are bit-for-bit the same whatever the batch, though it fills experts."""
 
 from __future__ import annotations
 

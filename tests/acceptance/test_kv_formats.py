@@ -1,4 +1,4 @@
-"""Every weight format with every KV cache: bit for bit the same in any company, and as close as its bits allow."""
+"""Every weight format with every KV cache: bit for bit the same in any batch, and as close as its bits allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contrib variant through the export, the bundle and the scheduler: the standard file's tokens, in any company."""
+"""The contrib variant through the export, the bundle and the scheduler: the standard file's tokens, in any batch."""
 
 from __future__ import annotations
 

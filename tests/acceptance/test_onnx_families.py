@@ -1,4 +1,4 @@
-"""onnxruntime through our scheduler: transformers' greedy tokens on tiny models of many families, in any company."""
+"""onnxruntime through our scheduler: transformers' greedy tokens on tiny models of many families, in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each bucket's program beside that of any size: a row of figures for each; programs that differ are no success."""
+"""Each bucket's program beside that of any size: a row of figures for each; programs that differ aren't a success."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_whole_and_pruned_have_rows(tiny_folder: Path, tmp_path: Path) -> None:
     assert len(pruned["time_saved_by_round"]) == len(pruned["speeds"]) == 2
     assert pruned["time_for_bytes"] == pytest.approx(pruned["time_saved"] / pruned["bytes_saved"])
     assert pruned["kl_mean"] > 0
-    assert rows["f32", "pruned, nothing made up for"]["kl_mean"] > 0
+    assert rows["f32", "pruned, nothing compensated"]["kl_mean"] > 0
     assert rows["f32", "whole"]["kl_mean"] is None
     before, table, after = page.read_text().partition("| recipe |")
     assert before.startswith("before") and "old" not in table + after and after.endswith("after\n")

@@ -16,7 +16,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2048, "head_dim": 64}
-"""Large enough that a page (4 KiB) more or less at an edge is no percent."""
+"""Large enough that a page (4 KiB) more or less at an edge isn't a percent."""
 
 EXPERTS = SIZES | {"num_local_experts": 8, "num_experts_per_tok": 2}
 
@@ -43,6 +43,6 @@ def test_a_decode_step_reads_what_is_predicted(
     for row in decode:
         assert row["weights"] == pytest.approx(row["weights_read"], rel=0.05), row
         assert row["kv"] == pytest.approx(row["kv_read"], rel=0.05), row
-    # Several tokens choose other experts than they do in the mean: that is no byte more or less of keys and values.
+    # Several tokens choose other experts than they do on average: that isn't a byte more or less of keys and values.
     for row in rows:
         assert row["kv"] == pytest.approx(row["kv_read"], rel=0.05), row

@@ -1,4 +1,4 @@
-"""Tokens do not depend on company, chunks or preemption."""
+"""Tokens do not depend on the batch, chunks or preemption."""
 
 from __future__ import annotations
 

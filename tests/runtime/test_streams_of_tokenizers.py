@@ -167,7 +167,7 @@ def test_streams_are_what_the_whole_decodes_to(backend: tokenizers.Tokenizer, to
     for ids in sequences(backend, 1500, "whole"):
         whole, got = tokenizer.decode(ids), "".join(stream(tokenizer, ids, []))
         if "\ufffd" in whole and "<0x80>" in backend.get_vocab():
-            # A run of bytes that is no text becomes nothing but U+FFFD, with the characters before the fault. What was
+            # A run of bytes that isn't text becomes nothing but U+FFFD, with the characters before the fault. What was
             # given out before it stays.
             assert contains_in_order(got.replace("\ufffd", ""), whole.replace("\ufffd", "")), ids
         else:
@@ -191,7 +191,7 @@ def test_streams_go_on_behind_a_prompt(backend: tokenizers.Tokenizer, tokenizer:
 
 
 def test_pieces_have_whole_characters(backend: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    """U+FFFD only comes out for bytes that are no text, and no piece takes back what another gave."""
+    """U+FFFD only comes out for bytes that aren't text, and no piece takes back what another gave."""
     for ids in sequences(backend, 500, "characters"):
         whole = tokenizer.decode(ids)
         if "\ufffd" in whole:

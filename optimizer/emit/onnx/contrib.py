@@ -47,7 +47,7 @@ def accuracy_level(program: Program) -> AccuracyLevel:
 
     In the program the other factor is rounded to 8 bits, in groups of the weight's size, and so it is at level 4 (in
     groups of 32 beside one scale a channel). What offsets add is a product of sums that nothing rounds: beside factors
-    that are rounded, that would be worse than to round neither. Products of experts are no MatMulNBits, and round
+    that are rounded, that would be worse than to round neither. Products of experts aren't MatMulNBits, and round
     nothing at any level.
     """
     products = [bound_arguments(node) for node in program.nodes_of(ew.quantized_linear.default)]

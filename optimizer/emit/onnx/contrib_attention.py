@@ -71,7 +71,7 @@ def _group_query(program: Program, node: Node) -> GroupQuery | str:
     if value_size != size:
         return f"heads of values have {value_size} numbers, and those of keys {size}"
     if size % _HEADS_BY:
-        return f"heads of {size} numbers, which is no multiple of {_HEADS_BY}"
+        return f"heads of {size} numbers, which isn't a multiple of {_HEADS_BY}"
     if heads % kv_heads:
         return f"{heads} heads share {kv_heads} key/value heads"
     q, k, v = a["q"], w["k"], w["v"]

@@ -73,7 +73,7 @@ def emit_model(
     Args:
         program: with attention in its paged form.
         writer: of the bundle.
-        progress: told the stage "emit", weight by weight.
+        progress: called with the stage "emit", weight by weight.
         floats: what the graph computes in, and its caches have.
         capacity: places of a slot; None leaves it free.
         contrib, kernels: most tokens of a request, for a contrib or a kernels variant beside it; None leaves that out.

@@ -180,7 +180,7 @@ class GraphBuilder:
     def value(self, node: object) -> str:
         """The tensor of a node with one result, in its own type."""
         if not isinstance(node, Node):
-            raise self.unsupported(f"{node!r} is no tensor")
+            raise self.unsupported(f"{node!r} isn't a tensor")
         if node.op == "get_attr":
             return self.weight(node)
         found = self.names.get(node)

@@ -62,7 +62,7 @@ def _offset_product(b: GraphBuilder, x: str, a: Mapping[str, Any], rank: int) ->
     scales, offsets = (
         b.stored(str(a[name].target), "columns", b.floats) for name in ("weight_scales", "weight_offsets")
     )
-    # The integers are stored less 8, which what doesn't depend on them makes up for: a constant to who loads the file.
+    # The integers are stored less 8. What compensates for it doesn't depend on them: a constant once it is loaded.
     return b.op("MatMul", sums, b.op("Add", offsets, b.op("Mul", scales, b.number(8.0, _F32))))
 
 

@@ -50,7 +50,7 @@ _DTYPES: dict[Stored, WeightDtype] = {
 _FLOATS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _MOST_F16 = 65504
 _CHUNK_BYTES = 32 << 20
-"""A weight is turned round and written in pieces of about this size."""
+"""A weight is transposed and written in pieces of about this size."""
 
 
 class ExternalWeights:
@@ -58,7 +58,7 @@ class ExternalWeights:
 
     Args:
         writer: of the bundle.
-        progress: told the stage "emit", weight by weight.
+        progress: called with the stage "emit", weight by weight.
         total: how many there are in the program.
         suffix: of their names in the bundle, where another target may have the same weights in another type.
     """

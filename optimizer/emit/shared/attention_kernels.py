@@ -98,7 +98,7 @@ def emit_attention_kernels(
         program, dtype, cache: as ``attention_shapes`` has them.
         capabilities: of the GPUs; 89 for 8.9.
         folder: in the bundle, such as "targets/tensorrt/kernels".
-        progress: told the stage "kernels", one by one.
+        progress: called with the stage "kernels", one by one.
 
     Raises:
         TargetError: a GPU that isn't known, or a shape that doesn't fit it; before anything is compiled.

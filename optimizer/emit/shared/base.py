@@ -24,13 +24,13 @@ def unrecorded(report: EngineReport) -> None:
 
 @dataclass(frozen=True)
 class EmitOptions:
-    """What a target may be told beside the program.
+    """What a target may be given beside the program.
 
     Attributes:
         engines: the recipe's [engines].
         context_length: the longest request of the bundle; 0 if it isn't known.
         buckets: fixed sizes of steps.
-        record: told of each engine that is built.
+        record: called with each engine that is built.
         onnx: the recipe's [onnx].
     """
 
@@ -63,8 +63,8 @@ class Emitter(Protocol):
         Args:
             program: with attention in its paged form, and what ``passes`` made of it.
             writer: the bundle being written; it is not committed here.
-            progress: told the stage "emit", weight by weight.
-            options: what else the target may be told; most need none of it.
+            progress: called with the stage "emit", weight by weight.
+            options: what else the target may be given; most need none of it.
 
         Returns:
             the target's manifest; its files are filled in when the bundle is committed.

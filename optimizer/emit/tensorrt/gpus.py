@@ -8,7 +8,7 @@ from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.tiles import GPUS
 
 KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)
-"""Compute capabilities, in rising order; all of them where nobody says which."""
+"""Compute capabilities, in rising order; all of them by default."""
 
 
 def check_kernels(capabilities: Sequence[str]) -> None:

@@ -218,7 +218,7 @@ def _add_profile(
         ranges = [sizes[letter] if letter else [size] * 3 for letter, size in zip(letters, shape, strict=True)]
         profile.set_shape(name, *(tuple(of[i] for of in ranges) for i in range(3)))
     if config.add_optimization_profile(profile) < 0:
-        raise RefusedError(f"the sizes {dict(sizes)} are no profile of it")
+        raise RefusedError(f"the sizes {dict(sizes)} aren't a profile of it")
 
 
 def _peak_rss_bytes() -> int:

@@ -37,7 +37,7 @@ class EngineRequest:
         compute_capabilities: such as "8.9"; at least one.
         profiles: at least one.
         inputs, outputs: names that the network must have; the library drops an input that it thinks nothing reads.
-        lengths: attention is told how much of each slot is held (``write_index`` and the tokens of the step), so that
+        lengths: attention is given how much of each slot is held (``write_index`` and the tokens of the step), so that
             it needn't look at the rest. The graph has a mask all the same.
         name: what progress and errors call it.
     """
@@ -62,7 +62,7 @@ class BuiltEngine:
         seconds: of parsing and building, without starting the process.
         peak_rss_bytes: the most that the child had resident.
         layers: of the network as it was parsed.
-        attentions: that were fused, and told lengths if that was asked for.
+        attentions: that were fused, and given lengths if that was asked for.
     """
 
     version: str
@@ -80,7 +80,7 @@ def build_engine(
 
     Args:
         request: what to build.
-        progress: told how many steps of the phase that the library is in are done, of how many, and what it is called.
+        progress: called with the library's phase, and how many of its steps are done, of how many.
 
     Raises:
         MissingDependencyError: tensorrt_rtx is not installed.

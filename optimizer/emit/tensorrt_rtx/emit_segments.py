@@ -37,7 +37,7 @@ from .segment_graphs import SegmentedModel, SegmentGraph, segment_model
 TARGET = "tensorrt-rtx"
 
 REQUESTS, CHUNK = 16, 512
-"""Most requests of a decode step, and most tokens of any step, where nobody says them."""
+"""Most requests of a decode step, and most tokens of any step, by default."""
 
 _USUAL_PROMPT = 128
 """Tokens of the steps that engines for prompts are tuned for, if as many go into one."""
@@ -54,7 +54,7 @@ def emit_segments(
     Args:
         program: with attention in its paged form.
         writer: of the bundle.
-        progress: told the stages "emit", "engines" and "kernels".
+        progress: called with the stages "emit", "engines" and "kernels".
         options: ``engines`` of them, ``record``.
         gpus: compute capabilities, such as "8.9".
 

@@ -8,7 +8,7 @@ from enginewright.plugins.shared.errors import TargetError
 from enginewright.runtime.bundle.tensorrt_plan import CAPABILITY_BITS
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")
-"""What engines are built for where nobody says it: Ampere, Ada and Blackwell. More of them make no larger engine."""
+"""What engines are built for by default: Ampere, Ada and Blackwell. More of them make no larger engine."""
 
 
 def check_suited(capabilities: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.tensorrt_section import ProfileSection
 
 REQUESTS, PROMPTS, CHUNK = 16, 4, 512
-"""Most requests of a decode step, most prompts of a step and most tokens of each, where nobody says them."""
+"""Most requests of a decode step, most prompts of a step and most tokens of each, by default."""
 
 _BEST_REQUESTS, _BEST_CHUNK = 4, 128
 """What kernels are chosen for within them."""

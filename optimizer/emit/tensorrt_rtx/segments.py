@@ -1,7 +1,7 @@
 """Cuts a program at its attentions: what lies between two of them is a segment.
 
-A call runs in the last segment that is soon enough for all who read it: a feed-forward layer beside an attention runs
-behind it, and what is made for wanted rows alone at the end. So layers that are alike have segments that are alike.
+Each call runs in the latest segment that precedes all its readers: a feed-forward layer beside an attention runs after
+it, and what is made for wanted rows alone at the end. So layers that are alike have segments that are alike.
 What positions alone say (the tables of rotations) is made once, in the first; what is made of weights alone in each
 that reads it.
 """
@@ -103,7 +103,7 @@ def _attention(node: Node) -> AttentionCut:
         )
     for name in ("sinks", "slopes"):
         if a[name] is not None and a[name].op != "get_attr":
-            raise UnsupportedModelError(f"{describe_node(node)}: its {name} are no weight", hint=_HINT)
+            raise UnsupportedModelError(f"{describe_node(node)}: its {name} aren't weights", hint=_HINT)
     w = bound_arguments(write)
     return AttentionCut(
         node=node,

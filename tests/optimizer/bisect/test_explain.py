@@ -87,7 +87,7 @@ def test_positions_that_are_off(heads: int, size: int, rotary: int, halves: bool
     flat = {QUERY: a.reshape(30, -1)}
     (reason,) = value_reasons(QUERY, NoTensors(), flat, {QUERY: b.reshape(30, -1)}, known=False)
     assert f"off by {shift:+d}" in reason
-    # What isn't the same for every token is no shift of positions.
+    # What isn't the same for every token isn't a shift of positions.
     other = turn(a, angles * random(30, 1, 1), first, second)
     assert value_reasons(QUERY, NoTensors(), flat, {QUERY: other.reshape(30, -1)}, known=False) == []
 

@@ -26,7 +26,7 @@ def test_values_come_token_by_token() -> None:
 def test_a_value_of_another_width_is_not_gone_on_with() -> None:
     recording = Recording(2, {A: np.zeros((2, 3), np.float32)})
     assert recording.see(A, np.ones((2, 4), np.float32)) is None
-    recording.see(A, np.ones((2, 5), np.float32))  # and one that changes its width is no point
+    recording.see(A, np.ones((2, 5), np.float32))  # and one that changes its width isn't a point
     assert A not in recording.values
 
 

@@ -1,4 +1,4 @@
-"""What the interface turns down, and that masks are known by their values."""
+"""What the interface rejects, and that masks are known by their values."""
 
 from __future__ import annotations
 

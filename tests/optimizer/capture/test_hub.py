@@ -299,7 +299,7 @@ def test_a_gguf_file_by_its_type_or_name(file: str, expected: str) -> None:
         ("M", FILES, "there has no M"),
         ("Q5_0", FILES, r"has no Q5_0(?s:.*)m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
         ("none.gguf", FILES, "has no none.gguf"),
-        ("F16", FILES, "has no F16"),  # a projector for images is no language model
+        ("F16", FILES, "has no F16"),  # a projector for images isn't a language model
         (None, FILES, rf"none is named(?s:.*){MODEL}:"),
         ("Q8_0", ("a-Q8_0.gguf", "b-Q8_0.gguf"), r"has 2 files for Q8_0(?s:.*)a-Q8_0.gguf, b-Q8_0.gguf"),
         ("F32", FILES, "is one of 2 parts"),

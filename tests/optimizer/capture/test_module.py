@@ -62,5 +62,5 @@ def test_a_tied_table_that_was_replaced_is_refused(tiny_model):
 
 
 def test_other_modules_are_refused():
-    with pytest.raises(UnsupportedModelError, match="Linear is no transformers model"):
+    with pytest.raises(UnsupportedModelError, match="Linear isn't a transformers model"):
         capture(torch.nn.Linear(2, 2))

@@ -38,7 +38,7 @@ def test_json(tiny_bundle: Path) -> None:
         (["--prompts", "9999"], 2, "--prompts: "),
         (["--prompts", "-4"], 2, "--prompts: -4 is out of range"),
         (["--steps", "0"], 2, "--steps: 0 is out of range"),
-        (["--memory", "lots"], 2, "is no size"),
+        (["--memory", "lots"], 2, "isn't a size"),
         (["--target", "onnx"], 7, "onnx"),
         (["--plot", "absent/a.svg", *SMALL], 7, "no such folder"),
     ],

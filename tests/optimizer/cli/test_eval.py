@@ -44,7 +44,7 @@ def test_a_comparison_and_questions(tiny_bundle: Path, tiny_folder: Path, text: 
     assert "100.00% the same" in result.stdout
     assert result.stdout.count("1 questions, acc ") == 2
     itself = run(tiny_bundle, *options, str(tiny_bundle))
-    assert "0.000e+00 nats a token in the mean, 0.000e+00 at most" in itself.stdout
+    assert "0.000e+00 nats a token on average, 0.000e+00 at most" in itself.stdout
 
 
 def test_json_is_one_document(tiny_bundle: Path, text: Path) -> None:

@@ -88,7 +88,7 @@ def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
         (["Hello", "--memory", "lots"], 2, "--memory"),
         (["Hello", "--memory", "1"], 9, "memory"),
         (["-", "-"], 2, "stdin"),
-        (["caf\udce9"], 8, "prompt"),  # an argument that is no UTF-8
+        (["caf\udce9"], 8, "prompt"),  # an argument that isn't UTF-8
         (["Hello", "--threads", "1025"], 2, "--threads"),
         (["Hello", "--raw", "--system", "Be brief."], 2, "--system"),
     ],

@@ -1,4 +1,4 @@
-"""What --tools and --set give to the chat template, and what is no use to it."""
+"""What --tools and --set give to the chat template, and what isn't of use to it."""
 
 from __future__ import annotations
 

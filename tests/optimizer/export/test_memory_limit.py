@@ -41,5 +41,5 @@ def test_too_little_says_how_much_is_needed() -> None:
 
 
 def test_no_size_at_all() -> None:
-    with pytest.raises(RequestError, match="max_memory: 'lots' is no size"):
+    with pytest.raises(RequestError, match="max_memory: 'lots' isn't a size"):
         MemoryLimit.of("lots")

@@ -45,7 +45,7 @@ def test_what_is_said_beside_a_recipe_counts_more() -> None:
             r"recipe mine: passes\.fuse_everything: there is no pass of that name",
         ),
         ({"max_memory": "much"}, RequestError, "much"),
-        ({"recovered": Path("nowhere")}, SourceError, "nowhere is no recovery"),
+        ({"recovered": Path("nowhere")}, SourceError, "nowhere isn't a recovery"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], error: type[EnginewrightError], message: str) -> None:

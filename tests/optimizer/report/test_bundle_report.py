@@ -68,7 +68,7 @@ def test_gptq_beside_the_nearest_integers(document: ReportDocument) -> None:
     entry = PassEntry(name="choose_integers", matched=2, rejected=rejected, figures=figures)
     _, line, _ = calibration_lines(document.model_copy(update={"passes": (entry,)}))
     assert line.endswith(
-        "on held-out tokens: 0.0150 and 0.0250 in the mean; 1 of 2 linears have nearest ones, which are better there"
+        "on held-out tokens: 0.0150 and 0.0250 on average; 1 of 2 linears have nearest ones, which are better there"
     )
 
 

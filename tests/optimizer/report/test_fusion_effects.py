@@ -55,7 +55,7 @@ def test_an_interval_of_the_median() -> None:
 
 
 def test_what_is_within_noise_is_not_a_regression() -> None:
-    """Rounds of times as a busy machine gives them: some of them slow, all programs by turns."""
+    """Rounds of times as a busy machine gives them: some of them slow, all programs interleaved."""
     rng = np.random.default_rng(5)
     busy = 1 + (rng.random(60) < 0.3) * 0.5
 

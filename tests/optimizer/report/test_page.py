@@ -79,7 +79,7 @@ def test_every_section_is_there_and_nothing_is_fetched(everything: str) -> None:
 
 def test_what_fusions_save(everything: str) -> None:
     assert "+4.2 % to +5.8 %" in everything
-    assert everything.count("within noise") == 1  # a prompt that took 1.1 % longer is no regression
+    assert everything.count("within noise") == 1  # a prompt that took 1.1 % longer isn't a regression
     assert "−1.1 %" not in everything
     assert "differs from itself by up to 1.1 % in a decode step and 2.3 % in a prompt" in everything
     assert "2 ms" in everything and "1.9 ms" in everything

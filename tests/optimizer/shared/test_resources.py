@@ -37,7 +37,7 @@ def test_sizes(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "4 GiB of it", "-1GB", "0", "0.1", "4XB", "1e9", "inf", True, "4i"])
 def test_what_is_no_size(text: str | int) -> None:
-    with pytest.raises(RequestError, match=r"max_memory: .* is no size") as error:
+    with pytest.raises(RequestError, match=r"max_memory: .* isn't a size") as error:
         parse_size(text, "max_memory")
     assert "4GiB" in str(error.value.hint)
 

@@ -37,7 +37,7 @@ def test_the_usual_plan_has_everything() -> None:
 @pytest.mark.parametrize("context", [6, 512])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_equals_the_engine(context: int, seed: int, tiny_bundle: Path) -> None:
-    """Bit for bit: a row doesn't depend on its company, on chunks, or on where its blocks lie."""
+    """Bit for bit: a row doesn't depend on the rest of the batch, on chunks, or on where its blocks lie."""
     bundle = Bundle.open(tiny_bundle)
     plan = plan_steps(context)
     groups = [g.to_group() for g in bundle.program("cpu").cache_groups]

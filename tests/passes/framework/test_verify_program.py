@@ -94,7 +94,7 @@ BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (_wrong_dtype, "node tanh .*gives torch.float32, recorded is torch.float64"),
     (_out_of_order, "uses a node that comes later"),
     (_in_place, "is not functional"),
-    (_no_op, "is no op"),
+    (_no_op, "isn't an op"),
     (_foreign, "ops of prims have no meaning here"),
     (_lost_weight, "the weight weight isn't in the store"),
     (_refused_arguments, "does not accept its arguments|gives shape"),

@@ -46,7 +46,7 @@ def test_parts_are_ordered_and_readable() -> None:
         ("model.layers.3.mlp.down_proj", "model.layers.3"),
         ("h.11", "h.11"),
         ("model.layers.3.experts.7.w1", "model.layers.3"),  # the first number
-        ("model.layer3.mlp", ""),  # a name with a digit is no number
+        ("model.layer3.mlp", ""),  # a name with a digit isn't a number
         ("lm_head", ""),
         ("", ""),
     ],

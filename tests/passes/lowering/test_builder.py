@@ -49,7 +49,7 @@ def test_rows_of_narrow_types_are_padded(program: Program, dtype: Dtype, width: 
     assert b.buffers[0].size == Affine(t=3 * bytes_per_row)
     flat = b.rows(view, rank=2)
     assert flat.strides[0] * {"i8": 1, "bf16": 2, "f16": 2}[dtype] == bytes_per_row
-    assert (flat.name, len(b.steps)) == (view.name, 0), "padding is no reason to copy"
+    assert (flat.name, len(b.steps)) == (view.name, 0), "padding isn't a reason to copy"
 
 
 def test_what_takes_no_narrow_type_says_so(program: Program) -> None:

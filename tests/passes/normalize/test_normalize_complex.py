@@ -56,5 +56,5 @@ def test_what_is_no_rotation(name: str) -> None:
     (record,) = rewrite(program, NormalizeComplex(), tolerance=TOLERANCE)
     assert record.matched == 0
     assert [r.reason for r in record.rejected] == [
-        "complex_rotation: the factor is no table of complex numbers of length 1"
+        "complex_rotation: the factor isn't a table of complex numbers of length 1"
     ]

@@ -1,4 +1,4 @@
-"""GPTQ through whole programs: which weights get integers, what they are worth, and what is turned down."""
+"""GPTQ through whole programs: which weights get integers, what they are worth, and what is rejected."""
 
 from __future__ import annotations
 

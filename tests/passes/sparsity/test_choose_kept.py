@@ -131,7 +131,7 @@ def test_dense_formats_are_left_alone() -> None:
 def test_what_cannot_be_sparse_is_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"lm_head.*an override gives it the sparsity 2:4.*gives the logits"):
         formatted(WeightFormats(INT8, (FormatOverride("lm_head", SPARSE_8),)))
-    with pytest.raises(PassError, match=r"its input dimension of 66 is no multiple of 4"):
+    with pytest.raises(PassError, match=r"its input dimension of 66 isn't a multiple of 4"):
         formatted(WeightFormats(SPARSE_8), hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
 
 

@@ -1,4 +1,4 @@
-"""Choosing inputs that go and making up for them, held to tokens that weren't fitted."""
+"""Choosing inputs that go and compensating for them, held to tokens that weren't fitted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whole programs after pruning, and with weights that are 2:4 as they are lowered: what is left has the shapes it says.
 
-By magnitude or with nothing made up for, whose choices are the same everywhere.
+By magnitude or with nothing compensated, whose choices are the same everywhere.
 """
 
 from __future__ import annotations

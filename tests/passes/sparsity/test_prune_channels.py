@@ -1,4 +1,4 @@
-"""Channels that add nothing, or what others can make up for, go without a trace; how many go, and which can't."""
+"""Channels that add nothing, or what others can compensate for, go without a trace; how many go, and which can't."""
 
 from __future__ import annotations
 

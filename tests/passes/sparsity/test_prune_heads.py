@@ -1,4 +1,4 @@
-"""Heads that add nothing, or what others can make up for, go without a trace, alone and by groups."""
+"""Heads that add nothing, or what others can compensate for, go without a trace, alone and by groups."""
 
 from __future__ import annotations
 

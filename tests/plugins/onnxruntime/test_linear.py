@@ -1,4 +1,4 @@
-"""The operator Linear in onnxruntime has the cpu target's numbers, bit for bit, in any company; what it refuses."""
+"""The operator Linear in onnxruntime has the cpu target's numbers, bit for bit, in any batch; what it refuses."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Inner(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.size == 13:
-            raise ValueError("13 is no size")
+            raise ValueError("13 isn't a size")
 
 
 class Tagged(Record, frozen=True, kw_only=True, tag_field="op", tag="tagged"):
@@ -67,7 +67,7 @@ def test_a_record_is_read_and_written() -> None:
         ({"inner": {"size": 1, "more": 2}}, "s: inner.more: there is no such field"),
         ({"inner": {"size": 0}}, "s: inner.size: Expected `int` >= 1"),
         ({"inner": {"size": True}}, "s: inner.size: Expected `int`, got `bool`"),
-        ({"inner": {"size": 13}}, "s: inner: 13 is no size"),
+        ({"inner": {"size": 13}}, "s: inner: 13 isn't a size"),
         ({"inner": {"size": 1, "kind": "c"}}, "s: inner.kind: Invalid enum value 'c'"),
         ({"inner": {"size": 1, "offset": {"X": 1}}}, r"s: inner.offset: unknown symbols \['X'\]"),
         ({"inner": {"size": 1, "offset": {"T": True}}}, "s: inner.offset: coefficients must be integers"),

@@ -97,9 +97,9 @@ def test_decoding_is_split_by_the_room_in_the_table(bindings):
     ("change", "message"),
     [
         ({0: (["T", "N", 64], "HALF")}, "heads vary from run to run"),
-        ({0: (["T", 9, 64], "INT64")}, "INT64 is no float type"),
+        ({0: (["T", 9, 64], "INT64")}, "INT64 isn't a float type"),
         ({1: (["P", 32, 3, 64], "INT32")}, "no cache of DataType.INT32"),
-        ({0: (["T", 8, 64], "HALF")}, "8 query heads are no multiple of 3"),
+        ({0: (["T", 8, 64], "HALF")}, "8 query heads aren't a multiple of 3"),
         ({0: (["T", 9, 64], "BF16")}, "queries of bf16 over a cache of f16"),
     ],
 )

@@ -96,7 +96,7 @@ def test_every_file_is_there_with_its_size(make_bundle: Make, name: str) -> None
     with pytest.raises(BundleError, match=f"{name}: No such file"):
         Bundle.open(path)
     (path / name).mkdir()
-    with pytest.raises(BundleError, match=f"{name} is no file"):
+    with pytest.raises(BundleError, match=f"{name} isn't a file"):
         Bundle.open(path)
 
 
@@ -120,7 +120,7 @@ def test_links_do_not_lead_out(make_bundle: Make, tmp_path: Path) -> None:
     name = "tokenizer/tokenizer.json"
     (path / name).rename(tmp_path / "outside.json")
     (path / name).symlink_to(tmp_path / "outside.json")
-    with pytest.raises(BundleError, match=rf"{name} is no file of this bundle"):
+    with pytest.raises(BundleError, match=rf"{name} isn't a file of this bundle"):
         Bundle.open(path)
 
 

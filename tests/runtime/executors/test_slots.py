@@ -44,7 +44,7 @@ def test_decodes_run_over_a_range_of_slots() -> None:
     (run,) = runs(step((5, 9, 1), (3, 4, 1)))  # in no order, with slot 4 between them
     assert run.first == 3
     np.testing.assert_array_equal(run.ids, [[2], [0], [1]])
-    np.testing.assert_array_equal(run.places, [[4], [C - 1], [9]])  # the idle row's place is no request's
+    np.testing.assert_array_equal(run.places, [[4], [C - 1], [9]])  # the idle row's place isn't a request's
     np.testing.assert_array_equal(run.wanted, [2, 0])
     np.testing.assert_array_equal(run.order, [0, 1])  # of the step's rows
 

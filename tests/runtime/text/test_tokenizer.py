@@ -47,9 +47,9 @@ def test_round_trip(tokenizer: Tokenizer) -> None:
 
 def test_bytes_that_are_no_utf8_are_refused(tokenizer: Tokenizer) -> None:
     text = b"caf\xe9".decode(errors="surrogateescape")  # as Python reads arguments and pipes
-    with pytest.raises(RequestError, match=r"prompt: '\\udce9' is no character"):
+    with pytest.raises(RequestError, match=r"prompt: '\\udce9' isn't a character"):
         tokenizer.encode(text)
-    with pytest.raises(RequestError, match=r"prompt: '\\udce9' is no character"):
+    with pytest.raises(RequestError, match=r"prompt: '\\udce9' isn't a character"):
         tokenizer.encode_chat([{"role": "user", "content": text}])
 
 

@@ -65,7 +65,7 @@ def choices(a: int) -> None:
         (uneven, "uneven: a: there is no JSON schema"),
         (without_values, r"without_values: a: \[\] are not all"),
         (unknown, "unknown: its type hints can't be read: name 'Nowhere'"),
-        (choices, "choices: the choices of 'a' are no JSON list"),
+        (choices, "choices: the choices of 'a' aren't a JSON list"),
         (print, "neither a JSON schema nor a function"),
         (5, "5 is neither a JSON schema nor a function"),
     ],

@@ -96,7 +96,7 @@ def test_what_is_not_taken_keeps_standard_operators(tmp_path: Path, monkeypatch:
     ("family", "overrides", "reason"),
     [
         ("deepseek_v3", {"v_head_dim": 16}, "heads of values have 16 numbers, and those of keys 24"),
-        ("llama", {"head_dim": 12}, "heads of 12 numbers, which is no multiple of 8"),
+        ("llama", {"head_dim": 12}, "heads of 12 numbers, which isn't a multiple of 8"),
     ],
 )
 def test_attentions_that_are_not_taken_are_named(

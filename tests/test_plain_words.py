@@ -1,0 +1,67 @@
+"""Phrases that ``make lint`` refuses: each pattern finds its own, over a line's end too, and plain English passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import plain_words
+
+PLANTED = {
+    "a folder is no bundle": "is no b",
+    "these are no integers": "are no i",
+    "it was turned down": "turned down",
+    "turned something down": "turned something down",
+    "weights are turned round": "turned round",
+    "where nobody says": "nobody says",
+    "timed by turns": "by turns",
+    "the same in any company": "any company",
+    "a KL of 0.1 in the mean": "in the mean",
+    "what makes up for it": "makes up for",
+    "what lies behind it": "lies behind it",
+    "who is told the stage": "told the stage",
+    "however it is come by": "come by",
+    "gone over in pieces": "gone over in",
+    "by no doing of ours": "no doing of",
+    "soon enough for all": "soon enough for",
+    "Wanda is what is taken": "is what is taken",
+    "so as when they spin": "so as when",
+    "a row is not so any more": "not so any more",
+    "the file is no good": "is no good",
+}
+
+
+@pytest.mark.parametrize("text", PLANTED)
+def test_a_planted_phrase_is_found(text: str) -> None:
+    assert PLANTED[text] in {said for _, said, _ in plain_words.findings(f"first line\n{text}\n")}
+    broken = text.replace(" ", "\n    # ")
+    assert {line for line, _, _ in plain_words.findings(broken)}, broken
+
+
+def test_every_pattern_is_planted() -> None:
+    said = {instead for text in PLANTED for _, _, instead in plain_words.findings(text)}
+    assert said == {instead for _, instead in plain_words.PHRASES}
+
+
+@pytest.mark.parametrize(
+    "text", ["There is no tokenizer.", "It is no longer there.", "no worse", "the company's name", "is no larger than"]
+)
+def test_plain_english_passes(text: str) -> None:
+    assert list(plain_words.findings(text)) == []
+
+
+def test_the_command_names_file_and_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("one\ntwo\nthis is no bundle\n", encoding="utf-8")
+    command = [sys.executable, plain_words.__file__]
+    done = subprocess.run([*command, str(page)], capture_output=True, text=True)
+    assert done.returncode == 1 and f'{page}:3: "is no b": write isn\'t a' in done.stdout
+    page.write_text("plain\n", encoding="utf-8")
+    assert subprocess.run([*command, str(page)]).returncode == 0
+
+
+def test_docs_and_sources_have_none() -> None:
+    assert plain_words.main([]) == 0
