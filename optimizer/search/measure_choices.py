@@ -27,7 +27,7 @@ _KEEP_BYTES = 1 << 30
 def affordable_tokens(measurements: int, parameters: int) -> int:
     """How many tokens there is time for in each of so many measurements.
 
-    Half a program, in the mean, follows a unit; parameters * tokens is half its multiplications and additions.
+    Half a program, on average, follows a unit; parameters * tokens is half its multiplications and additions.
     """
     return WORK // max(1, measurements * parameters)
 

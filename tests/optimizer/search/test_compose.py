@@ -81,7 +81,7 @@ def test_where_everything_is_missed_it_is_what_formats_alone_make() -> None:
     assert found.auto.chosen == auto.auto.chosen and auto.candidates == ()
     nowhere = {c.name: c for c in found.candidates}[SHAPES_TOO]
     assert nowhere.bytes is None and "nothing that may go is within max_kl = 1e-06" in nowhere.reason
-    # One head in each attention, and networks that are nobody's: there is nothing to search for, and that is no error.
+    # One head in each attention, and networks that are nobody's: nothing to search for isn't an error.
     bare = searching(make_tiny_model("Llama", num_key_value_heads=1, num_attention_heads=1, head_dim=64))
     heads = AttentionSection(max_kl=0.001)
     found = search(smallest(prune=None, attention=heads), bare)
@@ -110,7 +110,7 @@ def test_what_a_recipe_demands_is_not_a_candidate_to_give_up() -> None:
     demanded = AttentionSection(max_kl=1e-6, max_cache_bytes_per_token=256)
     with pytest.raises(VerificationError, match="within both max_kl = 1e-06 and max_cache_bytes_per_token = 256"):
         search(smallest(prune=None, attention=demanded), given)
-    # Numbers that are given are no search: formats are measured on the model that they make.
+    # Numbers that are given aren't a search: formats are measured on the model that they make.
     grouped = smallest(prune=None, attention=AttentionSection(kv_heads=2))
     grouped = grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 1.0})})
     found = search(grouped, given)

@@ -59,12 +59,12 @@ def test_groups_that_do_not_divide_are_left_out() -> None:
     program = before_formats("Llama", hidden_size=96, intermediate_size=80, num_attention_heads=6)
     units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_64, INT4_32])}
     assert units["v_proj"].formats == (INT4_32,)
-    assert units["down_proj"].formats == (F32,)  # 80 is no multiple of either
+    assert units["down_proj"].formats == (F32,)  # 80 isn't a multiple of either
     units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_64, INT4_CHANNEL])}
     assert units["down_proj"].formats == units["v_proj"].formats == (INT4_CHANNEL,)
     program = before_formats("Llama", intermediate_size=84)
     units = {u.paths[-1].rpartition(".")[2]: u for u in find_units(program, [INT4_CHANNEL])}
-    assert units["down_proj"].formats == (F32,)  # 84 is no multiple of 8
+    assert units["down_proj"].formats == (F32,)  # 84 isn't a multiple of 8
 
 
 def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
