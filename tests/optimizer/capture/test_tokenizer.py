@@ -82,7 +82,7 @@ def test_a_live_model_takes_one_from_a_directory(tiny_model, tmp_path):
 
 def test_damaged_or_missing(tmp_path):
     assert load_tokenizer(tmp_path) is None
-    with pytest.raises(SourceError, match="no directory with a tokenizer"):
+    with pytest.raises(SourceError, match="a directory with a tokenizer"):
         capture(tmp_path, tokenizer=tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(SourceError, match=r"tokenizer\.json"):

@@ -57,7 +57,7 @@ def test_json(tiny_bundle: Path, changed: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--tokens", "5,x"], 2, "no list of token ids"),
+        (["--tokens", "5,x"], 2, "a list of token ids"),
         (["--tolerance", "0"], 2, "is not above 0"),
         (["--tokens", "999"], 8, "token 999"),
         (["--layers", "3-1"], 2, "isn't a layer's number"),

@@ -175,7 +175,7 @@ def test_what_is_no_recovery_of_this_model_is_refused(
     trained: tuple[Path, Prepared], model: Any, tmp_path: Path
 ) -> None:
     folder = tmp_path / "r"
-    for content, match in (("{", "damaged"), ('{"format": 9}', "format 9"), (None, "no recovery")):
+    for content, match in (("{", "damaged"), ('{"format": 9}', "format 9"), (None, "a recovery")):
         shutil.copytree(trained[0], folder, dirs_exist_ok=True)
         description = folder / "recovery.json"
         description.unlink() if content is None else description.write_text(content)

@@ -68,7 +68,7 @@ def test_splits_cover_the_longest_context():
 
 
 def test_shapes_that_no_kernel_has_are_refused():
-    with pytest.raises(TargetError, match="no multiple of 4"):
+    with pytest.raises(TargetError, match="a multiple of 4"):
         replace(SHAPE, kv_heads=4)
     with pytest.raises(TargetError, match="queries of f16 over a cache of bf16"):
         replace(SHAPE, cache="bf16")
