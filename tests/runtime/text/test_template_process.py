@@ -23,7 +23,7 @@ from enginewright.runtime.text.template_process import TemplateProcess
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SCRIPT = """
 import os, sys
-from enginewright.runtime import chat_template
+from enginewright.runtime.text import chat_template
 from enginewright.runtime.text.template_process import TemplateProcess
 process = chat_template.template_process = TemplateProcess(cpu_seconds=60)
 template = chat_template.ChatTemplate(sys.argv[1], {})
@@ -146,7 +146,7 @@ def test_a_forked_child_has_one_of_its_own(process: TemplateProcess) -> None:
     code = """
 import os, sys, threading, time
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime import chat_template
+from enginewright.runtime.text import chat_template
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.template_process import TemplateProcess
 
