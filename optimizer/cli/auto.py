@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from enginewright.optimizer.report.document import AutoEntry, ParetoEntry
+    from enginewright.optimizer.search.report import AutoReport, ParetoPoint
 
 _POINTS = 12
 """Of the Pareto curve."""
 
 
-def print_auto(console: Console, auto: AutoEntry) -> None:
+def print_auto(console: Console, auto: AutoReport) -> None:
     """The Pareto curve with what one format for all would take, and how many modules got which format."""
     from rich.table import Table
 
@@ -24,7 +24,7 @@ def print_auto(console: Console, auto: AutoEntry) -> None:
     for heading in ("formats", "bytes", "KL predicted", "measured"):
         table.add_column(heading, justify="left" if heading == "formats" else "right")
 
-    def row(name: str, point: ParetoEntry) -> None:
+    def row(name: str, point: ParetoPoint) -> None:
         measured = "" if point.measured_kl is None else f"{point.measured_kl:.4f}"
         table.add_row(name, format_bytes(point.bytes), f"{point.predicted_kl:.4f}", measured)
 
@@ -42,6 +42,6 @@ def print_auto(console: Console, auto: AutoEntry) -> None:
     )
 
 
-def _spread(curve: tuple[ParetoEntry, ...]) -> list[ParetoEntry]:
+def _spread(curve: tuple[ParetoPoint, ...]) -> list[ParetoPoint]:
     count = min(_POINTS, len(curve))
     return [curve[i * (len(curve) - 1) // max(count - 1, 1)] for i in range(count)]

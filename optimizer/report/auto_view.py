@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from enginewright.optimizer.search.report import AutoReport, ParetoPoint
 from enginewright.optimizer.shared.storage import kind_of, layer_of
 
 from . import numbers
 from .charts import LogAxis
-from .document import AutoEntry, FigureEntry, ParetoEntry
+from .document import FigureEntry
 from .views import FigureView, figure_view
 
 WIDTH, HEIGHT = 760.0, 340.0
@@ -56,13 +57,13 @@ class FormatMap:
 class AutoView:
     """All of it."""
 
-    entry: AutoEntry
+    entry: AutoReport
     chart: ParetoChart | None
     formats: FormatMap
     sensitivities: tuple[FigureView, ...]
 
 
-def auto_view(entry: AutoEntry) -> AutoView:
+def auto_view(entry: AutoReport) -> AutoView:
     """The search's views."""
     by_format: dict[str, list[FigureEntry]] = {}
     for unit in entry.units:
@@ -77,7 +78,7 @@ def auto_view(entry: AutoEntry) -> AutoView:
     return AutoView(entry, pareto_chart(entry), _format_map(entry), tuple(shown))
 
 
-def pareto_chart(entry: AutoEntry) -> ParetoChart | None:
+def pareto_chart(entry: AutoReport) -> ParetoChart | None:
     """The chart; None if there is no curve."""
     points = [*entry.curve, *entry.single.values(), entry.chosen]
     if not entry.curve:
@@ -104,17 +105,17 @@ def pareto_chart(entry: AutoEntry) -> ParetoChart | None:
     )
 
 
-def _kl(point: ParetoEntry) -> float:
+def _kl(point: ParetoPoint) -> float:
     return max(point.predicted_kl if point.measured_kl is None else point.measured_kl, _LEAST_KL)
 
 
-def _mark(name: str, point: ParetoEntry, x: float, y: float, *, chosen: bool) -> Mark:
+def _mark(name: str, point: ParetoPoint, x: float, y: float, *, chosen: bool) -> Mark:
     measured = "predicted" if point.measured_kl is None else "measured"
     title = f"{name}: {numbers.format_bytes(point.bytes)}, KL {numbers.significant(_kl(point))} ({measured})"
     return Mark(x, y, name, title, chosen)
 
 
-def _format_map(entry: AutoEntry) -> FormatMap:
+def _format_map(entry: AutoReport) -> FormatMap:
     names = sorted({unit.format for unit in entry.units})
     counts = [(name, sum(unit.format == name for unit in entry.units)) for name in names]
     rows: dict[str, dict[int, int]] = {}

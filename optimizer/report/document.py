@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from enginewright.optimizer.buckets.report import BucketsReport
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.search.report import Candidate, KvHeadsReport, PruneReport
+from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
@@ -175,46 +175,6 @@ class FusionEffectsEntry(_Section):
     prefill_noise: float | None = None
 
 
-class ParetoEntry(_Section):
-    """An assignment of formats: see ``search.report.ParetoPoint``."""
-
-    bytes: int
-    predicted_kl: float
-    measured_kl: float | None = None
-
-
-class OptionEntry(_Section):
-    """A format that some modules can have, and what it alone costs."""
-
-    format: str
-    bytes: int
-    predicted_kl: float
-
-
-class ChoiceEntry(_Section):
-    """Modules that share a format, and which it is."""
-
-    where: str
-    format: str
-    options: tuple[OptionEntry, ...] = ()
-
-
-class AutoEntry(_Section):
-    """How formats were searched for: see ``search.report.AutoReport``."""
-
-    max_kl: float | None = None
-    max_bytes: int | None = None
-    tokens: int
-    together: str
-    chosen: ParetoEntry
-    measured_kl: dict[str, float] = {}
-    curve: tuple[ParetoEntry, ...] = ()
-    single: dict[str, ParetoEntry] = {}
-    units: tuple[ChoiceEntry, ...] = ()
-    seconds: float
-    shapes_kl: float = 0.0
-
-
 class ReportDocument(_Section):
     """report.json. All of it may be missing: a bundle without a report has what the bundle itself says."""
 
@@ -225,7 +185,7 @@ class ReportDocument(_Section):
     stages: dict[str, float] = {}
     passes: tuple[PassEntry, ...] = ()
     pass_verification: PassVerificationEntry | None = None
-    auto: AutoEntry | None = None
+    auto: AutoReport | None = None
     pruning: PruneReport | None = None
     fusion_effects: tuple[FusionEffectsEntry, ...] = ()
     buckets: tuple[BucketsReport, ...] = ()

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict
 
 from rich.console import Console
 
 from enginewright.optimizer.cli.auto import print_auto
-from enginewright.optimizer.report.document import AutoEntry
 from enginewright.optimizer.search.report import AutoReport, FormatOption, ParetoPoint, UnitChoice
 
 
@@ -29,7 +27,7 @@ def report(points: int, max_kl: float | None, max_bytes: int | None) -> AutoRepo
 
 def printed(auto: AutoReport) -> str:
     out = io.StringIO()
-    print_auto(Console(file=out, width=120, highlight=False), AutoEntry.model_validate(asdict(auto)))
+    print_auto(Console(file=out, width=120, highlight=False), auto)
     return out.getvalue()
 
 

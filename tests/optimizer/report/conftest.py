@@ -76,6 +76,8 @@ def document() -> ReportDocument:
                 "tokens": 512,
                 "together": "one by one",
                 "chosen": point,
+                "measured_kl": {HOSTILE: 0.015},
+                "tried": [point],
                 "curve": [point, {"bytes": 500, "predicted_kl": 0.0}],
                 "single": {HOSTILE: point},
                 "units": [

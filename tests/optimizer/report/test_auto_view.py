@@ -3,25 +3,28 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.report.auto_view import HEIGHT, WIDTH, auto_view
-from enginewright.optimizer.report.document import AutoEntry, ChoiceEntry, OptionEntry, ParetoEntry
+from enginewright.optimizer.search.report import AutoReport, FormatOption, ParetoPoint, UnitChoice
 
 
-def entry(points: int, layers: int) -> AutoEntry:
-    curve = [ParetoEntry(bytes=1000 + 100 * i, predicted_kl=10.0 ** -(i + 1)) for i in range(points)]
-    options = tuple(OptionEntry(format=f, bytes=b, predicted_kl=k) for f, b, k in (("f32", 4, 0.0), ("int4", 1, 0.1)))
+def entry(points: int, layers: int) -> AutoReport:
+    curve = [ParetoPoint(bytes=1000 + 100 * i, predicted_kl=10.0 ** -(i + 1)) for i in range(points)]
+    options = tuple(FormatOption(format=f, bytes=b, predicted_kl=k) for f, b, k in (("f32", 4, 0.0), ("int4", 1, 0.1)))
     units = [
-        ChoiceEntry(where=f"m.layers.{i}.{kind}", format="int4" if i else "f32", options=options)
+        UnitChoice(where=f"m.layers.{i}.{kind}", format="int4" if i else "f32", options=options)
         for i in range(layers)
         for kind in ("mlp", "attn.q + m.layers.0.attn.k")
     ]
-    return AutoEntry(
+    return AutoReport(
         max_kl=0.02,
+        max_bytes=None,
         tokens=512,
         together="one by one",
-        chosen=ParetoEntry(bytes=1100, predicted_kl=0.01, measured_kl=0.015),
+        chosen=ParetoPoint(bytes=1100, predicted_kl=0.01, measured_kl=0.015),
         curve=tuple(curve),
-        single={"int4": ParetoEntry(bytes=900, predicted_kl=0.2), "f32": ParetoEntry(bytes=4000, predicted_kl=0.0)},
-        units=(*units, ChoiceEntry(where="lm_head", format="int4")),
+        single={"int4": ParetoPoint(bytes=900, predicted_kl=0.2), "f32": ParetoPoint(bytes=4000, predicted_kl=0.0)},
+        units=(*units, UnitChoice(where="lm_head", format="int4", options=())),
+        measured_kl={},
+        tried=(),
         seconds=3.0,
     )
 
