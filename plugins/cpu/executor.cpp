@@ -206,6 +206,14 @@ std::vector<Place> Executor::places(size_t index, bool inputs) const {
   return result;
 }
 
+void Executor::execute(const ResolvedStep& step) {
+  if (step.check.rule != IndexRule::none) {
+    const size_t index = static_cast<size_t>(step.index);
+    check_indices(step.check, step_title(index, program_.steps()[index]), inverse_);
+  }
+  step.call({resources_->kernels(), resources_->pool(), inverse_.data()});
+}
+
 void Executor::run(const StepArrays& inputs, const RunOptions& options) {
   check(inputs);
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),

@@ -71,12 +71,12 @@ class Executor {
   void check_group(const StepArrays& inputs, size_t group) const;
   void copy_inputs(const StepArrays& inputs);
   const std::vector<ResolvedStep>& prepare();
-  void execute(const ResolvedStep& step);  // executor_steps.cpp
+  void execute(const ResolvedStep& step);
 
   const Program& program_;
   std::shared_ptr<Resources> resources_;
   std::vector<std::vector<int32_t>> inputs_;  // copies, so that their addresses last
-  std::vector<int32_t> places_;               // of the rows that combine_experts takes
+  std::vector<int32_t> inverse_;              // of the permutation that was checked last
   Memory memory_;
   Sizes sizes_;
   std::vector<Shape> shapes_;

@@ -65,40 +65,7 @@ struct Operand {
   int rank() const { return static_cast<int>(shape.size()); }
 };
 
-enum class Op : uint8_t {
-  embedding,
-  linear,
-  rms_norm,
-  layer_norm,
-  add_rms_norm,
-  add_layer_norm,
-  rope_table,
-  rope,
-  gated_activation,
-  kv_write,
-  paged_attention,
-  take_rows,
-  elementwise,
-  copy,
-  reduce,
-  cast_bf16,
-  quantize_activation,
-  quantized_linear,
-  quantized_embedding,
-  route_experts,
-  grouped_linear,
-  quantized_grouped_linear,
-  combine_experts,
-  top_k,
-  gather,
-  scatter,
-  rms_norm_quantize,
-  layer_norm_quantize,
-  add_rms_norm_quantize,
-  add_layer_norm_quantize,
-  gated_activation_quantize,
-  rope_kv_write,
-};
+struct Op;  // ops/op.h
 
 using AttributeValue = std::variant<bool, int64_t, double, std::string>;
 using AttributeMap = std::map<std::string, AttributeValue>;
@@ -119,7 +86,7 @@ struct Attributes {
 };
 
 struct Step {
-  Op op = Op::copy;
+  const Op* op = nullptr;
   std::vector<Operand> inputs, outputs;
   Attributes attributes;
   std::string op_name, where;

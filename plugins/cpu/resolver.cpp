@@ -8,26 +8,12 @@
 namespace ew {
 namespace {
 
-bool may_alias(Op op) {
-  switch (op) {
-    case Op::elementwise:
-    case Op::copy:
-    case Op::rms_norm:
-    case Op::layer_norm:
-    case Op::add_rms_norm:
-    case Op::add_layer_norm:
-    case Op::rope:
-      return true;
-    default:
-      return false;
-  }
+[[noreturn]] void fail_operand(const std::string& subject, const Operand& operand,
+                               const std::string& problem) {
+  throw std::invalid_argument(subject + ": operand " + operand.name + " " + problem);
 }
 
 }  // namespace
-
-void fail_operand(const std::string& subject, const Operand& operand, const std::string& problem) {
-  throw std::invalid_argument(subject + ": operand " + operand.name + " " + problem);
-}
 
 StepResolver::StepResolver(const Program& program, const Memory& memory, const Sizes& sizes, size_t index)
     : program_(program),
@@ -45,10 +31,12 @@ StepResolver::StepResolver(const Program& program, const Memory& memory, const S
   }
 }
 
-// The kernels of bf16 and int8 take 2 and 4 values at a time, a row's last ones being padding.
-int64_t StepResolver::padding(const Operand& operand) const {
-  if (step_.op == Op::embedding) return 1;
-  return operand.dtype == Dtype::bf16 ? 2 : operand.dtype == Dtype::i8 ? 4 : 1;
+void StepResolver::fail_input(size_t i, const std::string& problem) const {
+  fail_operand(title_, step_.inputs[i], problem);
+}
+
+void StepResolver::fail_output(size_t i, const std::string& problem) const {
+  fail_operand(title_, step_.outputs[i], problem);
 }
 
 Place StepResolver::place(const Operand& operand) const {
@@ -60,69 +48,24 @@ Place StepResolver::place(const Operand& operand) const {
     result.strides.assign(result.shape.size(), 1);
     return result;
   }
-  return locate(program_, memory_, sizes_, operand, title_, padding(operand));
+  // The kernels of bf16 and int8 take 2 and 4 values at a time, a row's last ones being padding.
+  const int64_t padding = !step_.op->padded_rows         ? 1
+                          : operand.dtype == Dtype::bf16 ? 2
+                          : operand.dtype == Dtype::i8   ? 4
+                                                         : 1;
+  return locate(program_, memory_, sizes_, operand, title_, padding);
 }
 
-// The input that holds indices which the kernel follows, or -1.
-int StepResolver::index_operand() const {
-  switch (step_.op) {
-    case Op::embedding:
-    case Op::quantized_embedding:
-    case Op::route_experts:
-      return 0;
-    case Op::take_rows:
-    case Op::grouped_linear:
-    case Op::combine_experts:
-    case Op::gather:
-    case Op::scatter:
-      return 1;
-    case Op::quantized_grouped_linear:
-      return 3;
-    default:
-      return -1;
-  }
-}
-
-// Step inputs that are looked up are checked with the step: see Executor::check, and look_up and take_rows of
-// the verifier.
+// Step inputs that are looked up are checked with the step: see Executor::check, and look_up and take_rows's
+// verify.
 IndexCheck StepResolver::index_check() const {
-  const int index = index_operand();
-  if (index < 0) return {};
-  const bool looks_up =
-      step_.op == Op::embedding || step_.op == Op::quantized_embedding || step_.op == Op::take_rows;
-  if (looks_up && step_.inputs[static_cast<size_t>(index)].kind == OperandKind::input) return {};
-  const Place& place = in_[static_cast<size_t>(index)];
-  IndexCheck check{IndexRule::range, "indices",          rows<const int32_t>(place), outer(place),
-                   inner(place),     place.shape.back(), in_[0].shape.back()};
-  switch (step_.op) {
-    case Op::embedding:
-    case Op::quantized_embedding:
-      check.name = "ids";
-      check.limit = in_[1].shape[0];
-      break;
-    case Op::route_experts:
-      check.name = "ids";
-      check.limit = step_.attributes.experts;
-      break;
-    case Op::take_rows:
-      check.name = "rows";
-      check.limit = in_[0].shape[0];
-      break;
-    case Op::grouped_linear:
-    case Op::quantized_grouped_linear:
-      check.name = "starts";
-      check.rule = IndexRule::starts;
-      check.limit = in_[0].shape[0];
-      break;
-    case Op::combine_experts:
-      check.name = "order";
-      check.rule = IndexRule::permutation;
-      check.limit = in_[0].shape[0];
-      break;
-    default:  // gather and scatter
-      break;
-  }
-  return check;
+  const Indices& indices = step_.op->indices;
+  if (indices.input < 0) return {};
+  const size_t input = static_cast<size_t>(indices.input);
+  if (indices.checked_with_inputs && step_.inputs[input].kind == OperandKind::input) return {};
+  const Place& place = in_[input];
+  return {indices.rule, indices.name,       rows<const int32_t>(place), outer(place),
+          inner(place), place.shape.back(), indices.limit(*this)};
 }
 
 // Two buffers of the arena may share memory only while one of them is dead. A step that writes one and reads
@@ -138,17 +81,17 @@ void StepResolver::check_overlap() const {
     const Operand& output = step_.outputs[o];
     for (size_t i = 0; i < in_.size(); ++i) {
       const Operand& input = step_.inputs[i];
-      const bool index = static_cast<int>(i) == index_operand();
+      const bool index = static_cast<int>(i) == step_.op->indices.input;
       const bool residual = step_.attributes.has_residual && i + 1 == in_.size();
       const bool slices = input.index == output.index && !index && !residual;
       if (!buffer(input) || slices || !clash(in_[i], out_[o])) continue;
       const bool same =
           in_[i].data == out_[o].data && in_[i].shape == out_[o].shape && in_[i].strides == out_[o].strides;
-      if (index || !same || !(residual || may_alias(step_.op)))
+      if (index || !same || !(residual || step_.op->in_place))
         fail_operand(title_, output, "overlaps operand " + input.name + " in the arena");
     }
     for (size_t p = 0; p < o; ++p) {
-      const bool other = step_.op == Op::route_experts || step_.outputs[p].index != output.index ||
+      const bool other = step_.op->separate_outputs || step_.outputs[p].index != output.index ||
                          out_[p].data == out_[o].data;
       if (other && clash(out_[p], out_[o]))
         fail_operand(title_, output, "overlaps operand " + step_.outputs[p].name + " in the arena");
@@ -156,74 +99,16 @@ void StepResolver::check_overlap() const {
   }
 }
 
-Arguments StepResolver::arguments() const {
-  switch (step_.op) {
-    case Op::embedding:
-      return embedding();
-    case Op::linear:
-      if (step_.inputs[1].dtype == Dtype::fp8) return linear_fp8(1);
-      return step_.inputs[0].dtype == Dtype::bf16 ? Arguments(linear_bf16(1)) : Arguments(linear(1));
-    case Op::rms_norm:
-    case Op::layer_norm:
-      return norm(false);
-    case Op::add_rms_norm:
-    case Op::add_layer_norm:
-      return norm(true);
-    case Op::rope_table:
-      return rope_table();
-    case Op::rope:
-      return rope();
-    case Op::gated_activation:
-      return gated_activation();
-    case Op::kv_write:
-      return kv_write();
-    case Op::paged_attention:
-      return paged_attention();
-    case Op::take_rows:
-      return take_rows();
-    case Op::elementwise:
-      return elementwise();
-    case Op::copy:
-      return copy();
-    case Op::reduce:
-      return reduce();
-    case Op::cast_bf16:
-      return cast_bf16();
-    case Op::quantize_activation:
-      return quantize_activation();
-    case Op::quantized_linear:
-      return four_bits(step_.inputs[3].dtype) ? Arguments(linear_int4(3)) : Arguments(linear_int8(3));
-    case Op::quantized_embedding:
-      return quantized_embedding();
-    case Op::grouped_linear:
-      if (step_.inputs[2].dtype == Dtype::fp8) return grouped(linear_fp8(2), 1);
-      if (step_.inputs[0].dtype == Dtype::bf16) return grouped(linear_bf16(2), 1);
-      return grouped(linear(2), 1);
-    case Op::quantized_grouped_linear:
-      if (four_bits(step_.inputs[4].dtype)) return grouped(linear_int4(4), 3);
-      return grouped(linear_int8(4), 3);
-    case Op::route_experts:
-      return route_experts();
-    case Op::combine_experts:
-      return combine_experts();
-    case Op::top_k:
-      return top_k();
-    case Op::gather:
-      return gather();
-    case Op::scatter:
-      return scatter();
-    case Op::rms_norm_quantize:
-    case Op::layer_norm_quantize:
-      return norm_quantize(false);
-    case Op::add_rms_norm_quantize:
-    case Op::add_layer_norm_quantize:
-      return norm_quantize(true);
-    case Op::gated_activation_quantize:
-      return gated_activation_quantize();
-    case Op::rope_kv_write:
-      return rope_kv_write();
+View view(const Place& place, const Place& to) {
+  View result;
+  result.data = place.data;
+  const size_t rank = place.shape.size();
+  const size_t missing = to.shape.size() - rank;
+  for (size_t i = 0; i < rank; ++i) {
+    const bool repeated = place.shape[i] == 1 && to.shape[i + missing] != 1;
+    result.stride[kMaxRank - rank + i] = repeated ? 0 : place.strides[i];
   }
-  return {};
+  return result;
 }
 
 Place locate(const Program& program, const Memory& memory, const Sizes& sizes, const Operand& operand,
@@ -290,8 +175,7 @@ std::vector<ResolvedStep> resolve(const Program& program, const Memory& memory, 
     const StepResolver step(program, memory, sizes, index);
     if (step.is_empty()) continue;
     step.check_overlap();
-    resolved.push_back(
-        {program.steps()[index].op, static_cast<int>(index), step.index_check(), step.arguments()});
+    resolved.push_back({static_cast<int>(index), step.index_check(), program.steps()[index].op->bind(step)});
   }
   return resolved;
 }

@@ -1,10 +1,9 @@
 // Turns the steps of a program into kernel arguments for one set of sizes.
 #pragma once
 
-#include <variant>
 #include <vector>
 
-#include "index_check.h"
+#include "ops/op.h"
 #include "program.h"
 
 namespace ew {
@@ -19,21 +18,10 @@ struct Memory {
   Workspace* workspace = nullptr;
 };
 
-using Arguments =
-    std::variant<std::monostate, EmbeddingArgs, LinearArgs, NormArgs, RopeTableArgs, RopeArgs,
-                 GatedActivationArgs, KvWriteArgs, PagedAttentionArgs, TakeRowsArgs, ElementwiseArgs,
-                 CopyArgs, ReduceArgs, EmbeddingBf16Args, EmbeddingInt8Args, EmbeddingInt4Args, CastBf16Args,
-                 LinearBf16Args, EmbeddingFp8Args, LinearFp8Args, Grouped<LinearFp8Args>,
-                 QuantizeActivationArgs, LinearInt8Args, LinearInt4Args, RouteExpertsArgs, CombineExpertsArgs,
-                 Grouped<LinearArgs>, Grouped<LinearBf16Args>, Grouped<LinearInt8Args>,
-                 Grouped<LinearInt4Args>, TopKArgs, GatherArgs, ScatterArgs, ThenQuantize<NormArgs>,
-                 ThenQuantize<GatedActivationArgs>, RopeKvWriteArgs>;
-
 struct ResolvedStep {
-  Op op = Op::copy;
   int index = 0;     // in Program::steps
   IndexCheck check;  // of what other steps computed, to be made before it runs
-  Arguments arguments;
+  Call call;
 };
 
 // A buffer operand's place for one set of sizes.
@@ -41,6 +29,11 @@ struct Place {
   char* data = nullptr;
   int64_t bytes = 0;  // from its first element to the end of its last; 0 if it is empty
   std::vector<int64_t> shape, strides;
+
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data);
+  }
 };
 
 // Steps with an empty output are left out. Throws std::invalid_argument naming the step and the operand that

@@ -1,51 +1,11 @@
 #include "step_verifier.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 
+#include "ops/op.h"
+
 namespace ew {
-namespace {
-
-const std::map<std::string, Op>& ops() {
-  static const std::map<std::string, Op> names = {
-      {"embedding", Op::embedding},
-      {"linear", Op::linear},
-      {"rms_norm", Op::rms_norm},
-      {"layer_norm", Op::layer_norm},
-      {"add_rms_norm", Op::add_rms_norm},
-      {"add_layer_norm", Op::add_layer_norm},
-      {"rope_table", Op::rope_table},
-      {"rope", Op::rope},
-      {"gated_activation", Op::gated_activation},
-      {"kv_write", Op::kv_write},
-      {"paged_attention", Op::paged_attention},
-      {"take_rows", Op::take_rows},
-      {"elementwise", Op::elementwise},
-      {"copy", Op::copy},
-      {"reduce", Op::reduce},
-      {"cast_bf16", Op::cast_bf16},
-      {"quantize_activation", Op::quantize_activation},
-      {"quantized_linear", Op::quantized_linear},
-      {"quantized_embedding", Op::quantized_embedding},
-      {"route_experts", Op::route_experts},
-      {"grouped_linear", Op::grouped_linear},
-      {"quantized_grouped_linear", Op::quantized_grouped_linear},
-      {"combine_experts", Op::combine_experts},
-      {"top_k", Op::top_k},
-      {"gather", Op::gather},
-      {"scatter", Op::scatter},
-      {"rms_norm_quantize", Op::rms_norm_quantize},
-      {"layer_norm_quantize", Op::layer_norm_quantize},
-      {"add_rms_norm_quantize", Op::add_rms_norm_quantize},
-      {"add_layer_norm_quantize", Op::add_layer_norm_quantize},
-      {"gated_activation_quantize", Op::gated_activation_quantize},
-      {"rope_kv_write", Op::rope_kv_write},
-  };
-  return names;
-}
-
-}  // namespace
 
 std::string shape_text(const Operand& operand) {
   std::string text = operand.name + " [";
@@ -105,20 +65,6 @@ void StepVerifier::padded(const Operand& operand, int64_t multiple) const {
               ", not a multiple of " + std::to_string(multiple) + " with room for a row");
 }
 
-void StepVerifier::panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) const {
-  require(operand.kind == OperandKind::weight && operand.dtype == dtype &&
-              program_.weights()[operand.index].layout == layout && operand.rank() == (grouped ? 3 : 2),
-          "operand " + operand.name + " must be " +
-              (dtype == Dtype::bf16 || dtype == Dtype::u4 ? "a " : "an ") + name_of(dtype) +
-              " weight of layout " + name_of(layout) + (grouped ? " and rank 3" : ""));
-}
-
-void StepVerifier::product_panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped) {
-  step_.attributes.sparse = !grouped && operand.kind == OperandKind::weight &&
-                            program_.weights()[operand.index].layout == WeightLayout::sparse32;
-  panels(operand, dtype, step_.attributes.sparse ? WeightLayout::sparse32 : layout, grouped);
-}
-
 int64_t StepVerifier::size(const Operand& operand, int dimension) const {
   const Affine& size = operand.shape[static_cast<size_t>(dimension)];
   require(size == Affine{size.constant} && size.constant >= 1 && size.constant <= INT32_MAX,
@@ -138,23 +84,6 @@ void StepVerifier::look_up(const Operand& ids, const Affine& rows) {
 void StepVerifier::leading(const Operand& a, const Operand& b) const {
   require(a.rank() == b.rank() && std::equal(a.shape.begin(), a.shape.end() - 1, b.shape.begin()),
           "operands " + shape_text(a) + " and " + shape_text(b) + " differ in their rows");
-}
-
-void StepVerifier::epilogue(size_t first, const Operand& weight, bool grouped) {
-  Attributes& a = step_.attributes;
-  a.has_residual = flag("has_residual", false);
-  require(!a.has_residual || !grouped, "attribute has_residual: linears of experts have none");
-  counts(first + a.has_residual, first + a.has_residual + 1, 1);
-  a.has_bias = step_.inputs.size() > first + a.has_residual;
-  if (a.has_bias && grouped) matrix(in(first), Dtype::f32, weight.shape[0], weight.shape[1]);
-  if (a.has_bias && !grouped) vector(in(first), weight.shape[0]);
-  if (attributes_->count("has_bias")) {
-    require(flag("has_bias") == a.has_bias, "attribute has_bias contradicts the inputs");
-  }
-  if (a.has_residual) matrix(step_.inputs.back(), Dtype::f32, out().shape[0], out().shape[1]);
-  const std::string kind = string("activation", "");
-  require(kind.empty() || parse_linear_activation(kind.c_str(), &a.linear_activation),
-          "attribute activation: no activation " + kind);
 }
 
 void StepVerifier::input(const Operand& operand, int index) const {
@@ -179,6 +108,11 @@ const CacheGroup& StepVerifier::cache(const Operand& operand, int* group) const 
   require(operand.kind == OperandKind::cache, "operand " + operand.name + " must be a cache");
   *group = program_.caches()[operand.index].group;
   return program_.groups()[*group];
+}
+
+void StepVerifier::attends(int group, int64_t window) {
+  int64_t& widest = program_.groups_[group].attention_window;
+  widest = window == 0 || widest == 0 ? 0 : std::max(widest, window);
 }
 
 const AttributeValue* StepVerifier::find(const char* name, bool required) {
@@ -239,112 +173,14 @@ std::string StepVerifier::string(const char* name) {
 }
 
 std::string StepVerifier::string(const char* name, const char* otherwise) {
-  return attributes_->count(name) > 0 ? string(name) : otherwise;
+  return has(name) ? string(name) : otherwise;
 }
 
 void StepVerifier::verify(const AttributeMap& attributes) {
   attributes_ = &attributes;
-  const auto it = ops().find(step_.op_name);
-  require(it != ops().end(), "the cpu target has no such op");
-  step_.op = it->second;
-  switch (step_.op) {
-    case Op::embedding:
-      embedding();
-      break;
-    case Op::linear:
-      linear(false);
-      break;
-    case Op::rms_norm:
-      norm(false, false);
-      break;
-    case Op::layer_norm:
-      norm(false, true);
-      break;
-    case Op::add_rms_norm:
-      norm(true, false);
-      break;
-    case Op::add_layer_norm:
-      norm(true, true);
-      break;
-    case Op::rope_table:
-      rope_table();
-      break;
-    case Op::rope:
-      rope();
-      break;
-    case Op::gated_activation:
-      gated_activation();
-      break;
-    case Op::kv_write:
-      kv_write();
-      break;
-    case Op::paged_attention:
-      paged_attention();
-      break;
-    case Op::take_rows:
-      take_rows();
-      break;
-    case Op::elementwise:
-      elementwise();
-      break;
-    case Op::copy:
-      copy();
-      break;
-    case Op::reduce:
-      reduce();
-      break;
-    case Op::cast_bf16:
-      cast_bf16();
-      break;
-    case Op::quantize_activation:
-      quantize_activation();
-      break;
-    case Op::quantized_linear:
-      quantized_linear(false);
-      break;
-    case Op::quantized_embedding:
-      quantized_embedding();
-      break;
-    case Op::route_experts:
-      route_experts();
-      break;
-    case Op::grouped_linear:
-      linear(true);
-      break;
-    case Op::quantized_grouped_linear:
-      quantized_linear(true);
-      break;
-    case Op::combine_experts:
-      combine_experts();
-      break;
-    case Op::top_k:
-      top_k();
-      break;
-    case Op::gather:
-      gather();
-      break;
-    case Op::scatter:
-      scatter();
-      break;
-    case Op::rms_norm_quantize:
-      norm_quantize(false, false);
-      break;
-    case Op::layer_norm_quantize:
-      norm_quantize(false, true);
-      break;
-    case Op::add_rms_norm_quantize:
-      norm_quantize(true, false);
-      break;
-    case Op::add_layer_norm_quantize:
-      norm_quantize(true, true);
-      break;
-    case Op::gated_activation_quantize:
-      gated_activation_quantize();
-      break;
-    case Op::rope_kv_write:
-      rope_kv_write();
-      break;
-  }
+  step_.op = find_op(step_.op_name);
+  require(step_.op != nullptr, "the cpu target has no such op");
+  step_.op->verify(*this);
   for (const auto& [name, value] : attributes) require(read_.count(name) > 0, "it has no attribute " + name);
 }
 

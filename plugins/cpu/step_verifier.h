@@ -1,5 +1,5 @@
-// Checks of one step that don't depend on the sizes of a run: operands, shapes as expressions, dtypes,
-// layouts, attributes.
+// Checks of one step that don't depend on the sizes of a run: what ops ask of operands (shapes as
+// expressions, dtypes, layouts) and of attributes. An op's `verify` is made of these.
 #pragma once
 
 #include <set>
@@ -20,46 +20,17 @@ class StepVerifier {
   // Sets the step's op and attributes. Throws std::invalid_argument that begins with the title.
   void verify(const AttributeMap& attributes);
 
- private:
-  // step_verifier_ops.cpp
-  void embedding();
-  void linear(bool grouped);
-  void norm(bool add, bool layer);
-  void rope_table();
-  void rope();
-  void gated_activation();
-  void kv_write();
-  void paged_attention();
-  void take_rows();
-  void elementwise();
-  void copy();
-  void reduce();
-
-  // step_verifier_quantized.cpp
-  void cast_bf16();
-  void quantize_activation();
-  void quantized_linear(bool grouped);
-  void quantized_embedding();
-
-  // step_verifier_fused.cpp
-  void norm_quantize(bool add, bool layer);
-  void gated_activation_quantize();
-  void rope_kv_write();
-
-  // step_verifier_experts.cpp
-  void route_experts();
-  void combine_experts();
-  void top_k();
-  void gather();
-  void scatter();
-
   [[noreturn]] void fail(const std::string& problem) const;
   void require(bool ok, const std::string& problem) const {
     if (!ok) fail(problem);
   }
   void counts(size_t fewest_inputs, size_t most_inputs, size_t outputs) const;
+  size_t inputs() const { return step_.inputs.size(); }
   const Operand& in(size_t i) const { return step_.inputs[i]; }
   const Operand& out(size_t i = 0) const { return step_.outputs[i]; }
+  const Weight& weight(const Operand& operand) const { return program_.weights()[operand.index]; }
+  WeightLayout layout(const Operand& operand) const { return weight(operand).layout; }
+  Attributes& attributes() { return step_.attributes; }
 
   // An operand of data: not a cache, of the dtype, rank in [low, high], unit inner stride, not a panel
   // weight.
@@ -69,32 +40,16 @@ class StepVerifier {
   // Rows are read or written up to the next multiple of `multiple` elements, which their stride leaves room
   // for and is a multiple of.
   void padded(const Operand& operand, int64_t multiple) const;
-  // A whole weight [N, K] of that layout, or [E, N, K] with `grouped`.
-  void panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped = false) const;
-  // The same for the weight of a product, which may be sparse if it isn't grouped; sets attribute `sparse`.
-  void product_panels(const Operand& operand, Dtype dtype, WeightLayout layout, bool grouped);
-  // The weight at input `first` of that many columns, i8 or of 4 bits, its scales and, with attribute
-  // has_offsets, offsets; the index of the input behind them.
-  size_t integers(size_t first, int64_t columns, int64_t group_size, bool grouped = false);
-  // The weight at input `first`, fp8, and its scales behind it.
-  void floats_of_8_bits(size_t first, int64_t group_size, bool grouped = false) const;
   int64_t size(const Operand& operand, int dimension) const;  // a constant from 1 to 2^31 - 1
   void look_up(const Operand& ids, const Affine& rows);       // i32 [T], of a table with that many rows
   void leading(const Operand& a, const Operand& b) const;     // the same shape but for the last dimension
-  // What parts of several ops ask: of a norm's inputs, a gated activation's kind, a rotation, rows for a
-  // cache, and the first three outputs, which are quantized rows.
-  void norm_inputs(bool add, bool layer, int most_rank, size_t outputs);
-  void gate_kind();
-  void rotates(const Operand& table, const Operand& x) const;
-  void cached_rows(const Operand& x, const CacheGroup& cached, int64_t size) const;
-  void quantized_rows(const Affine& rows, int64_t columns);
-  // A linear's bias, input `first` if it is there, residual and activation.
-  void epilogue(size_t first, const Operand& weight, bool grouped);
-  void input(const Operand& operand, int index) const;  // that step input
+  void input(const Operand& operand, int index) const;        // that step input
   void same_shape(const Operand& a, const Operand& b) const;
   void broadcasts(const Operand& operand, const Operand& to) const;
   const CacheGroup& cache(const Operand& operand, int* group) const;
+  void attends(int group, int64_t window);  // to so many keys of that cache group; 0: all
 
+  bool has(const char* attribute) const { return attributes_->count(attribute) > 0; }
   double number(const char* name);
   bool flag(const char* name, bool required = true);
   int64_t integer(const char* name);
@@ -102,6 +57,8 @@ class StepVerifier {
   int64_t group(const char* name);  // 0, or a multiple of 4
   std::string string(const char* name);
   std::string string(const char* name, const char* otherwise);
+
+ private:
   const AttributeValue* find(const char* name, bool required);
 
   Program& program_;

@@ -1,0 +1,188 @@
+// Rotary embeddings, the KV cache and attention.
+#include <cmath>
+
+#include "op.h"
+#include "step_resolver.h"
+#include "step_verifier.h"
+
+namespace ew {
+namespace {
+
+// positions [T], inv_freq [F] -> [T, 2F]
+void verify_rope_table(StepVerifier& v) {
+  v.counts(2, 2, 1);
+  v.data(v.in(0), Dtype::i32, 1, 1);
+  v.data(v.in(1), Dtype::f32, 1, 1);
+  v.data(v.out(), Dtype::f32, 2, 2);
+  const Affine& f = v.in(1).shape[0];
+  v.require(
+      f == Affine{f.constant} && v.out().shape[1].is(2 * f.constant) && v.out().shape[0] == v.in(0).shape[0],
+      "operands " + shape_text(v.in(0)) + ", " + shape_text(v.in(1)) + " don't give " + shape_text(v.out()));
+  v.attributes().scale = static_cast<float>(v.number("scale"));
+  v.require(std::isfinite(v.attributes().scale), "attribute scale is not finite");
+}
+
+Call bind_rope_table(const StepResolver& s) {
+  return call(&KernelTable::rope_table, {.tokens = s.out().shape[0],
+                                         .freqs = s.in(1).shape[0],
+                                         .positions = s.in(0).as<int32_t>(),
+                                         .inv_freq = s.in(1).as<float>(),
+                                         .scale = s.attributes().scale,
+                                         .out = s.out().as<float>(),
+                                         .out_stride = s.out().strides[0]});
+}
+
+void verify_rotation(const StepVerifier& v, const Operand& table, const Operand& x) {
+  v.data(x, Dtype::f32, 3, 3);
+  v.data(table, Dtype::f32, 2, 2);
+  const Affine& width = table.shape[1];
+  const Affine& size = x.shape[2];
+  v.require(table.shape[0] == x.shape[0] && width == Affine{width.constant} &&
+                size == Affine{size.constant} && width.constant % 2 == 0 && width.constant <= size.constant,
+            "operand " + shape_text(table) + " doesn't rotate " + shape_text(x));
+}
+
+RopeArgs rotation(const StepResolver& s, const Place& x, const Place& table) {
+  return {.tokens = x.shape[0],
+          .heads = x.shape[1],
+          .size = x.shape[2],
+          .freqs = table.shape[1] / 2,
+          .x = rows<const float>(x),
+          .table = table.as<float>(),
+          .table_stride = table.strides[0],
+          .interleaved = s.attributes().interleaved,
+          .out = {}};
+}
+
+// x [T, N, D], table [T, 2F] -> [T, N, D]
+void verify_rope(StepVerifier& v) {
+  v.counts(2, 2, 1);
+  verify_rotation(v, v.in(1), v.in(0));
+  v.data(v.out(), Dtype::f32, 3, 3);
+  v.same_shape(v.in(0), v.out());
+  v.attributes().interleaved = v.flag("interleaved");
+}
+
+Call bind_rope(const StepResolver& s) {
+  RopeArgs args = rotation(s, s.in(0), s.in(1));
+  args.out = rows<float>(s.out());
+  return call(&KernelTable::rope, args);
+}
+
+void verify_cached_rows(const StepVerifier& v, const Operand& x, const CacheGroup& cached, int64_t size) {
+  v.data(x, Dtype::f32, 3, 3);
+  v.require(x.shape[0] == kTokens && x.shape[1].is(cached.kv_heads) && x.shape[2].is(size),
+            "operand " + shape_text(x) + " doesn't fit cache group " + cached.name);
+}
+
+// k [T, Nkv, D], v [T, Nkv, Dv], slots [T], cache
+void verify_kv_write(StepVerifier& v) {
+  v.counts(4, 4, 0);
+  int group = 0;
+  const CacheGroup& cached = v.cache(v.in(3), &group);
+  verify_cached_rows(v, v.in(0), cached, cached.key_size);
+  verify_cached_rows(v, v.in(1), cached, cached.value_size);
+  v.input(v.in(2), slots_input(group));
+}
+
+Call bind_kv_write(const StepResolver& s) {
+  return call(&KernelTable::kv_write, {.tokens = s.in(0).shape[0],
+                                       .k = rows<const float>(s.in(0)),
+                                       .v = rows<const float>(s.in(1)),
+                                       .slots = s.in(2).as<int32_t>(),
+                                       .cache = s.cache(3)});
+}
+
+// q [T, Nq, D], k [T, Nkv, D], v [T, Nkv, Dv], table [T, 2F], slots [T], cache -> [T, Nq, D]
+void verify_rope_kv_write(StepVerifier& v) {
+  v.counts(6, 6, 1);
+  int group = 0;
+  const CacheGroup& cached = v.cache(v.in(5), &group);
+  verify_cached_rows(v, v.in(1), cached, cached.key_size);
+  verify_cached_rows(v, v.in(2), cached, cached.value_size);
+  verify_rotation(v, v.in(3), v.in(0));
+  verify_rotation(v, v.in(3), v.in(1));
+  v.require(v.in(0).shape[0] == kTokens && v.size(v.in(0), 1) > 0,
+            "operand " + shape_text(v.in(0)) + " has no queries");
+  v.require(cached.key_size <= kLongestHead, "cache group " + cached.name + " has heads of more than 2^10");
+  v.data(v.out(), Dtype::f32, 3, 3);
+  v.same_shape(v.in(0), v.out());
+  v.input(v.in(4), slots_input(group));
+  v.attributes().interleaved = v.flag("interleaved");
+}
+
+Call bind_rope_kv_write(const StepResolver& s) {
+  RopeKvWriteArgs args{.query = rotation(s, s.in(0), s.in(3)),
+                       .key = rotation(s, s.in(1), s.in(3)),
+                       .write = {.tokens = s.in(1).shape[0],
+                                 .k = {},
+                                 .v = rows<const float>(s.in(2)),
+                                 .slots = s.in(4).as<int32_t>(),
+                                 .cache = s.cache(5)}};
+  args.query.out = rows<float>(s.out());
+  return call(&KernelTable::rope_kv_write, args);
+}
+
+// q [T, Nq, D], cache, block_table, q_start, kv_len, sinks? [Nq], slopes? [Nq] -> [T, Nq, Dv]
+void verify_paged_attention(StepVerifier& v) {
+  Attributes& a = v.attributes();
+  a.has_sinks = v.flag("has_sinks", false);
+  a.has_slopes = v.flag("has_slopes", false);
+  const size_t inputs = 5 + a.has_sinks + a.has_slopes;
+  v.counts(inputs, inputs, 1);
+  int group = 0;
+  const CacheGroup& cached = v.cache(v.in(1), &group);
+  v.data(v.in(0), Dtype::f32, 3, 3);
+  v.data(v.out(), Dtype::f32, 3, 3);
+  const Affine& heads = v.in(0).shape[1];
+  v.require(v.in(0).shape[0] == kTokens && heads == Affine{heads.constant} && heads.constant > 0 &&
+                heads.constant % cached.kv_heads == 0 && v.in(0).shape[2].is(cached.key_size),
+            "operand " + shape_text(v.in(0)) + " doesn't fit cache group " + cached.name);
+  v.require(
+      v.out().shape[0] == kTokens && v.out().shape[1] == heads && v.out().shape[2].is(cached.value_size),
+      "operand " + shape_text(v.out()) + " doesn't fit the query and cache group " + cached.name);
+  v.input(v.in(2), table_input(group));
+  v.input(v.in(3), kQStart);
+  v.input(v.in(4), kKvLen);
+  for (size_t i = 5; i < inputs; ++i) v.vector(v.in(i), heads);
+  a.scale = static_cast<float>(v.number("scale"));
+  a.softcap = static_cast<float>(v.number("softcap"));
+  a.window = v.integer("window");
+  v.require(std::isfinite(a.scale) && a.softcap >= 0 && std::isfinite(a.softcap) && a.window >= 0,
+            "attribute scale, softcap or window is out of range");
+  v.attends(group, a.window);
+}
+
+Call bind_paged_attention(const StepResolver& s) {
+  const Attributes& a = s.attributes();
+  return call(&KernelTable::paged_attention,
+              {.requests = s.sizes().requests,
+               .query_heads = s.in(0).shape[1],
+               .q = rows<const float>(s.in(0)),
+               .cache = s.cache(1),
+               .block_table = s.in(2).as<int32_t>(),
+               .block_table_stride = s.block_table_stride(1),
+               .q_start = s.in(3).as<int32_t>(),
+               .kv_len = s.in(4).as<int32_t>(),
+               .sinks = a.has_sinks ? s.in(5).as<float>() : nullptr,
+               .slopes = a.has_slopes ? s.in(a.has_sinks ? 6 : 5).as<float>() : nullptr,
+               .scale = a.scale,
+               .window = a.window,
+               .softcap = a.softcap,
+               .out = rows<float>(s.out()),
+               .workspace = s.memory().workspace});
+}
+
+constexpr Op kOps[] = {
+    {.name = "rope_table", .verify = verify_rope_table, .bind = bind_rope_table},
+    {.name = "rope", .verify = verify_rope, .bind = bind_rope, .in_place = true},
+    {.name = "kv_write", .verify = verify_kv_write, .bind = bind_kv_write},
+    {.name = "rope_kv_write", .verify = verify_rope_kv_write, .bind = bind_rope_kv_write},
+    {.name = "paged_attention", .verify = verify_paged_attention, .bind = bind_paged_attention},
+};
+
+}  // namespace
+
+std::span<const Op> attention_ops() { return kOps; }
+
+}  // namespace ew

@@ -1,0 +1,63 @@
+// The ops of the CPU target: one entry an op, in the table of its family's file. A new op is an entry there;
+// a new family is a file here, a line below and one in table.cpp. What an op costs (bytes moved,
+// multiply-adds) is counted from its operands by plugins/shared/step_costs.py, which lists the same ops.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "index_check.h"
+
+namespace ew {
+
+class StepResolver;
+class StepVerifier;
+
+// What a step runs with.
+struct RunContext {
+  const KernelTable& kernels;
+  ThreadPool& pool;
+  const int32_t* inverse;  // of the permutation that the step's IndexCheck looked at
+};
+using Call = std::function<void(const RunContext&)>;
+
+template <class Args>
+Call call(void (*KernelTable::*kernel)(const Args&, ThreadPool&), const Args& args) {
+  return [kernel, args](const RunContext& run) { (run.kernels.*kernel)(args, run.pool); };
+}
+
+// The input that holds indices which the kernel follows, and what they must be.
+struct Indices {
+  int input = -1;         // none
+  const char* name = "";  // for messages
+  IndexRule rule = IndexRule::range;
+  int64_t (*limit)(const StepResolver&) = nullptr;
+  bool checked_with_inputs = false;  // if it is a step input: by Executor::check
+};
+
+struct Op {
+  const char* name = "";
+  // What the op asks of operands and attributes, whatever the sizes of a step; sets the step's attributes.
+  void (*verify)(StepVerifier&) = nullptr;
+  // The kernel with its arguments, for one set of sizes.
+  Call (*bind)(const StepResolver&) = nullptr;
+  Indices indices = {};
+  bool in_place = false;          // an output may be the very view of an input
+  bool separate_outputs = false;  // outputs may not be slices of one buffer
+  bool padded_rows = true;        // rows of bf16 and i8 are read and written to a multiple of 2 and 4 values
+};
+
+std::span<const Op> attention_ops();
+std::span<const Op> elementwise_ops();
+std::span<const Op> gated_activation_ops();
+std::span<const Op> linear_ops();
+std::span<const Op> norm_ops();
+std::span<const Op> quantize_ops();
+std::span<const Op> routing_ops();
+
+const Op* find_op(const std::string& name);  // null if there is none
+std::vector<std::string> op_names();
+
+}  // namespace ew
