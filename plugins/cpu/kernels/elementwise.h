@@ -1,4 +1,4 @@
-// elementwise: what no ew op covers, on views of any strides.
+// elementwise: what no ew op covers, on views of any strides. elementwise_functions.h lists the functions.
 //
 // A piece of up to 256 elements is computed at a time. An operand that isn't contiguous is first gathered
 // into a buffer (a broadcast one is filled), and a result that isn't is scattered, so that the arithmetic
@@ -43,81 +43,23 @@ EW_INLINE float power(float x, float y) {
 
 // out[i] = fn(a[i], b[i], c[i]) over contiguous floats; operands that fn lacks may be any readable array.
 void compute(ElementwiseFn fn, int64_t n, float* out, const float* a, const float* b, const float* c) {
-  using Fn = ElementwiseFn;
-  const F16 one = splat(1.0f);
-  const auto map = [&](const auto& f) { map_vectors(n, out, a, b, c, f); };
+  [[maybe_unused]] const F16 one = splat(1.0f);
   switch (fn) {
-    case Fn::add:
-      return map([](F16 x, F16 y, F16) { return x + y; });
-    case Fn::sub:
-      return map([](F16 x, F16 y, F16) { return x - y; });
-    case Fn::mul:
-      return map([](F16 x, F16 y, F16) { return x * y; });
-    case Fn::div:
-      return map([](F16 x, F16 y, F16) { return x / y; });
-    case Fn::maximum:
-      return map([](F16 x, F16 y, F16) { return nan_or(x, y, max(x, y)); });
-    case Fn::minimum:
-      return map([](F16 x, F16 y, F16) { return nan_or(x, y, min(x, y)); });
-    case Fn::lt:
-      return map([&](F16 x, F16 y, F16) { return select(x < y, one, zero()); });
-    case Fn::le:  // with a NaN nothing holds but ne
-      return map([&](F16 x, F16 y, F16) { return select(x < y, one, select(x != y, zero(), one)); });
-    case Fn::gt:
-      return map([&](F16 x, F16 y, F16) { return select(y < x, one, zero()); });
-    case Fn::ge:
-      return map([&](F16 x, F16 y, F16) { return select(y < x, one, select(x != y, zero(), one)); });
-    case Fn::eq:
-      return map([&](F16 x, F16 y, F16) { return select(x != y, zero(), one); });
-    case Fn::ne:
-      return map([&](F16 x, F16 y, F16) { return select(x != y, one, zero()); });
-    case Fn::logical_and:
-      return map(
-          [&](F16 x, F16 y, F16) { return select(x != zero(), select(y != zero(), one, zero()), zero()); });
-    case Fn::logical_or:
-      return map([&](F16 x, F16 y, F16) { return select((x != zero()) | (y != zero()), one, zero()); });
-    case Fn::logical_not:
-      return map([&](F16 x, F16, F16) { return select(x != zero(), zero(), one); });
-    case Fn::where:
-      return map([](F16 x, F16 y, F16 z) { return select(x != zero(), y, z); });
-    case Fn::neg:
-      return map([](F16 x, F16, F16) { return neg(x); });
-    case Fn::abs:
-      return map([](F16 x, F16, F16) { return abs(x); });
-    case Fn::exp:
-      return map([](F16 x, F16, F16) { return exp(x); });
-    case Fn::sqrt:
-      return map([](F16 x, F16, F16) { return sqrt(x); });
-    case Fn::rsqrt:
-      return map([&](F16 x, F16, F16) { return one / sqrt(x); });
-    case Fn::tanh:
-      return map([](F16 x, F16, F16) { return tanh(x); });
-    case Fn::sigmoid:
-      return map([](F16 x, F16, F16) { return sigmoid(x); });
-    case Fn::silu:
-      return map([](F16 x, F16, F16) { return silu(x); });
-    case Fn::gelu:
-      return map([](F16 x, F16, F16) { return gelu(x); });
-    case Fn::gelu_tanh:
-      return map([](F16 x, F16, F16) { return gelu_tanh(x); });
-    case Fn::relu:
-      return map([](F16 x, F16, F16) { return relu(x); });
-    case Fn::erf:
-      return map([](F16 x, F16, F16) { return erf(x); });
-    case Fn::pow:
-      return map_scalars(n, out, a, b, [](float x, float y) { return power(x, y); });
-    case Fn::log:
-      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_logf(x); });
-    case Fn::sin:
-      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_sinf(x); });
-    case Fn::cos:
-      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_cosf(x); });
-    case Fn::floor:
-      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_floorf(x); });
-    case Fn::round:
-      return map_scalars(n, out, a, b, [](float x, float) { return __builtin_rintf(x); });
-    case Fn::cast:
-      return;  // has a path of its own
+#define EW_VECTOR(name, operands, result) \
+  case ElementwiseFn::name:               \
+    return map_vectors(                   \
+        n, out, a, b, c,                  \
+        [&]([[maybe_unused]] F16 x, [[maybe_unused]] F16 y, [[maybe_unused]] F16 z) { return result; });
+#define EW_SCALAR(name, operands, result) \
+  case ElementwiseFn::name:               \
+    return map_scalars(n, out, a, b, [](float x, [[maybe_unused]] float y) { return result; });
+#define EW_SPECIAL(name, operands) \
+  case ElementwiseFn::name:        \
+    return;
+    EW_ELEMENTWISE_FUNCTIONS(EW_VECTOR, EW_SCALAR, EW_SPECIAL)
+#undef EW_VECTOR
+#undef EW_SCALAR
+#undef EW_SPECIAL
   }
 }
 

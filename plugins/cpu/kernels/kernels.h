@@ -175,49 +175,58 @@ struct ReduceArgs {
   View in, out;
 };
 
+// The kernels of every instruction set, one line each: the name in the table, the arguments, and what
+// families.h fills it with.
+// clang-format off
+#define EW_KERNELS(kernel)                                                                           \
+  kernel(embedding, EmbeddingArgs, embedding)                                                       \
+  kernel(linear, LinearArgs, linear)                                                                \
+  kernel(embedding_bf16, EmbeddingBf16Args, embedding_bf16)                                         \
+  kernel(cast_bf16, CastBf16Args, cast_bf16)                                                        \
+  kernel(linear_bf16, LinearBf16Args, linear_bf16)                                                  \
+  kernel(embedding_int8, EmbeddingInt8Args, embedding_int8)                                         \
+  kernel(embedding_int4, EmbeddingInt4Args, embedding_int4)                                         \
+  kernel(embedding_fp8, EmbeddingFp8Args, embedding_fp8)                                            \
+  kernel(linear_fp8, LinearFp8Args, linear_fp8)                                                     \
+  kernel(quantize_activation, QuantizeActivationArgs, quantize_activation)                          \
+  kernel(linear_int8, LinearInt8Args, linear_int8)                                                  \
+  kernel(linear_int4, LinearInt4Args, linear_int4)                                                  \
+  kernel(rms_norm, NormArgs, norm<false, false>)                                                    \
+  kernel(layer_norm, NormArgs, norm<true, false>)                                                   \
+  kernel(add_rms_norm, NormArgs, norm<false, true>)                                                 \
+  kernel(add_layer_norm, NormArgs, norm<true, true>)                                                \
+  kernel(rope_table, RopeTableArgs, rope_table)                                                     \
+  kernel(rope, RopeArgs, rope)                                                                      \
+  kernel(gated_activation, GatedActivationArgs, gated_activation)                                   \
+  kernel(rms_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<false, false>)                    \
+  kernel(layer_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<true, false>)                   \
+  kernel(add_rms_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<false, true>)                 \
+  kernel(add_layer_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<true, true>)                \
+  kernel(gated_activation_quantize, ThenQuantize<GatedActivationArgs>, gated_activation_quantize)   \
+  kernel(kv_write, KvWriteArgs, kv_write)                                                           \
+  kernel(rope_kv_write, RopeKvWriteArgs, rope_kv_write)                                             \
+  kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \
+  kernel(take_rows, TakeRowsArgs, take_rows)                                                        \
+  kernel(elementwise, ElementwiseArgs, elementwise)                                                 \
+  kernel(copy, CopyArgs, copy)                                                                      \
+  kernel(reduce, ReduceArgs, reduce)                                                                \
+  kernel(route_experts, RouteExpertsArgs, route_experts)                                            \
+  kernel(combine_experts, CombineExpertsArgs, combine_experts)                                      \
+  kernel(grouped_linear, Grouped<LinearArgs>, grouped_linear<LinearArgs, linear>)                   \
+  kernel(grouped_linear_bf16, Grouped<LinearBf16Args>, grouped_linear<LinearBf16Args, linear_bf16>) \
+  kernel(grouped_linear_fp8, Grouped<LinearFp8Args>, grouped_linear<LinearFp8Args, linear_fp8>)     \
+  kernel(grouped_linear_int8, Grouped<LinearInt8Args>, grouped_linear<LinearInt8Args, linear_int8>) \
+  kernel(grouped_linear_int4, Grouped<LinearInt4Args>, grouped_linear<LinearInt4Args, linear_int4>) \
+  kernel(top_k, TopKArgs, top_k)                                                                    \
+  kernel(gather, GatherArgs, gather)                                                                \
+  kernel(scatter, ScatterArgs, scatter)
+// clang-format on
+
 struct KernelTable {
   const char* isa;  // avx512_bf16 (and VNNI), avx512_vnni, avx512, avx2_vnni, avx2 or portable
-  void (*embedding)(const EmbeddingArgs&, ThreadPool&);
-  void (*linear)(const LinearArgs&, ThreadPool&);
-  void (*embedding_bf16)(const EmbeddingBf16Args&, ThreadPool&);
-  void (*cast_bf16)(const CastBf16Args&, ThreadPool&);
-  void (*linear_bf16)(const LinearBf16Args&, ThreadPool&);
-  void (*embedding_int8)(const EmbeddingInt8Args&, ThreadPool&);
-  void (*embedding_int4)(const EmbeddingInt4Args&, ThreadPool&);
-  void (*embedding_fp8)(const EmbeddingFp8Args&, ThreadPool&);
-  void (*linear_fp8)(const LinearFp8Args&, ThreadPool&);
-  void (*quantize_activation)(const QuantizeActivationArgs&, ThreadPool&);
-  void (*linear_int8)(const LinearInt8Args&, ThreadPool&);
-  void (*linear_int4)(const LinearInt4Args&, ThreadPool&);
-  void (*rms_norm)(const NormArgs&, ThreadPool&);
-  void (*layer_norm)(const NormArgs&, ThreadPool&);
-  void (*add_rms_norm)(const NormArgs&, ThreadPool&);
-  void (*add_layer_norm)(const NormArgs&, ThreadPool&);
-  void (*rope_table)(const RopeTableArgs&, ThreadPool&);
-  void (*rope)(const RopeArgs&, ThreadPool&);
-  void (*gated_activation)(const GatedActivationArgs&, ThreadPool&);
-  void (*rms_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
-  void (*layer_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
-  void (*add_rms_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
-  void (*add_layer_norm_quantize)(const ThenQuantize<NormArgs>&, ThreadPool&);
-  void (*gated_activation_quantize)(const ThenQuantize<GatedActivationArgs>&, ThreadPool&);
-  void (*kv_write)(const KvWriteArgs&, ThreadPool&);
-  void (*rope_kv_write)(const RopeKvWriteArgs&, ThreadPool&);
-  void (*paged_attention)(const PagedAttentionArgs&, ThreadPool&);
-  void (*take_rows)(const TakeRowsArgs&, ThreadPool&);
-  void (*elementwise)(const ElementwiseArgs&, ThreadPool&);
-  void (*copy)(const CopyArgs&, ThreadPool&);
-  void (*reduce)(const ReduceArgs&, ThreadPool&);
-  void (*route_experts)(const RouteExpertsArgs&, ThreadPool&);
-  void (*combine_experts)(const CombineExpertsArgs&, ThreadPool&);
-  void (*grouped_linear)(const Grouped<LinearArgs>&, ThreadPool&);
-  void (*grouped_linear_bf16)(const Grouped<LinearBf16Args>&, ThreadPool&);
-  void (*grouped_linear_fp8)(const Grouped<LinearFp8Args>&, ThreadPool&);
-  void (*grouped_linear_int8)(const Grouped<LinearInt8Args>&, ThreadPool&);
-  void (*grouped_linear_int4)(const Grouped<LinearInt4Args>&, ThreadPool&);
-  void (*top_k)(const TopKArgs&, ThreadPool&);
-  void (*gather)(const GatherArgs&, ThreadPool&);
-  void (*scatter)(const ScatterArgs&, ThreadPool&);
+#define EW_SLOT(name, args, ...) void (*name)(const args&, ThreadPool&);
+  EW_KERNELS(EW_SLOT)
+#undef EW_SLOT
   // Rounds of a loop in registers alone, on the calling thread: how many multiply-adds they were. See peak.h
   int64_t (*peak_int8)(int64_t rounds);
   int64_t (*peak_bf16)(int64_t rounds);

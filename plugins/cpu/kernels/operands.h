@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "elementwise_functions.h"
+
 namespace ew {
 
 constexpr int64_t kPanel = 32;   // columns of a weight panel (layout panel32)
@@ -75,49 +77,18 @@ struct Epilogue {
   int64_t residual_stride = 0;
 };
 
-enum class ElementwiseFn {
-  add,
-  sub,
-  mul,
-  div,
-  pow,
-  maximum,
-  minimum,
-  lt,
-  le,
-  gt,
-  ge,
-  eq,
-  ne,  // comparisons: 1 or 0 as f32, of f32 or of i32
-  logical_and,
-  logical_or,  // 2 operands; i32 too: add sub mul maximum minimum and comparisons
-  neg,
-  abs,
-  exp,
-  log,
-  sqrt,
-  rsqrt,
-  tanh,
-  sigmoid,
-  silu,
-  gelu,
-  gelu_tanh,
-  relu,
-  sin,
-  cos,
-  erf,
-  floor,
-  round,        // ties to even
-  logical_not,  // 1 operand
-  where,        // 3: condition (f32, true if not 0), then, else
-  cast,         // 1: i32 -> f32
-};
+#define EW_ENUMERATOR(name, ...) name,
+enum class ElementwiseFn { EW_ELEMENTWISE_FUNCTIONS(EW_ENUMERATOR, EW_ENUMERATOR, EW_ENUMERATOR) };
+#undef EW_ENUMERATOR
 
 namespace {  // no symbols: these are also compiled for wider instruction sets (see kernels.h)
 
+#define EW_OPERANDS(name, operands, ...) operands,
 constexpr int operands_of(ElementwiseFn fn) {
-  return fn <= ElementwiseFn::logical_or ? 2 : fn == ElementwiseFn::where ? 3 : 1;
+  constexpr int kOperands[] = {EW_ELEMENTWISE_FUNCTIONS(EW_OPERANDS, EW_OPERANDS, EW_OPERANDS)};
+  return kOperands[static_cast<int>(fn)];
 }
+#undef EW_OPERANDS
 constexpr int64_t element_bytes(KvFormat format) {
   return format == KvFormat::f32 ? 4 : format == KvFormat::bf16 ? 2 : 1;
 }

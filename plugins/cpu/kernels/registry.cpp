@@ -130,44 +130,9 @@ constexpr Name<LinearActivation> kLinearActivations[] = {{"silu", LinearActivati
 constexpr Name<ReduceKind> kReduceKinds[] = {
     {"sum", ReduceKind::sum}, {"mean", ReduceKind::mean}, {"max", ReduceKind::max}};
 
-using Fn = ElementwiseFn;
-constexpr Name<Fn> kFunctions[] = {
-    {"add", Fn::add},
-    {"sub", Fn::sub},
-    {"mul", Fn::mul},
-    {"div", Fn::div},
-    {"pow", Fn::pow},
-    {"maximum", Fn::maximum},
-    {"minimum", Fn::minimum},
-    {"lt", Fn::lt},
-    {"le", Fn::le},
-    {"gt", Fn::gt},
-    {"ge", Fn::ge},
-    {"eq", Fn::eq},
-    {"ne", Fn::ne},
-    {"logical_and", Fn::logical_and},
-    {"logical_or", Fn::logical_or},
-    {"neg", Fn::neg},
-    {"abs", Fn::abs},
-    {"exp", Fn::exp},
-    {"log", Fn::log},
-    {"sqrt", Fn::sqrt},
-    {"rsqrt", Fn::rsqrt},
-    {"tanh", Fn::tanh},
-    {"sigmoid", Fn::sigmoid},
-    {"silu", Fn::silu},
-    {"gelu", Fn::gelu},
-    {"gelu_tanh", Fn::gelu_tanh},
-    {"relu", Fn::relu},
-    {"sin", Fn::sin},
-    {"cos", Fn::cos},
-    {"erf", Fn::erf},
-    {"floor", Fn::floor},
-    {"round", Fn::round},
-    {"logical_not", Fn::logical_not},
-    {"where", Fn::where},
-    {"cast", Fn::cast},
-};
+#define EW_NAME(name, ...) {#name, ElementwiseFn::name},
+constexpr Name<ElementwiseFn> kFunctions[] = {EW_ELEMENTWISE_FUNCTIONS(EW_NAME, EW_NAME, EW_NAME)};
+#undef EW_NAME
 
 constexpr Name<KvFormat> kKvFormats[] = {
     {"f32", KvFormat::f32}, {"bf16", KvFormat::bf16}, {"i8", KvFormat::i8}, {"fp8", KvFormat::fp8}};

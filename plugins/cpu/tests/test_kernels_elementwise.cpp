@@ -72,6 +72,19 @@ void functions_of_two() {
   }
 }
 
+// Every function that elementwise_functions.h lists, also a new one; test_kernels_math.cpp has how near each
+// is.
+void all_functions() {
+  auto x = random_floats(kBuffer, 3), y = random_floats(kBuffer, 4);
+  for (auto* values : {&x, &y}) {
+    for (float& v : *values) v = std::fabs(v) + 0.1f;
+  }
+  for (int f = 0; f < static_cast<int>(Fn::cast); ++f) {
+    compare(binary_args(static_cast<Fn>(f), shapes()[2], x, y), shapes()[2].out, 4 * kEps, 16 * kEps,
+            "fn " + std::to_string(f));
+  }
+}
+
 // Values that are often equal or 0, with NaN and infinities.
 void comparisons_and_logic_of_awkward_values() {
   auto x = random_floats(kBuffer, 1), y = random_floats(kBuffer, 2);
@@ -187,7 +200,7 @@ void nan_passes_through_maximum() {
 
 // The same value at every place of a vector, contiguous or strided, has the same bits.
 void place_does_not_matter() {
-  for (int f = 0; f <= static_cast<int>(Fn::logical_not); ++f) {
+  for (int f = 0; f < static_cast<int>(Fn::cast); ++f) {
     for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
       std::vector<float> x = filled(500, 0.7123f), out = filled(500, 0), strided = filled(500, 0);
       ElementwiseArgs a;
@@ -291,6 +304,7 @@ void names() {
 
 int main() {
   RUN(functions_of_two);
+  RUN(all_functions);
   RUN(comparisons_and_logic_of_awkward_values);
   RUN(rounding);
   RUN(integers_are_compared);
