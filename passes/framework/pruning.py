@@ -11,9 +11,6 @@ from enginewright.plugins.shared.errors import RecipeError
 
 Kind = Literal["channels", "heads"]
 
-PANEL = 32
-"""Channels of a feed-forward network are kept in multiples of it: weights are stored in panels of so many rows."""
-
 
 @dataclass(frozen=True)
 class PruneOverride:

@@ -17,8 +17,9 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
-from enginewright.passes.framework.pruning import PANEL, Pruning
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.panel_layouts import PANEL
 
 from ..ir.program import Program
 from ..ir.weights import WeightExpr
@@ -76,7 +77,7 @@ class PruneChannels(Pass):
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
     """How many channels go at a time: what is left must be whole groups, and whole panels if it was before."""
-    step = lcm(PANEL, pruning.groups)
+    step = lcm(PANEL, pruning.groups)  # weights are stored in panels of so many rows
     return step if network.width % step == 0 else pruning.groups
 
 

@@ -114,6 +114,15 @@ class Executor:
 def isas() -> list[str]:
     """What this processor can run, best first."""
 
+def ops() -> list[str]:
+    """The ops that programs may have; ``step_costs.OPS`` lists them too."""
+
+def layout_depths() -> dict[str, int]:
+    """How many values along K lie side by side in each layout; ``panel_layouts.DEPTHS`` has them too."""
+
+PANEL: int
+"""Rows of a panel, as ``panel_layouts.PANEL``."""
+
 def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _Float]:
     """The memory of a layer's f32 cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]; else a copy of what it stands for."""
 

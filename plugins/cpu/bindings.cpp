@@ -240,6 +240,9 @@ NB_MODULE(_cpu, m) {
   nb::set_leak_warnings(false);
 #endif
   m.def("isas", &ew::available_isas);
+  m.def("ops", &ew::op_names);
+  m.def("layout_depths", &ew::layout_depths);
+  m.attr("PANEL") = ew::kPanel;
   m.def("measure_bandwidth", &ew::measure_bandwidth, "nbytes"_a, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("measure_peak", &ew::measure_peak, "dtype"_a, "threads"_a, "isa"_a,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "step_verifier.h"
@@ -29,64 +30,56 @@ struct Name {
 constexpr Name<Dtype> kDtypes[] = {{"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16},
                                    {"i32", Dtype::i32}, {"i8", Dtype::i8},     {"i4", Dtype::i4},
                                    {"u4", Dtype::u4},   {"fp8", Dtype::fp8}};
-constexpr Name<WeightLayout> kLayouts[] = {
-    {"rows", WeightLayout::rows},           {"panel32", WeightLayout::panel32},
-    {"panel32x2", WeightLayout::panel32x2}, {"panel32x4", WeightLayout::panel32x4},
-    {"panel32x8", WeightLayout::panel32x8}, {"sparse32", WeightLayout::sparse32}};
+// How many values along K lie side by side, and what they may be. plugins/shared/panel_layouts.py has the
+// same depths for what packs weights.
+struct Layout {
+  const char* name;
+  WeightLayout value;
+  int64_t depth;
+  uint32_t dtypes;
+};
+constexpr uint32_t any_of(std::initializer_list<Dtype> dtypes) {
+  uint32_t bits = 0;
+  for (const Dtype dtype : dtypes) bits |= 1u << static_cast<int>(dtype);
+  return bits;
+}
+constexpr Layout kLayouts[] = {
+    {"rows", WeightLayout::rows, 1, any_of({Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::i32, Dtype::i8})},
+    {"panel32", WeightLayout::panel32, 1, any_of({Dtype::f32, Dtype::f16, Dtype::fp8})},
+    {"panel32x2", WeightLayout::panel32x2, 2, any_of({Dtype::bf16})},
+    {"panel32x4", WeightLayout::panel32x4, 4, any_of({Dtype::i8})},
+    {"panel32x8", WeightLayout::panel32x8, 8, any_of({Dtype::i4, Dtype::u4})},
+    // What isn't kept is zero, which a u4 has no word for.
+    {"sparse32", WeightLayout::sparse32, 32, any_of({Dtype::f32, Dtype::bf16, Dtype::i8, Dtype::i4})}};
 
-template <class E, size_t N>
-const char* find_name(const Name<E> (&names)[N], E value) {
-  return std::find_if(names, names + N - 1, [&](const Name<E>& n) { return n.value == value; })->name;
+template <class Entry, size_t N, class E>
+const Entry& find(const Entry (&entries)[N], E value) {
+  return *std::find_if(entries, entries + N - 1, [&](const Entry& e) { return e.value == value; });
 }
 
-template <class E, size_t N>
-bool parse(const Name<E> (&names)[N], const char* name, E* out) {
+template <class Entry, size_t N, class E>
+bool parse(const Entry (&entries)[N], const char* name, E* out) {
   const auto found =
-      std::find_if(names, names + N, [&](const Name<E>& n) { return std::strcmp(n.name, name) == 0; });
-  if (found == names + N) return false;
+      std::find_if(entries, entries + N, [&](const Entry& e) { return std::strcmp(e.name, name) == 0; });
+  if (found == entries + N) return false;
   *out = found->value;
   return true;
 }
 
-// What the elements of a layout may be, and how many k lie side by side.
-bool fits(WeightLayout layout, Dtype dtype) {
-  switch (layout) {
-    case WeightLayout::rows:
-      return !only_of_weights(dtype);
-    case WeightLayout::panel32:
-      return dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::fp8;
-    case WeightLayout::panel32x2:
-      return dtype == Dtype::bf16;
-    case WeightLayout::panel32x4:
-      return dtype == Dtype::i8;
-    case WeightLayout::panel32x8:
-      return four_bits(dtype);
-    case WeightLayout::sparse32:  // what isn't kept is zero, which a u4 has no word for
-      return dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::i8 || dtype == Dtype::i4;
-  }
-  return false;
-}
-int64_t depth_step(WeightLayout layout) {
-  switch (layout) {
-    case WeightLayout::panel32x2:
-      return 2;
-    case WeightLayout::panel32x4:
-      return 4;
-    case WeightLayout::panel32x8:
-      return 8;
-    case WeightLayout::sparse32:
-      return 32;
-    default:
-      return 1;
-  }
-}
+bool fits(WeightLayout layout, Dtype dtype) { return (find(kLayouts, layout).dtypes & any_of({dtype})) != 0; }
 
 }  // namespace
 
-const char* name_of(Dtype dtype) { return find_name(kDtypes, dtype); }
-const char* name_of(WeightLayout layout) { return find_name(kLayouts, layout); }
+const char* name_of(Dtype dtype) { return find(kDtypes, dtype).name; }
+const char* name_of(WeightLayout layout) { return find(kLayouts, layout).name; }
 bool parse_dtype(const char* name, Dtype* out) { return parse(kDtypes, name, out); }
 bool parse_layout(const char* name, WeightLayout* out) { return parse(kLayouts, name, out); }
+
+std::map<std::string, int64_t> layout_depths() {
+  std::map<std::string, int64_t> depths;
+  for (const Layout& layout : kLayouts) depths.emplace(layout.name, layout.depth);
+  return depths;
+}
 
 std::string Affine::text() const {
   std::string result;
@@ -107,7 +100,7 @@ int64_t Weight::elements() const {
   for (size_t i = 0; i < shape.size(); ++i) {
     const bool panels = layout != WeightLayout::rows;
     const int64_t multiple = panels && i + 2 == shape.size()   ? kPanel
-                             : panels && i + 1 == shape.size() ? depth_step(layout)
+                             : panels && i + 1 == shape.size() ? find(kLayouts, layout).depth
                                                                : 1;
     const int64_t size = (std::min(shape[i], kMaxCoefficient) + multiple - 1) / multiple * multiple;
     if (shape[i] > kMaxCoefficient || __builtin_mul_overflow(count, size, &count) || count > kMaxCoefficient)

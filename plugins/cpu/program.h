@@ -45,6 +45,7 @@ const char* name_of(Dtype dtype);
 const char* name_of(WeightLayout layout);
 bool parse_dtype(const char* name, Dtype* out);  // false, and no change, for an unknown name
 bool parse_layout(const char* name, WeightLayout* out);
+std::map<std::string, int64_t> layout_depths();  // by name: how many values along K lie side by side
 
 // Indices of operands of kind input. Cache group g has its slots at kFirstGroup + 2g and its block table
 // behind them.

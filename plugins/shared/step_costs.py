@@ -11,17 +11,32 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .contracts import head_bytes
 from .lowered_program import Affine, CacheGroupModel, LoweredProgram, Operand, Step, WeightUse
+from .panel_layouts import DEPTHS, PANEL
 
-PANEL = 32
-"""Rows of a panel of a packed weight."""
-
-_NEIGHBOURS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8}
 _BITS = {"f32": 32, "i32": 32, "bf16": 16, "f16": 16, "i8": 8, "i4": 4, "u4": 4, "fp8": 8}
-_SELECTING = frozenset({"take_rows", "gather"})
-"""Steps that read of their first operand as much as they write."""
+OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = {
+    **dict.fromkeys(("linear", "quantized_linear"), "product"),
+    **dict.fromkeys(("grouped_linear", "quantized_grouped_linear"), "experts"),
+    **dict.fromkeys(("embedding", "quantized_embedding"), "table"),
+    **dict.fromkeys(("take_rows", "gather"), "selection"),
+    **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation"), "all"),
+    **dict.fromkeys(("rms_norm_quantize", "layer_norm_quantize", "gated_activation_quantize"), "all"),
+    **dict.fromkeys(("add_rms_norm_quantize", "add_layer_norm_quantize", "quantize_activation", "cast_bf16"), "all"),
+    **dict.fromkeys(("rope_table", "rope", "kv_write", "rope_kv_write", "paged_attention"), "all"),
+    **dict.fromkeys(("elementwise", "copy", "reduce", "top_k", "scatter", "route_experts", "combine_experts"), "all"),
+}
+"""The ops of the cpu target (their entries are in plugins/cpu/ops) and how a step of each is counted:
+
+product: M N K multiply-adds of a weight that is read once
+experts: the same, of those experts that the rows go to
+table: a row of the weight for each token is read
+selection: of the first operand as much is read as is written
+all: operands are read and written once
+"""
 
 
 @dataclass(frozen=True)
@@ -122,11 +137,9 @@ def stored_bytes(use: WeightUse) -> int:
     if use.layout == "rows":
         return math.prod(use.shape) * _BITS[use.dtype] // 8
     *lead, rows, columns = use.shape
-    if use.layout == "sparse32":  # half the values, and 4 bits for every four
-        blocks = math.prod(lead) * -(-rows // PANEL) * -(-columns // PANEL)
-        return blocks * PANEL * PANEL * (_BITS[use.dtype] // 2 + 1) // 8
-    side = _NEIGHBOURS[use.layout]
-    return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * _BITS[use.dtype] // 8
+    side = DEPTHS[use.layout]
+    bits = _BITS[use.dtype] // 2 + 1 if use.layout == "sparse32" else _BITS[use.dtype]  # 4 bits for every four places
+    return math.prod(lead) * -(-rows // PANEL) * PANEL * -(-columns // side) * side * bits // 8
 
 
 def _cost(
@@ -134,8 +147,7 @@ def _cost(
 ) -> StepCost:
     products: dict[str, int] = {}
     weight_bytes = kv_read = kv_written = read = 0
-    is_linear = step.op.endswith("linear")
-    if is_linear:
+    if OPS.get(step.op) in ("product", "experts"):
         kind, count = _product(step, sizes)
         products[kind] = count
     for place, operand in enumerate(step.inputs):
@@ -152,7 +164,7 @@ def _cost(
             block = groups[operand.name.removeprefix("block_table:")].block_size
             read += sum(-(-context // block) for context in sizes.contexts) * 4
         else:
-            read += _bytes(step.outputs[0] if place == 0 and step.op in _SELECTING else operand, sizes)
+            read += _bytes(step.outputs[0] if place == 0 and OPS.get(step.op) == "selection" else operand, sizes)
     written = sum(_bytes(o, sizes) for o in step.outputs)
     return StepCost(weight_bytes, kv_read, kv_written, read, written, products)
 
@@ -174,12 +186,13 @@ def _bytes(operand: Operand, sizes: StepSizes) -> int:
 def _weight_bytes(step: Step, place: int, sizes: StepSizes, weights: Mapping[str, WeightUse]) -> int:
     """What a step reads of the weight that is its operand ``place``."""
     operand, use = step.inputs[place], weights[step.inputs[place].name]
-    if "embedding" in step.op:  # a row a token
+    counted = OPS.get(step.op)
+    if counted == "table":
         tokens = sizes.at(step.outputs[0].shape[0])
         return tokens * use.shape[-1] * _BITS[use.dtype] // 8
-    if place == 0 and step.op in _SELECTING:
+    if place == 0 and counted == "selection":
         return _bytes(step.outputs[0], sizes)
-    if "grouped" in step.op:
+    if counted == "experts":
         return round(stored_bytes(use) * _experts_read(step, use, sizes) / use.shape[0])
     if use.layout != "rows":
         return stored_bytes(use)

@@ -21,11 +21,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
+
 Array = npt.NDArray[Any]
 
-PANEL = 32
-DEPTH = 32
-"""Rows and columns of a block."""
+DEPTH = DEPTHS["sparse32"]
+"""Columns of a block, which has PANEL rows."""
 
 _PLACE_BYTES = 4 * PANEL
 _QUADS = DEPTH // 4

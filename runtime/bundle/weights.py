@@ -28,6 +28,7 @@ from msgspec import Meta, field
 
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
 from enginewright.plugins.shared.records import Count, Record, read
 
 from .manifest import BundlePath, check_format_version
@@ -38,14 +39,10 @@ FORMAT_VERSION = 4
 open it."""
 INDEX_PATH = "weights/index.json"
 ALIGNMENT = 64
-PANEL = 32
 
 Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
 WeightDtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
 """fp8 is e4m3fn of OCP's OFP8 specification."""
-
-NEIGHBOURS: dict[Layout, int] = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8}
-"""How many values along K lie side by side."""
 
 _DTYPES_OF: dict[Layout, tuple[WeightDtype, ...]] = {
     "panel32": ("f32", "f16", "bf16", "fp8"),
@@ -183,8 +180,8 @@ def stored_shape(shape: tuple[int, ...], layout: Layout, dtype: WeightDtype = "f
         return (-(-math.prod(shape) // 2),)
     *lead, rows, columns = shape
     if layout == "sparse32":
-        return (*lead, -(-rows // PANEL), -(-columns // 32), block_bytes(dtype))
-    side = NEIGHBOURS[layout]
+        return (*lead, -(-rows // PANEL), -(-columns // DEPTHS[layout]), block_bytes(dtype))
+    side = DEPTHS[layout]
     panels = (*lead, -(-rows // PANEL), -(-columns // side), PANEL)
     if layout == "panel32":
         return panels
@@ -220,7 +217,7 @@ def pack(weight: Array, layout: Layout, dtype: WeightDtype | None = None) -> Arr
     if layout in ("panel32x4", "panel32x8"):
         weight = weight.view(np.uint8) + np.uint8(bias)  # wraps around: -1 + 128 is 127
     *lead, rows, columns = weight.shape
-    side = NEIGHBOURS[layout]
+    side = DEPTHS[layout]
     panels, groups = -(-rows // PANEL), -(-columns // side)
     if (rows, columns) == (panels * PANEL, groups * side):
         padded = np.ascontiguousarray(weight)
@@ -248,7 +245,7 @@ def unpack(stored: Array, shape: tuple[int, ...], layout: Layout, dtype: WeightD
     *lead, rows, columns = shape
     if layout == "panel32x8":
         stored = np.concatenate((stored & 0xF, stored >> 4), axis=-1)
-    panels, groups, side = stored.shape[len(lead)], stored.shape[len(lead) + 1], NEIGHBOURS[layout]
+    panels, groups, side = stored.shape[len(lead)], stored.shape[len(lead) + 1], DEPTHS[layout]
     values = stored.reshape(*lead, panels, groups, PANEL, side).swapaxes(-2, -3)
     weight = values.reshape(*lead, panels * PANEL, groups * side)[..., :rows, :columns]
     if layout in ("panel32x4", "panel32x8"):

@@ -23,9 +23,10 @@ from enginewright.passes.lowering.lower_program import lower_program
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.shared.lowered_program import Dtype, WeightUse
+from enginewright.plugins.shared.panel_layouts import PANEL
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.bundle.weights import NUMPY_DTYPES, PANEL, Array, SourceRows, TensorEntry, pack
+from enginewright.runtime.bundle.weights import NUMPY_DTYPES, Array, SourceRows, TensorEntry, pack
 
 _TYPES: dict[Dtype, torch.dtype] = {
     "f32": torch.float32,

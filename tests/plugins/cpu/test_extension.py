@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
 from enginewright.plugins.cpu.extension import cpu_extension
+from enginewright.plugins.shared import panel_layouts
 from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.plugins.shared.step_costs import OPS
 
 
 def test_an_extension_that_is_not_built_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +24,20 @@ def test_isas_end_with_portable() -> None:
     assert cpu_extension.isas()[-1] == "portable"
     known = {"avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}
     assert set(cpu_extension.isas()) <= known
+
+
+def test_the_ops_are_those_that_are_counted_and_documented() -> None:
+    ops = cpu_extension.ops()
+    assert len(ops) == len(set(ops)) > 30
+    assert set(ops) == set(OPS)
+    (page,) = (Path(__file__).parents[3] / "docs").rglob("lowered-program.md")
+    text = page.read_text(encoding="utf-8")
+    assert [op for op in ops if f"`{op}`" not in text] == []
+
+
+def test_layouts_are_those_that_weights_are_packed_in() -> None:
+    assert cpu_extension.PANEL == panel_layouts.PANEL
+    assert cpu_extension.layout_depths() == {"rows": 1, **panel_layouts.DEPTHS}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -14,7 +14,7 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.plugins.shared.step_costs import PANEL, StepCost, StepSizes, step_costs, stored_bytes
+from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs, stored_bytes
 from enginewright.runtime.bundle import weights as stored
 
 T, B, R = Affine(t=1), Affine(b=1), Affine(r=1)
@@ -44,7 +44,6 @@ def test_weights_are_counted_as_they_are_stored(shape: tuple[int, ...]) -> None:
         for dtype in stored._DTYPES_OF[layout]:
             assert stored_bytes(use(dtype, layout, *shape)) == stored.stored_bytes(shape, layout, dtype), layout
     assert stored_bytes(use("f32", "rows", *shape)) == stored.stored_bytes(shape, "rows", "f32")
-    assert PANEL == stored.PANEL
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (7, 3)])

@@ -1,0 +1,12 @@
+"""The layouts of weights that kernels read in panels, for everybody who packs, counts or names them.
+
+The kernels have the same numbers in ``kPanel`` and in the table of plugins/cpu/program.cpp; a test compares them.
+"""
+
+from __future__ import annotations
+
+PANEL = 32
+"""Rows N of a weight [N, K] that lie together: N is padded to a multiple."""
+
+DEPTHS = {"panel32": 1, "panel32x2": 2, "panel32x4": 4, "panel32x8": 8, "sparse32": 32}
+"""How many values along K lie side by side, of sparse32 in a block: K is padded to a multiple."""
