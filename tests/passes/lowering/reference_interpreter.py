@@ -39,39 +39,17 @@ from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.shared.lowered_program import Dtype, Layout, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.weights import pack, unpack
 
-UNARY = {
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
+ELEMENTWISE = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "floor": torch.floor,
-    "round": torch.round,
     "cast": lambda x: x.float(),
     "logical_not": lambda x: (x == 0).float(),
-}
-BINARY = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "pow": torch.pow,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
     **{fn: lambda x, y, fn=fn: getattr(torch, fn)(x, y).float() for fn in ("lt", "le", "gt", "ge", "eq", "ne")},
     "logical_and": lambda x, y: torch.logical_and(x, y).float(),
     "logical_or": lambda x, y: torch.logical_or(x, y).float(),
 }
+"""Functions that torch calls otherwise, or has no f32 result for."""
 ANY_STRIDES = ("elementwise", "copy")
 DTYPES = {
     "f32": torch.float32,
@@ -311,12 +289,11 @@ def _elementwise(a: dict[str, Any], x: list[torch.Tensor]) -> torch.Tensor:
     fn = a["fn"]
     if fn == "where":
         return torch.where(x[0] != 0, x[1], x[2])
-    if fn in UNARY:
-        return UNARY[fn](x[0])
     if "scalar" in a:
         number = torch.tensor(a["scalar"], dtype=x[0].dtype)
         x = [number, x[0]] if a["scalar_first"] else [x[0], number]
-    return BINARY[fn](x[0], x[1])
+    result: torch.Tensor = (ELEMENTWISE[fn] if fn in ELEMENTWISE else getattr(torch, fn))(*x)
+    return result
 
 
 def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
