@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+NO_FORK_WARNING = ("-W", "ignore::DeprecationWarning")
+"""From Python 3.12 on a fork with threads running warns: of what is tested here."""
+
 PRELUDE = """
 import asyncio, atexit, gc, multiprocessing, os, signal, sys, threading, time
 from enginewright import LLM, EnginewrightError, SamplingParams
@@ -194,7 +197,7 @@ def cases(table: Mapping[str, Any]) -> list[Any]:
 def python(code: str, bundle: Path, *, send: signal.Signals | None = None) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a script; ``send`` is sent to it once it has said that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code, str(bundle)],
+        [sys.executable, *NO_FORK_WARNING, "-c", PRELUDE + code, str(bundle)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

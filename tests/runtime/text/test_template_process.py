@@ -165,7 +165,12 @@ assert os.wait()[1] == 0
 thread.join()
 print(template.render([{"role": "parent"}]))
 """
-    ran = subprocess.run([sys.executable, "-c", code, ENDLESS], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, ENDLESS],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stopped\nparent\n", "")
 
 
