@@ -117,10 +117,10 @@ _traced: list[_TracedOnce] = []
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Captures share their traces, once something is loaded that captures."""
-    package = sys.modules.get("enginewright.optimizer.capture")
-    if package is not None and not _traced:
-        _traced.append(_TracedOnce(package.trace))
-        package.trace = _traced[0]  # type: ignore[attr-defined]
+    module = sys.modules.get("enginewright.optimizer.capture.capture_model")
+    if module is not None and not _traced:
+        _traced.append(_TracedOnce(module.trace))
+        module.trace = _traced[0]  # type: ignore[attr-defined]
     for traced in _traced:
         traced.enabled = not item.nodeid.startswith(_TracedOnce.EXEMPT)
 

@@ -1,162 +1,19 @@
-"""Capture: a Hugging Face directory, a GGUF file or a live transformers model becomes a Program."""
+"""Capture: a Hugging Face directory, a GGUF file or a live transformers model becomes a Program.
 
-from __future__ import annotations
+Loaded when it is used: a machine without torch finds sources and names them with the other modules of this folder.
+"""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.weights import WeightExpr
-from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
-from enginewright.runtime.bundle.manifest import SourceSection
-from enginewright.runtime.bundle.regular_file import open_regular
-from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-
-from . import gguf, huggingface, module
-from .bind_weights import bind_weights
-from .build_model import build_model, check_decoder
-from .convert_weights import by_model_names
-from .find_source import describe_source
-from .freeze_rope import freeze_rope
-from .model_info import model_info
-from .tokenizer import load_tokenizer, tokenizer_files
-from .trace import trace
+if TYPE_CHECKING:
+    from .capture_model import CapturedModel, build_from_directory, build_from_gguf, capture
 
 __all__ = ["CapturedModel", "build_from_directory", "build_from_gguf", "capture"]
 
-Tokenizer = PreTrainedTokenizerBase | str | Path
 
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import capture_model
 
-@dataclass(frozen=True)
-class CapturedModel:
-    """A model as captured. ``tokenizer_files`` is None if the source has no tokenizer."""
-
-    program: Program
-    model_info: ModelInfo
-    tokenizer_files: TokenizerFiles | None
-    source: SourceSection
-
-
-def capture(
-    source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None, context_length: int | None = None
-) -> CapturedModel:
-    """Captures a decoder-only language model without reading its weights.
-
-    Args:
-        source: a Hugging Face directory, a GGUF file, or a transformers model. Nothing is downloaded here (see
-            ``find_source``), and no code or pickle that comes with a model is run.
-        tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
-        context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
-            By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
-
-    Raises:
-        SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
-        UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
-    """
-    own = _tokenizer_of(tokenizer)
-    if isinstance(source, torch.nn.Module):
-        return _capture_module(source, own, context_length)
-    path = Path(source)
-    if path.is_dir():
-        return _capture_directory(path, own, context_length)
-    if path.is_file():
-        return _capture_gguf(path, own, context_length)
-    raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
-
-
-def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does."""
-    config = huggingface.read_config(directory)
-    check_decoder(config)  # before weights are asked for that would be no use
-    tensors = huggingface.read_tensors(directory)
-    model = build_model(config)
-    return model, bind_weights(model, by_model_names(model, tensors, source=str(directory)), source=str(directory))
-
-
-def build_from_gguf(file: gguf.GgufFile) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
-    """The same of an open GGUF file."""
-    model = build_model(gguf.read_config(file))
-    return model, bind_weights(model, gguf.read_tensors(file, model), source=str(file.path))
-
-
-def _capture_module(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
-) -> CapturedModel:
-    if not isinstance(model, PreTrainedModel):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} isn't a transformers model, so its attention can't be found",
-            hint="Pass a transformers decoder, a Hugging Face directory or a GGUF file.",
-        )
-    twin = build_model(model.config, type(model))
-    tensors = module.read_module_tensors(model)
-    weights = bind_weights(twin, tensors, source=type(model).__name__)
-    module.copy_computed_buffers(model, twin)
-    context = freeze_rope(twin, context_length)
-    settings = getattr(model, "generation_config", None)
-    name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
-    generation = settings.to_diff_dict() if settings is not None else {}
-    return CapturedModel(
-        trace(twin, weights),
-        model_info(twin, Path(name).name, context, generation, getattr(tokenizer, "eos_token_id", None)),
-        None if tokenizer is None else tokenizer_files(tokenizer),
-        SourceSection(kind="module", name=type(model).__name__),
-    )
-
-
-def _capture_directory(
-    directory: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None
-) -> CapturedModel:
-    model, weights = build_from_directory(directory)
-    context = freeze_rope(model, context_length)
-    tokenizer = tokenizer or load_tokenizer(directory)
-    generation = huggingface.read_generation_settings(directory)
-    said = describe_source(directory)
-    return CapturedModel(
-        trace(model, weights),
-        model_info(model, said.name.rpartition("/")[2], context, generation, getattr(tokenizer, "eos_token_id", None)),
-        None if tokenizer is None else tokenizer_files(tokenizer),
-        said,
-    )
-
-
-def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
-    try:
-        with open_regular(path) as handle:
-            magic = handle.read(len(gguf.MAGIC))
-    except OSError as e:
-        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
-    if magic != gguf.MAGIC:
-        begins = f"it begins with {magic!r}" if magic else "it is empty"
-        folder = path.parent if (path.parent / huggingface.CONFIG).is_file() else "the folder of a Hugging Face model"
-        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
-    file = gguf.open_gguf(path)
-    model, weights = build_from_gguf(file)
-    context = freeze_rope(model, context_length)
-    files: TokenizerFiles | None = None
-    if tokenizer is not None:
-        files = tokenizer_files(tokenizer)
-    elif "tokenizer.ggml.model" in file.metadata:
-        tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
-        files = None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
-    name = str(file.metadata.get("general.name") or path.stem)
-    eos = getattr(tokenizer, "eos_token_id", None)
-    return CapturedModel(
-        trace(model, weights),
-        model_info(model, name, context, gguf.generation_settings(file), eos),
-        files,
-        describe_source(path),
-    )
-
-
-def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None:
-    if tokenizer is None or isinstance(tokenizer, PreTrainedTokenizerBase):
-        return tokenizer
-    loaded: Any = load_tokenizer(Path(tokenizer)) if Path(tokenizer).is_dir() else None
-    if not isinstance(loaded, PreTrainedTokenizerBase):
-        raise SourceError(f"{tokenizer} isn't a directory with a tokenizer", hint="It needs a tokenizer.json.")
-    return loaded
+    return getattr(capture_model, name)

@@ -13,7 +13,8 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.to_toml import to_toml
 from enginewright.optimizer.report.export_report import report_files
-from enginewright.optimizer.search import RECIPE_COMMENT, RECIPE_FILE, Searched, heads_report
+from enginewright.optimizer.search.compose import Searched
+from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
 from enginewright.optimizer.verify import PassVerification

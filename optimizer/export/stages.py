@@ -31,7 +31,8 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import FusionEffects, fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
-from enginewright.optimizer.search import Searched, Searching, check_bytes, search
+from enginewright.optimizer.search.compose import Searched, Searching, search
+from enginewright.optimizer.search.formats import check_bytes
 from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.shared.resources import give_back_freed
 from enginewright.optimizer.shared.storage import StoredBytes

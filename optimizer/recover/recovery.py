@@ -16,7 +16,7 @@ from enginewright.optimizer.calibration import calibrate
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
-from enginewright.optimizer.search import Searching, search_shapes
+from enginewright.optimizer.search.compose import Searching, search_shapes
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import peak_rss_bytes
 from enginewright.plugins.shared.errors import RecipeError, RequestError

@@ -17,10 +17,16 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
-from enginewright.optimizer.search import RECIPE_FILE, Searching, search, search_shapes
-from enginewright.optimizer.search.compose import FORMATS_ALONE, SHAPES_TOO, search_captured
+from enginewright.optimizer.search.compose import (
+    FORMATS_ALONE,
+    SHAPES_TOO,
+    Searching,
+    search,
+    search_captured,
+    search_shapes,
+)
 from enginewright.optimizer.search.kv_heads import KvHeadSearch
-from enginewright.optimizer.search.report import KvSearchReport
+from enginewright.optimizer.search.report import RECIPE_FILE, KvSearchReport
 from enginewright.optimizer.search.search import Found, NothingToChooseError, Task
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext

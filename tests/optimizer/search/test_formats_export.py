@@ -21,9 +21,9 @@ from enginewright.optimizer.recipes.sections import (
     WeightsSection,
 )
 from enginewright.optimizer.report.bundle_report import open_report
-from enginewright.optimizer.search import RECIPE_FILE, check_bytes
 from enginewright.optimizer.search.compose import search_captured
-from enginewright.optimizer.search.formats import FormatSearch
+from enginewright.optimizer.search.formats import FormatSearch, check_bytes
+from enginewright.optimizer.search.report import RECIPE_FILE
 from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.base import PassContext

@@ -25,7 +25,7 @@ from enginewright.optimizer.recipes.sections import (
 )
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.recover import FinishedRecovery, RecoverOptions, recover
-from enginewright.optimizer.search import Searching, search
+from enginewright.optimizer.search.compose import Searching, search
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassRecord
 from enginewright.passes.framework.manager import PassManager

@@ -14,8 +14,8 @@ from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
-from enginewright.optimizer.search import RECIPE_FILE
 from enginewright.optimizer.search.pruning_sensitivity import measure_layers
+from enginewright.optimizer.search.report import RECIPE_FILE
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
