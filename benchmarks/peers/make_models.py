@@ -118,7 +118,7 @@ def reference(folder: Path) -> Path:
     target = folder / "reference.npz"
     if target.exists():
         return target
-    text = (REPOSITORY / "optimizer" / "evaluate" / "evaluation_text.txt").read_text(encoding="utf-8")
+    text = (REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt").read_text(encoding="utf-8")
     ids = AutoTokenizer.from_pretrained(folder / "hf")(text)["input_ids"][:TEXT_TOKENS]
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
     with torch.inference_mode():
