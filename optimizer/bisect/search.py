@@ -124,7 +124,7 @@ class PassSearch:
         self._sides: dict[int, ProgramSide] = {}
         self._evaluations = 0
         self.worst: tuple[float, Point] | None = None
-        """The largest error of an exact stage that isn't a parting."""
+        """The largest error of an exact stage at which the runs don't diverge."""
         self.points = 0
         self.blindest: dict[str, tuple[float, Point]] = {}
         """Of exact passes, and of those that round: see ``Comparison``."""

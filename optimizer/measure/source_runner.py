@@ -85,7 +85,7 @@ class SourceRunner:
             whole = self.logits(ids)[0]
             yield lambda rows: whole[rows]
             return
-        forward = base.forward
+        forward, own = base.forward, vars(base).get("forward")  # own: somebody has given this model another one
         outputs: list[Any] = []
 
         def once(*args: Any, **options: Any) -> Any:
@@ -106,6 +106,8 @@ class SourceRunner:
                 yield of_rows
         finally:
             del base.forward
+            if own is not None:
+                base.forward = own
 
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
         """The weights that are in memory, with what they were read by."""
