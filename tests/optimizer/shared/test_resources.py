@@ -92,9 +92,10 @@ def test_what_was_freed_is_given_back() -> None:
 def test_what_is_there_is_not_gone_through_again() -> None:
     frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.unfreeze()  # what the tests' own start has frozen
+    there = len(gc.get_objects())
     try:
         with pytest.raises(KeyError), fewer_collections():
-            assert gc.get_freeze_count() > 100_000
+            assert gc.get_freeze_count() > 0.9 * there
             assert gc.get_threshold()[0] >= 10_000
             raise KeyError
         assert gc.get_freeze_count() == 0
@@ -108,8 +109,10 @@ def test_what_somebody_else_has_frozen_stays_so() -> None:
     gc.freeze()
     frozen = gc.get_freeze_count()
     with fewer_collections():
-        pass
-    assert gc.get_freeze_count() == frozen
+        during = gc.get_freeze_count()
+    # A few frozen objects may end meanwhile, by count of references; unfreezing would leave none.
+    assert frozen - 1000 < during <= frozen
+    assert frozen - 1000 < gc.get_freeze_count() <= frozen
 
 
 def test_a_collector_that_is_switched_off_stays_so() -> None:
