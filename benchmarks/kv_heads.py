@@ -89,8 +89,10 @@ def main() -> None:
         if given.kv_heads == 1 and grouping == "similar":
             continue  # one group has all heads, whichever are alike
         start, copy = time.perf_counter(), program.copy()
-        options = KvOptions(given.kv_heads, (), method, grouping, "kv_heads")
-        record = GroupKvHeads().run(copy, PassContext(kv_heads=options, calibration=tuple(calibration)))
+        options = KvOptions(kv_heads=given.kv_heads, method=method, grouping=grouping)
+        record = GroupKvHeads().run(
+            copy, PassContext(kv_heads=options, calibration=tuple(calibration), recipe="kv_heads")
+        )
         seconds = time.perf_counter() - start
         errors = [f.value for f in record.figures if f.name.startswith("relative error")]
         after = _logits(copy, windows)

@@ -34,15 +34,17 @@ from peers.workload import Report, Workload
 import enginewright
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import Variant
 
-INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
 
-FORMATS: dict[str, tuple[WeightsSection, list[str]]] = {
-    "f32": (WeightsSection(), ["-p", "fp32"]),
+FORMATS: dict[str, tuple[WeightFormats, list[str]]] = {
+    "f32": (WeightFormats(), ["-p", "fp32"]),
     # All products, that of the logits too, and the table of tokens. Groups of 32 without zero points.
-    "int4": (WeightsSection(default=INT4, embeddings=INT4), ["-p", "int4", "--extra_options", "block_size=32"]),
+    "int4": (WeightFormats(default=INT4, embeddings=INT4), ["-p", "int4", "--extra_options", "block_size=32"]),
 }
 """Our weights, and what the model builder is told."""
 

@@ -33,7 +33,7 @@ import enginewright
 from enginewright.optimizer.evaluate import BUILT_IN, evaluate
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
-from enginewright.optimizer.recipes.shape_sections import PruneSection
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.cpu import _cpu
 from enginewright.plugins.shared.step_costs import StepCost, StepSizes, step_costs
 from enginewright.runtime.bundle.reader import Bundle
@@ -135,7 +135,7 @@ def _recipe(row: Row, share: float) -> Recipe:
     whole = load_recipe(row.recipe)
     if row.kind == WHOLE:
         return whole
-    prune = PruneSection(channels=share, correct=row.kind == PRUNED)
+    prune = Pruning(channels=share, correct=row.kind == PRUNED)
     return whole.model_copy(update={"name": row.name, "prune": prune, "budget": ANY_KL})
 
 

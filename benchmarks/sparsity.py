@@ -30,7 +30,6 @@ from peers.loading import BUILD, load_module
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.measure.windows import split_prefix
 from enginewright.optimizer.pipeline.pipeline import choose_passes, split_before
-from enginewright.optimizer.recipes.sections import ACTIVATION_OF
 from enginewright.optimizer.search.measure_choices import Check
 from enginewright.optimizer.verify.text import evaluation_text
 from enginewright.passes.framework.base import PassContext
@@ -38,7 +37,7 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput, Storage, WeightFormat
+from enginewright.plugins.shared.contracts import StepInput, Storage
 from enginewright.plugins.shared.lowered_program import (
     Affine,
     Buffer,
@@ -50,6 +49,7 @@ from enginewright.plugins.shared.lowered_program import (
     WeightUse,
 )
 from enginewright.plugins.shared.step_costs import stored_bytes
+from enginewright.plugins.shared.weight_format import ACTIVATION_OF, WeightFormat
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 SIZE = 2048
@@ -122,11 +122,17 @@ def main() -> int:
 def formats_of(storage: Storage, method: str) -> WeightFormats:
     """All linears sparse by ``method``, or dense; tables and head dense."""
     groups = (GROUP, GROUP) if storage.startswith("int") else (0, 0)
-    dense = WeightFormat(storage, groups[0], False, ACTIVATION_OF[storage], groups[1])
+    dense = WeightFormat(
+        storage=storage,
+        group_size=groups[0],
+        zero_point=False,
+        activation=ACTIVATION_OF[storage],
+        activation_group_size=groups[1],
+    )
     if method == "dense":
-        return WeightFormats(dense)
-    sparse = replace(dense, sparsity="2:4")
-    return WeightFormats(sparse, embeddings=dense, sparsify=cast(Sparsify, method))
+        return WeightFormats(default=dense)
+    sparse = dense.model_copy(update={"sparsity": "2:4"})
+    return WeightFormats(default=sparse, embeddings=dense, sparsify=cast(Sparsify, method))
 
 
 def model_kl(model: Path, storage: Storage, methods: Sequence[str], tokens: int) -> dict[str, float]:

@@ -120,7 +120,7 @@ def open_model(asked: ExportRequest) -> OpenModel:
         buckets = buckets_of(recipe.buckets, captured.model_info.context_length)
         recipe = recipe.model_copy(update={"buckets": buckets.section})
     if recipe.attention is not None and not recipe.attention.searched:
-        recipe.attention.to_options(recipe.name).check(attention_paths(captured.program))
+        recipe.attention.check(attention_paths(captured.program), recipe.name)
     return OpenModel(captured, recipe, buckets)
 
 

@@ -32,12 +32,13 @@ def pass_context(
     shapes = shaped_by or recipe
     return PassContext(
         required=required,
-        formats=recipe.weights.to_formats(),
+        formats=recipe.weights,
         calibration=tuple(calibration),
         scratch=scratch,
         room=room,
-        pruning=None if shapes.prune is None else shapes.prune.to_pruning(shapes.weights, shapes.auto),
-        kv_heads=None if shapes.attention is None else shapes.attention.to_options(recipe.name),
+        pruning=shapes.pruning,
+        kv_heads=shapes.attention,
+        recipe=recipe.name,
         cache=recipe.cache,
         offsets="keep" if recipe.engines is None else recipe.engines.offsets,
         recovered=recovered,

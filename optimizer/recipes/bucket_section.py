@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .sections import Section
+from enginewright.plugins.shared.section import Section
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.shared.section import Section
 
 from .gpus import parse_capabilities
-from .sections import Section
 
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import StrictBool
 
-from .sections import Section
+from enginewright.plugins.shared.section import Section
 
 
 class OnnxSection(Section):

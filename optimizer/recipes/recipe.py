@@ -15,12 +15,16 @@ from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
 
+from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.pruning import Pruning
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.shared.contracts import CacheDtype
 from enginewright.plugins.shared.errors import RecipeError
+from enginewright.plugins.shared.section import Section
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.executors.open import TARGETS
 
-from .attention_section import AttentionSection
 from .bucket_section import BucketsSection
 from .builtin import builtin_files
 from .engine_section import EnginesSection
@@ -32,11 +36,8 @@ from .sections import (
     BudgetSection,
     CacheSection,
     CalibrationSection,
-    Section,
-    WeightsSection,
     supported,
 )
-from .shape_sections import PruneSection
 
 TargetName = Annotated[str, Field(min_length=1)]
 
@@ -53,14 +54,14 @@ class Recipe(Section):
     description: str = ""
     targets: tuple[TargetName, ...] = Field(default=("cpu",), min_length=1)
     context_length: int | None = Field(default=None, gt=0)
-    weights: WeightsSection = WeightsSection()
+    weights: WeightFormats = WeightFormats()
     kv_cache: CacheSection = CacheSection()
     passes: dict[str, StrictBool] = Field(default_factory=dict)
     budget: BudgetSection = BudgetSection()
     calibration: CalibrationSection = CalibrationSection()
     auto: AutoSection | None = None
-    attention: AttentionSection | None = None
-    prune: PruneSection | None = None
+    attention: KvOptions | None = None
+    prune: Pruning | None = None
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
     onnx: OnnxSection | None = None
@@ -97,8 +98,17 @@ class Recipe(Section):
     @property
     def sparse(self) -> bool:
         """Whether weights may have two of every four left."""
-        formats = (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
-        return any(f.sparsity != "dense" for f in formats)
+        return any(f.sparsity != "dense" for f in self._formats)
+
+    @property
+    def pruning(self) -> Pruning | None:
+        """[prune], where what is left fits the groups of every format that weights may have."""
+        return None if self.prune is None else self.prune.fitting(self._formats)
+
+    @property
+    def _formats(self) -> tuple[WeightFormat, ...]:
+        """Every format that is named, candidates included."""
+        return (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
 
     @property
     def searched(self) -> bool:
@@ -109,8 +119,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _auto_fits(self) -> Self:
         method = self.weights.method
-        formats = (*self.weights.formats, *(self.auto.candidates if self.auto is not None else ()))
-        if method != "nearest" and not any(f.storage == "int4" for f in formats):
+        if method != "nearest" and not any(f.storage == "int4" for f in self._formats):
             raise ValueError(f"method {method!r} chooses integers of int4, which no format here is")
         if self.weights.sparsify is not None and not self.sparse:
             raise ValueError(f"sparsify {self.weights.sparsify!r} is for formats of sparsity '2:4', which none here is")
@@ -124,7 +133,7 @@ class Recipe(Section):
             return self
         if self.budget.max_kl is None and self.budget.max_bytes is None:
             raise ValueError("[auto] needs a budget: max_kl or max_bytes in [budget]")
-        if self.weights != WeightsSection(method=method, gptq=self.weights.gptq, sparsify=self.weights.sparsify):
+        if self.weights != WeightFormats(method=method, gptq=self.weights.gptq, sparsify=self.weights.sparsify):
             raise ValueError("[auto] chooses all formats: leave all but the method out of [weights]")
         if self.shares and self.budget.max_kl is None:
             raise ValueError(

@@ -12,11 +12,11 @@ from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.sections import WeightsSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import Figure
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.weight_formats import WeightFormats
 
 from .trainable import MovingWeights, TrainableProgram
 
@@ -57,7 +57,7 @@ def prepare(
     """
     passes, required = choose_passes(recipe.passes)
     weights, program = MovingWeights(), captured.program.copy()
-    rounded = recipe if recipe.auto is None else recipe.model_copy(update={"weights": WeightsSection()})
+    rounded = recipe if recipe.auto is None else recipe.model_copy(update={"weights": WeightFormats()})
     context = pass_context(
         rounded,
         required,

@@ -25,7 +25,7 @@ from enginewright.passes.ir.two_of_four import TwoOfFour
 from enginewright.passes.quantization.choose_formats import WEIGHT_ARGUMENT
 from enginewright.plugins.ops.experts import grouped_linear
 from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from .format_units import FormatUnit, weight_node
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of

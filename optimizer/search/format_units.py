@@ -24,12 +24,13 @@ from enginewright.passes.quantization.choose_formats import (
     why_dense,
 )
 from enginewright.plugins.ops.quantization import groups_of
-from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS, WeightFormat
+from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.weights import Layout, stored_bytes
 
 ew = torch.ops.ew
 
-_ANY = WeightFormat("bf16", activation="bf16")
+_ANY = WeightFormat(storage="bf16", activation="bf16")
 """A format that every weight can have which may have another than floats."""
 
 
@@ -73,7 +74,7 @@ def find_units(program: Program, candidates: Sequence[WeightFormat]) -> list[For
     always stay dense; where none is left, the weight stays 32-bit floats.
     """
     marked = program.copy()
-    ChooseFormats().run(marked, PassContext(formats=WeightFormats(_ANY)))
+    ChooseFormats().run(marked, PassContext(formats=WeightFormats(default=_ANY)))
     kinds = (*LINEARS, ew.embedding.default)
     together: list[list[Node]] = []
     for node, mark in zip(program.nodes_of(*kinds), marked.nodes_of(*kinds), strict=True):

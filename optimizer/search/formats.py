@@ -8,16 +8,16 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import ClassVar
 
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.sections import AutoSection, WeightFormatSection, WeightOverride, WeightsSection
+from enginewright.optimizer.recipes.sections import AutoSection
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.spread import beginnings
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import VerificationError
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from .assign import Assignment, Options, fewest_bytes
 from .format_sensitivity import measure_sensitivities, plan_measurements
@@ -43,7 +43,7 @@ class FormatSearch(Search[AutoReport]):
         return self.recipe.auto
 
     def find_units(self) -> None:
-        self.units = find_units(self.program, [f.to_format() for f in self.auto.candidates])
+        self.units = find_units(self.program, self.auto.candidates)
         if all(len(u.formats) == 1 for u in self.units):
             raise NothingToChooseError(
                 f"recipe {self.recipe.name}: auto.candidates: no weight of this model can have more than one of them",
@@ -100,23 +100,21 @@ class FormatSearch(Search[AutoReport]):
         recipe, formats = self.recipe, [u.formats[o] for u, o in zip(self.units, choice.chosen, strict=True)]
         default = Counter(formats).most_common(1)[0][0]
         overrides = [
-            WeightOverride(layers=glob.escape(path), format=_section(f))
+            FormatOverride(layers=glob.escape(path), format=f)
             for unit, f in zip(self.units, formats, strict=True)
             for path in unit.paths
             if f != default
         ]
         has_int4 = any(f.storage == "int4" for f in formats)
-        weights = WeightsSection(
-            default=_section(default),
+        weights = WeightFormats(
+            default=default,
             overrides=tuple(overrides),
             method=recipe.weights.method if has_int4 else "nearest",
             gptq=recipe.weights.gptq if has_int4 else None,
             sparsify=recipe.weights.sparsify if any(f.sparsity != "dense" for f in formats) else None,
         )
-        prune = recipe.prune
-        if prune is not None:  # the shapes that were measured, whatever groups the chosen formats have
-            prune = prune.model_copy(update={"multiple": prune.to_pruning(recipe.weights, recipe.auto).groups})
-        return recipe.model_copy(update={"weights": weights, "auto": None, "prune": prune})
+        # The shapes that were measured, whatever groups the chosen formats have:
+        return recipe.model_copy(update={"weights": weights, "auto": None, "prune": recipe.pruning})
 
     def label(self, choice: Assignment) -> str:
         return f"{self._bytes(choice) / 1e6:,.1f} MB"
@@ -132,7 +130,7 @@ class FormatSearch(Search[AutoReport]):
             measured_kl=taken.measured,
             shapes_kl=self.spent,
             curve=tuple(self._point(a) for a in some_of(self.curve)),
-            single={str(c.to_format()): self._single(c.to_format()) for c in self.auto.candidates},
+            single={str(c): self._single(c) for c in self.auto.candidates},
             tried=tuple(self._point(t.choice, t.kl) for t in self.tried),
             units=tuple(_unit_choice(*each) for each in zip(self.units, costs, taken.choice.chosen, strict=True)),
             seconds=seconds,
@@ -151,10 +149,6 @@ class FormatSearch(Search[AutoReport]):
             o = unit.formats.index(weight_format) if weight_format in unit.formats else unit.smallest
             size, cost = size + options.sizes[o], cost + options.costs[o]
         return ParetoPoint(size, cost)
-
-
-def _section(weight_format: WeightFormat) -> WeightFormatSection:
-    return WeightFormatSection(**asdict(weight_format))
 
 
 def _unit_choice(unit: FormatUnit, costs: Sequence[float], chosen: int) -> UnitChoice:

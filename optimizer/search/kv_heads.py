@@ -15,14 +15,13 @@ from typing import ClassVar
 
 import torch
 
-from enginewright.optimizer.recipes.attention_section import AttentionSection, KvHeadsOverrideSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads, some_tokens
 from enginewright.passes.attention.kv_sites import Site, find_site
 from enginewright.passes.attention.observe_heads import HeadObserver
 from enginewright.passes.attention.regroup_heads import regroup
 from enginewright.passes.framework.divergence import mean_kl
-from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
 from enginewright.passes.ir.program import Program
@@ -54,7 +53,7 @@ class KvHeadSearch(Search[KvSearchReport]):
         self.context = replace(self.context, scratch=None)
 
     @property
-    def attention(self) -> AttentionSection:
+    def attention(self) -> KvOptions:
         """The section."""
         assert self.recipe.attention is not None
         return self.recipe.attention
@@ -82,7 +81,7 @@ class KvHeadSearch(Search[KvSearchReport]):
             )
         affordable = max(FEWEST_TOKENS, affordable_tokens(len(self.units), self.task.parameters))
         self.tokens = min(self.attention.tokens, affordable)
-        seen, method = some_tokens(self.task.sequences, self.tokens), self.attention.to_options(self.recipe.name)
+        seen, method = some_tokens(self.task.sequences, self.tokens), self.attention
         costs = measure_layers(self.program, self.units, method, seen, self.on_progress, self.context.room)
         self.options = [Options(s, c) for s, c in zip(sizes, costs, strict=True)]
         self.check = self.checked_on([GroupKvHeads()])
@@ -130,13 +129,13 @@ class KvHeadSearch(Search[KvSearchReport]):
         """With the numbers that were chosen, if they are fewer. What its heads may cost, it may cost."""
         given, budget = self.attention, self.recipe.budget
         overrides = tuple(
-            KvHeadsOverrideSection(layers=glob.escape(unit.site.path), kv_heads=unit.counts[o])
+            KvHeadsOverride(layers=glob.escape(unit.site.path), kv_heads=unit.counts[o])
             for unit, o in zip(self.units, choice.chosen, strict=True)
             if o
         )
         fewer = None
         if overrides:
-            fewer = AttentionSection(overrides=overrides, method=given.method, grouping=given.grouping)
+            fewer = KvOptions(overrides=overrides, method=given.method, grouping=given.grouping)
         if budget.max_kl is None and given.max_kl is not None:
             budget = budget.model_copy(update={"max_kl": given.max_kl})
         return self.recipe.model_copy(update={"attention": fewer, "budget": budget})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.shape_sections import PruneOverrideSection, PruneSection
+from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.passes.framework.spread import beginnings
 from enginewright.passes.sparsity.drop_layers import LENGTH, TOKENS, DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
@@ -61,7 +61,7 @@ class PruningSearch(Search[PruneReport]):
         self.context = replace(self.context, calibration=tuple(task.sequences))
 
     @property
-    def prune(self) -> PruneSection:
+    def prune(self) -> Pruning:
         """The section."""
         assert self.recipe.prune is not None
         return self.recipe.prune
@@ -113,7 +113,7 @@ class PruningSearch(Search[PruneReport]):
     def applied(self, choice: Assignment) -> Recipe:
         """With what was chosen, and the budget for all of it."""
         overrides = [
-            PruneOverrideSection(layers=glob.escape(path), **{kind: share.share})
+            PruneOverride(layers=glob.escape(path), **{kind: share.share})
             for removal in self._chosen(choice)
             for kind, modules in (("channels", removal.channels), ("heads", removal.heads))
             for path, share in modules.items()

@@ -233,9 +233,9 @@ class Search(ABC, Generic[Report]):
         recipe = self.applied(choice)
         context = replace(
             self.context,
-            formats=recipe.weights.to_formats(),
-            kv_heads=None if recipe.attention is None else recipe.attention.to_options(recipe.name),
-            pruning=None if recipe.prune is None else recipe.prune.to_pruning(recipe.weights, self.recipe.auto),
+            formats=recipe.weights,
+            kv_heads=recipe.attention,
+            pruning=recipe.pruning,
         )
         self.tried.append(Tried(choice, self.check.measure(context)))
         return self.tried[-1]

@@ -58,14 +58,14 @@ class GroupKvHeads(Pass):
         options = context.kv_heads
         if options is None:
             return PassResult()
-        options.check(attention_paths(program))
+        options.check(attention_paths(program), context.recipe)
         result, sites = PassResult(), dict[Site, int]()
         for site, count in sites_to_group(program, options, result.rejected):
             sites[site] = count
         if not sites:
             reasons = "; ".join(f"{r.where}: {r.reason}" for r in result.rejected[:3])
             raise PassError(
-                f"recipe {options.recipe}: attention: no key/value heads of this model can be grouped: {reasons}",
+                f"recipe {context.recipe}: attention: no key/value heads of this model can be grouped: {reasons}",
                 hint="Leave [attention] out.",
             )
         if options.calibrated and not context.calibration:

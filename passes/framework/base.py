@@ -53,10 +53,11 @@ class PassContext:
             holds it.
         room: bytes that such a pass may take on top of what the process has; None doesn't say.
         recovered: what training has made of the weights, to be exported in their places.
-        pruning: which shares of channels and heads, and how many layers, go.
+        pruning: which shares of channels and heads, and how many layers, go; fitting the groups of all formats.
         kv_heads: how many key/value heads attentions are to have; None: those they have.
         cache: what a target that has such caches stores keys and values in.
         offsets: what a target that may do without them does about offsets of int4.
+        recipe: its name, for errors.
         progress: called with how far a long pass is: steps done, steps in all, and where it is.
     """
 
@@ -70,6 +71,7 @@ class PassContext:
     kv_heads: KvOptions | None = None
     cache: CacheDtype = "f32"
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
+    recipe: str = ""
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
 
 

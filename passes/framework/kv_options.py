@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from enginewright.plugins.shared.errors import RecipeError
+from enginewright.plugins.shared.section import Section
 
 KvMethod = Literal["calibrated", "mean"]
 """``mean``: heads are averaged. ``calibrated``: fitted to what attention computes on calibration tokens."""
@@ -16,52 +18,69 @@ KvGrouping = Literal["similar", "neighbours"]
 """Which heads become one: those that compute alike on calibration tokens, or those that lie side by side."""
 
 
-@dataclass(frozen=True)
-class KvHeadsOverride:
+class KvHeadsOverride(Section):
     """A number of heads for the attentions whose path matches ``layers``, a shell pattern such as ``*.layers.3.*``."""
 
-    layers: str
-    kv_heads: int
+    layers: str = Field(min_length=1)
+    kv_heads: int = Field(ge=1)
 
 
-@dataclass(frozen=True)
-class KvOptions:
-    """What a recipe says of key/value heads.
+class KvOptions(Section):
+    """[attention] of a recipe: key/value heads, fewer than the model has, in numbers or by a budget.
 
     Attributes:
         kv_heads: of the attentions that no override names; None: these keep theirs.
         overrides: the first that matches an attention's path counts.
+        max_kl: as few heads as cost no more, in nats a token.
+        max_cache_bytes_per_token: what costs least of all that takes no more, over all layers.
         method, grouping: how heads become fewer.
-        recipe: its name, for errors.
+        tokens: most that a layer's numbers are measured with, in a search; fewer are taken of large models.
     """
 
-    kv_heads: int | None = None
+    kv_heads: int | None = Field(default=None, ge=1)
     overrides: tuple[KvHeadsOverride, ...] = ()
+    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_cache_bytes_per_token: int | None = Field(default=None, gt=0)
     method: KvMethod = "calibrated"
     grouping: KvGrouping = "similar"
-    recipe: str = ""
+    tokens: int = Field(default=256, ge=16)
+
+    @property
+    def searched(self) -> bool:
+        """Whether a budget decides."""
+        return self.max_kl is not None or self.max_cache_bytes_per_token is not None
 
     @property
     def calibrated(self) -> bool:
         """Whether calibration tokens are looked at."""
-        return self.method == "calibrated" or self.grouping == "similar"
+        return self.searched or self.method == "calibrated" or self.grouping == "similar"
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        given = self.kv_heads is not None or bool(self.overrides)
+        if given and self.searched:
+            raise ValueError("kv_heads says what max_kl or max_cache_bytes_per_token would look for: give one of them")
+        if not given and not self.searched:
+            raise ValueError("it needs kv_heads, or a budget: max_kl or max_cache_bytes_per_token")
+        return self
 
     def heads_of(self, path: str, present: int) -> int:
         """How many heads the attention at ``path`` is to have, of as many as are ``present``."""
         named = next((o.kv_heads for o in self.overrides if fnmatchcase(path, o.layers)), self.kv_heads)
         return present if named is None else named
 
-    def check(self, present: Mapping[str, int]) -> None:
+    def check(self, present: Mapping[str, int], recipe: str) -> None:
         """Whether the attentions of a model, by path, can have these numbers of heads.
 
         Args:
             present: how many each has.
+            recipe: its name, for errors.
 
         Raises:
             RecipeError: a number doesn't divide a layer's or is more; a pattern matches nothing, or earlier ones match
                 it all; or no layer would have fewer.
         """
-        name = f"recipe {self.recipe}: attention"
+        name = f"recipe {recipe}: attention"
         left = set(present)
         for override in self.overrides:
             own = {path for path in present if fnmatchcase(path, override.layers)}

@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal
+from math import lcm
+from typing import Literal, Self
+
+from pydantic import Field, StrictBool, model_validator
 
 from enginewright.passes.ir.provenance import layer_path
+from enginewright.plugins.shared.contracts import MULTIPLE_OF_4_BITS
 from enginewright.plugins.shared.errors import RecipeError
+from enginewright.plugins.shared.section import Section
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 Kind = Literal["channels", "heads"]
 
 
-@dataclass(frozen=True)
-class PruneOverride:
+class PruneOverride(Section):
     """Shares for the modules whose path, or whose layer's path, matches ``layers``; None is the recipe's own."""
 
-    layers: str
-    channels: float | None = None
-    heads: float | None = None
+    layers: str = Field(min_length=1)
+    channels: float | None = Field(default=None, ge=0, lt=1)
+    heads: float | None = Field(default=None, ge=0, lt=1)
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """What to remove.
+class Pruning(Section):
+    """[prune] of a recipe: what to remove.
 
     Attributes:
-        channels, heads: shares of each layer's, 0 <= share < 1.
+        channels, heads: shares of each layer's.
         layers: how many layers go, chosen by what leaving them out costs.
         drop: patterns of layers that go whatever that costs.
         overrides: other shares for some layers; the first that matches and says something counts.
         correct: whether what is kept compensates for what goes, by least squares.
-        groups: that the columns that are left must be a multiple of: of the formats that weights will have.
+        max_kl: mean KL per token in nats; shares and ``layers`` are then the most that may go, and what does is
+            searched for.
+        multiple: columns that are left come in multiples of it; see ``fitting``.
     """
 
-    channels: float = 0.0
-    heads: float = 0.0
-    layers: int = 0
+    channels: float = Field(default=0.0, ge=0, lt=1)
+    heads: float = Field(default=0.0, ge=0, lt=1)
+    layers: int = Field(default=0, ge=0)
     drop: tuple[str, ...] = ()
     overrides: tuple[PruneOverride, ...] = ()
-    correct: bool = True
-    groups: int = 1
+    correct: StrictBool = True
+    max_kl: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    multiple: int = Field(default=1, ge=1, le=1 << 16)
+
+    @model_validator(mode="after")
+    def _removes_something(self) -> Self:
+        if any(o.channels is None and o.heads is None for o in self.overrides):
+            raise ValueError("an override of [prune] says neither channels nor heads")
+        shares = (self.channels, self.heads, *(s or 0 for o in self.overrides for s in (o.channels, o.heads)))
+        if not any(shares) and not self.layers and not self.drop:
+            raise ValueError("[prune] removes nothing: it needs channels, heads, layers or drop")
+        return self
+
+    def fitting(self, formats: Iterable[WeightFormat]) -> Self:
+        """The same, with what is left in multiples that the groups of all these formats divide too."""
+        sizes = [self.multiple]
+        for f in formats:
+            sizes += [size for size in (f.group_size, f.activation_group_size) if size]
+            sizes += [MULTIPLE_OF_4_BITS] if f.storage == "int4" else []
+        return self.model_copy(update={"multiple": lcm(*sizes)})
 
     def share(self, kind: Kind, path: str) -> float:
         """The share to be removed in the module at ``path``."""

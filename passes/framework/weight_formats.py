@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Self
 
-from enginewright.plugins.shared.contracts import WeightFormat
+from pydantic import Field, StrictBool, field_validator, model_validator
+
+from enginewright.plugins.shared.section import Section
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 Method = Literal["nearest", "gptq", "awq"]
 """How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""
@@ -15,8 +17,7 @@ Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
 """How the two of every four weights that a sparse format keeps are chosen: see ``passes/sparsity/choose_kept.py``."""
 
 
-@dataclass(frozen=True)
-class GptqOptions:
+class GptqOptions(Section):
     """How GPTQ goes through a weight's columns.
 
     Attributes:
@@ -25,35 +26,58 @@ class GptqOptions:
         activation_order: columns of the largest inputs come first; otherwise as they are stored.
     """
 
-    damping: float = 0.1
-    activation_order: bool = True
+    damping: float = Field(default=0.1, gt=0, le=10, allow_inf_nan=False)
+    activation_order: StrictBool = True
 
 
-@dataclass(frozen=True)
-class FormatOverride:
+class FormatOverride(Section):
     """A format for the modules whose path matches ``layers``, a shell pattern such as ``*.mlp.down_proj``."""
 
-    layers: str
+    layers: str = Field(min_length=1)
     format: WeightFormat
 
 
-@dataclass(frozen=True)
-class WeightFormats:
-    """The first override that matches a module's path counts, else the default.
+class WeightFormats(Section):
+    """[weights] of a recipe: the first override that matches a module's path counts, else the default.
 
-    ``embeddings`` is the default of token tables and of the product that gives the logits. ``keep_blocks``: a weight
-    that its file holds in blocks of a format that can be made keeps it, whatever the default. ``method``: how integers
-    of 4 bits are chosen where they are; ``gptq`` is for that method. ``sparsify``: which weights formats of sparsity
-    2:4 keep.
+    ``embeddings`` is the default of token tables and of the product that gives the logits, where it isn't that of the
+    others. ``keep_blocks``: a weight that its file holds in blocks of a format that can be made keeps it bit for bit,
+    unless an override names it. ``method``: how integers of 4 bits are chosen where they are; ``gptq`` is for that
+    method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default of both.
     """
 
-    default: WeightFormat = field(default_factory=WeightFormat)
+    default: WeightFormat = WeightFormat()
     overrides: tuple[FormatOverride, ...] = ()
     embeddings: WeightFormat | None = None
-    keep_blocks: bool = False
+    keep_blocks: StrictBool = False
     method: Method = "nearest"
-    sparsify: Sparsify = "wanda"
-    gptq: GptqOptions = GptqOptions()
+    gptq: GptqOptions | None = None
+    sparsify: Sparsify | None = None
+
+    @field_validator("embeddings")
+    @classmethod
+    def _tables_are_dense(cls, value: WeightFormat | None) -> WeightFormat | None:
+        if value is not None and value.sparsity != "dense":
+            raise ValueError(
+                f"sparsity {value.sparsity!r} is for linears: a row of a table is looked up, not multiplied"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _options_are_of_the_method(self) -> Self:
+        if self.gptq is not None and self.method != "gptq":
+            raise ValueError(f'gptq has options of method = "gptq", and the method is {self.method!r}')
+        return self
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """Every format that is named."""
+        return (self.default, *(o.format for o in self.overrides), *([self.embeddings] if self.embeddings else []))
+
+    @property
+    def exact(self) -> bool:
+        """Whether all weights, and what they are multiplied with, are 32-bit floats, and none is left out."""
+        return not self.keep_blocks and all((f.storage, f.sparsity) == ("f32", "dense") for f in self.formats)
 
     def override_of(self, path: str) -> FormatOverride | None:
         """The override for the module at ``path``, if there is one."""

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from enginewright.plugins.shared.contracts import Storage, WeightFormat
+from enginewright.plugins.shared.contracts import Storage
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from .weights import Source, WeightExpr
 

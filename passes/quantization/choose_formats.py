@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch.fx.node import Node, Target
@@ -18,8 +17,9 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage, WeightFormat
+from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage
 from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
@@ -102,7 +102,7 @@ class ChooseFormats(Pass):
                     result.rejected.append(
                         Rejection(node.name, join_where(node.meta[WHERE]), f"it stays dense: {reason}")
                     )
-                    chosen = replace(chosen, sparsity="dense")
+                    chosen = chosen.model_copy(update={"sparsity": "dense"})
             chosen = _check_weight(program, node, chosen, heads)
             node.meta[FORMAT] = chosen
             if not is_table:
@@ -165,7 +165,13 @@ def _as_stored(kinds: frozenset[CodeFormat | None]) -> WeightFormat | None:
     if kind is None:
         return None
     storage: Storage = "int8" if kind.bits == 8 else "int4"
-    return WeightFormat(storage, kind.group_size, kind.offsets, "int8", kind.group_size)
+    return WeightFormat(
+        storage=storage,
+        group_size=kind.group_size,
+        zero_point=kind.offsets,
+        activation="int8",
+        activation_group_size=kind.group_size,
+    )
 
 
 def _blocks_that_differ(node: Node, kinds: frozenset[CodeFormat | None]) -> Rejection:

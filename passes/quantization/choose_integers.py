@@ -22,8 +22,9 @@ from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.spread import spread
 from enginewright.passes.framework.step_inputs import packed_inputs
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.passes.framework.weight_formats import GptqOptions
 from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat, Codes, Prequantized, decode
@@ -229,7 +230,7 @@ class _Sweep:
                 found.append(nearest)
                 continue
             given = self._input_of(node, own)
-            options = self._context.formats.gptq
+            options = self._context.formats.gptq or GptqOptions()
             given.factor = given.factor or factorize(
                 given.hessian.sum, activation_order=options.activation_order, damping=options.damping
             )

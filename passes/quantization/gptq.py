@@ -24,7 +24,7 @@ from enginewright.plugins.shared.errors import PassError
 from ..ir.prequantized import CodeFormat, Codes
 from ..ir.round_to_4_bits import DIVISORS, LEAST, MOST, REFINEMENTS, SHARES, STEPS
 
-DAMPING = GptqOptions.damping
+DAMPING = GptqOptions().damping
 """What is added to the Hessian's diagonal, as a share of its mean."""
 
 MOST_DAMPING = 10.0

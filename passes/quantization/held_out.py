@@ -11,7 +11,7 @@ import torch
 from enginewright.passes.framework.base import Figure
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.prequantized import CodeFormat, Codes, decode
 from .gptq import Factor, Hessian

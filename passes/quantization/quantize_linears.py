@@ -10,7 +10,7 @@ import torch
 from torch.fx.node import Node, Target
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.prequantized import BITS, CodeFormat
 from ..ir.program import Program

@@ -6,7 +6,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult, describe_node
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE

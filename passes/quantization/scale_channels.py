@@ -18,8 +18,8 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.step_inputs import packed_inputs
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.clipped import Choices, Clipped
 from ..ir.prequantized import CodeFormat

@@ -21,7 +21,7 @@ from enginewright.passes.framework.base import Figure, Pass, PassContext, PassRe
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.epilogue import finish_linear
 from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 from ..ir.chosen_codes import ChosenCodes
 from ..ir.prequantized import CodeFormat
@@ -142,7 +142,7 @@ class _Sweep:
     def _choose(self, node: Node, where: str, x: torch.Tensor, value: torch.Tensor) -> WeightExpr:
         expr = _expression(self._program, _weight(node))
         kept: WeightExpr
-        if self._context.formats.sparsify == "wanda":
+        if self._context.formats.sparsify != "sparsegpt":
             norms = x.square().sum(0).sqrt()[None]  # [1, K]
             kept = TwoOfFour(expr, Factors("input norms", norms))
         else:

@@ -77,8 +77,8 @@ class PruneChannels(Pass):
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
     """How many channels go at a time: what is left must be whole groups, and whole panels if it was before."""
-    step = lcm(PANEL, pruning.groups)  # weights are stored in panels of so many rows
-    return step if network.width % step == 0 else pruning.groups
+    step = lcm(PANEL, pruning.multiple)  # weights are stored in panels of so many rows
+    return step if network.width % step == 0 else pruning.multiple
 
 
 def kept_channels(network: FeedForward, pruning: Pruning) -> int:

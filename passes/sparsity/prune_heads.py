@@ -107,7 +107,7 @@ def possible_splits(heads: Heads, pruning: Pruning) -> list[Split]:
 def _splits(heads: Heads, pruning: Pruning) -> list[Split]:
     """All that leave something, in columns that are whole groups of the formats if they were before."""
     size, each = heads.value_size, heads.queries // heads.groups
-    unit = pruning.groups if heads.queries * size % pruning.groups == 0 else 1
+    unit = pruning.multiple if heads.queries * size % pruning.multiple == 0 else 1
     options = [Split(n, m) for n in range(1, heads.groups + 1) for m in range(1, each + 1)]
     return [s for s in options if s.groups * s.each * size % unit == 0]
 

@@ -1,4 +1,4 @@
-"""What all parts agree on, free of torch: weight formats, cache groups, and what goes into and out of a step.
+"""What all parts agree on, free of torch: storage types, cache groups, and what goes into and out of a step.
 
 Shape letters: T tokens in a step; B requests; R sampled rows; P blocks in a KV pool; K slots in a block;
 Nq query heads; Nkv key/value heads; D head size; V vocabulary.
@@ -7,7 +7,7 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -46,43 +46,6 @@ GROUP_SIZES_OF_4_BITS = (32, 64, 128)
 
 MULTIPLE_OF_4_BITS = 8
 """What the K of weights of 4 bits is a multiple of, whatever their groups: kernels read so many at a time."""
-
-
-@dataclass(frozen=True)
-class WeightFormat:
-    """Everything that a linear needs to know about its weight, apart from how a target packs it.
-
-    ``group_size`` is along the input dimension K; 0 means one scale per output channel. ``zero_point``: groups have an
-    offset too, a float16 like their scale: a weight is value * scale + offset. ``activation`` is the format
-    the input is brought to before the product, with one scale for ``activation_group_size`` values of a token, or for
-    all of them (0).
-    """
-
-    storage: Storage = "f32"
-    group_size: int = 0
-    zero_point: bool = False
-    activation: Activation = "float"
-    activation_group_size: int = 0
-    sparsity: Sparsity = "dense"
-
-    def for_inputs(self, size: int) -> WeightFormat:
-        """The same for a weight with K = ``size``. Of 4 bits, one scale a channel is one group of K values."""
-        if self.storage != "int4" or self.group_size:
-            return self
-        return replace(self, group_size=size, activation_group_size=size)
-
-    def __str__(self) -> str:
-        parts: list[str] = [self.storage]
-        if self.group_size:
-            parts.append(f"g{self.group_size}")
-        if self.zero_point:
-            parts.append("zp")
-        if self.activation != "float":
-            group = f":g{self.activation_group_size}" if self.activation_group_size else ""
-            parts.append(f"a:{self.activation}{group}")
-        if self.sparsity != "dense":
-            parts.append(self.sparsity)
-        return "-".join(parts)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,10 @@ import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.builtin import builtin_files
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
-from enginewright.optimizer.recipes.sections import (
-    BudgetSection,
-    CalibrationSection,
-    WeightFormatSection,
-    WeightsSection,
-)
+from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.reader import Bundle
 
 from .driver import Driver
@@ -30,11 +27,9 @@ from .test_reproducible import contents
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-OFFSETS = WeightFormatSection(
-    storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64
-)
-CHANNEL = WeightFormatSection(storage="int4", activation="int8")
-G128 = WeightFormatSection(storage="int4", group_size=128, activation="int8", activation_group_size=128)
+OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+CHANNEL = WeightFormat(storage="int4", activation="int8")
+G128 = WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)
 ANY_KL = BudgetSection(max_kl=1.0)  # four bits cost random models of 64 channels more than real ones
 RECIPES: dict[str, str | Recipe] = {
     "int8": "int8",
@@ -42,19 +37,17 @@ RECIPES: dict[str, str | Recipe] = {
     "fp8": load_recipe("fp8").model_copy(update={"targets": ("cpu",), "budget": ANY_KL}),
     "int4": load_recipe("int4").model_copy(update={"budget": ANY_KL}),
     # Of the tables and of the head too.
-    "offsets": Recipe(name="offsets", weights=WeightsSection(default=OFFSETS), budget=ANY_KL),
-    "channel": Recipe(name="channel", weights=WeightsSection(default=CHANNEL), budget=ANY_KL),
+    "offsets": Recipe(name="offsets", weights=WeightFormats(default=OFFSETS), budget=ANY_KL),
+    "channel": Recipe(name="channel", weights=WeightFormats(default=CHANNEL), budget=ANY_KL),
 }
 SPARSE = {
-    "sparse8": WeightFormatSection(
-        storage="int8", group_size=32, activation="int8", activation_group_size=32, sparsity="2:4"
-    ),
-    "sparse32": WeightFormatSection(sparsity="2:4"),
+    "sparse8": WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32, sparsity="2:4"),
+    "sparse32": WeightFormat(sparsity="2:4"),
 }
 RECIPES |= {
     name: Recipe(
         name=name,
-        weights=WeightsSection(default=one, sparsify="magnitude"),
+        weights=WeightFormats(default=one, sparsify="magnitude"),
         budget=BudgetSection(max_kl=10.0),
         calibration=CalibrationSection(tokens=256),
     )
@@ -113,9 +106,9 @@ def test_tiny_models_are_close_and_the_same_in_company(
 
 @pytest.mark.parametrize(("weights", "groups"), [(G128, [1, 2]), (CHANNEL, [1, 1])], ids=["128", "channel"])
 def test_groups_of_4_bits_are_stored_as_the_recipe_says_twice_the_same(
-    weights: WeightFormatSection, groups: list[int], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+    weights: WeightFormat, groups: list[int], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:
-    recipe = Recipe(name="x", targets=("cpu", "onnx"), weights=WeightsSection(default=weights), budget=ANY_KL)
+    recipe = Recipe(name="x", targets=("cpu", "onnx"), weights=WeightFormats(default=weights), budget=ANY_KL)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1}
     for name in ("one", "two"):
         report = export(tiny_model("Llama", **sizes), tmp_path / name, recipe=recipe)

@@ -20,7 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.passes.framework.weight_formats import WeightFormats
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.mutation_worker import EXTENSION
 
 # What is damaged: a subject of mutation_worker.py, in which of the folders made below, how many times.
@@ -57,15 +59,13 @@ SMALL |= {"GPT2": {"n_embd": 32, "n_head": 2, "vocab_size": 100, "n_positions": 
 SMALL |= {"Mixtral": SIZES | {"num_local_experts": 4}}
 BUNDLES = sorted({folder for subject, folder, _ in CASES if "-" in folder})
 ANY_KL = BudgetSection(max_kl=10.0)  # that four bits cost models of 32 channels a lot is none of these tests' matter
-OFFSETS = WeightFormatSection(
-    storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32
-)
+OFFSETS = WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
 INT4 = OFFSETS.model_copy(update={"zero_point": False})
 FORMATS = {"offsets": OFFSETS, "int4": INT4, "sparse": INT4.model_copy(update={"sparsity": "2:4"})}
 RECIPES = {
     name: Recipe(
         name=name,
-        weights=WeightsSection(default=f, sparsify="magnitude" if f.sparsity != "dense" else None),
+        weights=WeightFormats(default=f, sparsify="magnitude" if f.sparsity != "dense" else None),
         budget=ANY_KL,
     )
     for name, f in FORMATS.items()

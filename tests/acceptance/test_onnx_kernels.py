@@ -12,9 +12,11 @@ import pytest
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe, with_cache
-from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightsSection
+from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import KERNELS_FILE
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import onnx_slots as executors
@@ -109,19 +111,19 @@ def test_the_panels_are_the_cpu_targets(path: Path) -> None:
     assert len(used) == 9 and all(name.endswith(".onnx.panels") for name in used)
 
 
-INT8 = WeightFormatSection(storage="int8", activation="int8")
-INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
-INT4_CHANNEL = WeightFormatSection(storage="int4", activation="int8")
-BF16 = WeightFormatSection(storage="bf16", activation="bf16")
+INT8 = WeightFormat(storage="int8", activation="int8")
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
+BF16 = WeightFormat(storage="bf16", activation="bf16")
 
 
 @pytest.mark.parametrize("weights", [INT8, INT4, INT4_CHANNEL, BF16], ids=lambda weights: weights.storage)
-def test_narrow_formats_have_the_cpu_targets_logits(weights: WeightFormatSection, tmp_path: Path) -> None:
+def test_narrow_formats_have_the_cpu_targets_logits(weights: WeightFormat, tmp_path: Path) -> None:
     recipe = Recipe(
         name="narrow",
         targets=("cpu", "onnx"),
         onnx=BOTH,
-        weights=WeightsSection(default=weights),
+        weights=WeightFormats(default=weights),
         budget=BudgetSection(max_kl=1.0),  # a random model's
     )
     export(tiny_family("llama"), tmp_path / "b", recipe=with_cache(recipe, "f32"))  # as the onnx target's always is

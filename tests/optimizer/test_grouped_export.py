@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.bisect.remake import remake
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.attention_section import AttentionSection, KvHeadsOverrideSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.report.kv_heads_view import kv_heads_lines
 from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
@@ -28,7 +28,7 @@ BEFORE = 2 * 4 * (16 + 16) * 4
 """Bytes of a token in the source's cache: layers, heads, sizes of a key and a value, bytes of a float."""
 
 
-def recipe(attention: AttentionSection, weights: str = "f32", max_kl: float = 5.0) -> Recipe:
+def recipe(attention: KvOptions, weights: str = "f32", max_kl: float = 5.0) -> Recipe:
     small = CalibrationSection(tokens=256, sequence_length=32)
     update = {"name": "grouped", "attention": attention, "budget": BudgetSection(max_kl=max_kl), "calibration": small}
     return load_recipe(weights).model_copy(update=update)
@@ -40,7 +40,7 @@ def model() -> PreTrainedModel:
 
 
 def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedModel, tmp_path: Path) -> None:
-    path, chosen = tmp_path / "grouped.bundle", recipe(AttentionSection(kv_heads=1))
+    path, chosen = tmp_path / "grouped.bundle", recipe(KvOptions(kv_heads=1))
     report = export(model, path, recipe=chosen)
     (found,) = report.kv_heads
     assert (found.bytes_per_token_before, found.bytes_per_token) == (BEFORE, BEFORE // 4)
@@ -67,14 +67,14 @@ def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedM
 
 
 def test_integers_go_on_top(model: PreTrainedModel, tmp_path: Path) -> None:
-    section = AttentionSection(kv_heads=2, method="mean", grouping="neighbours")
+    section = KvOptions(kv_heads=2, method="mean", grouping="neighbours")
     report = export(model, tmp_path / "int8.bundle", recipe=recipe(section, "int8"))
     assert report.kv_heads[0].bytes_per_token == (BEFORE // 2) // 2
     assert report.quantization is not None and report.quantization.values > 0
 
 
 def test_numbers_within_a_cache(model: PreTrainedModel, tmp_path: Path) -> None:
-    path, section = tmp_path / "searched.bundle", AttentionSection(max_cache_bytes_per_token=BEFORE * 5 // 8)
+    path, section = tmp_path / "searched.bundle", KvOptions(max_cache_bytes_per_token=BEFORE * 5 // 8)
     report = export(model, path, recipe=recipe(section))
     (found,) = report.kv_heads
     assert found.bytes_per_token == BEFORE * 5 // 8 and found.search is not None
@@ -85,18 +85,18 @@ def test_numbers_within_a_cache(model: PreTrainedModel, tmp_path: Path) -> None:
     assert found.search.chosen.measured_kl == max(found.search.measured_kl.values())
     again = load_recipe(path / "report" / "recipe.toml")
     assert again.attention is not None
-    assert again.attention.overrides == (KvHeadsOverrideSection(layers=cheapest, kv_heads=1),)
+    assert again.attention.overrides == (KvHeadsOverride(layers=cheapest, kv_heads=1),)
 
 
 def test_budgets_that_nothing_meets_leave_nothing(model: PreTrainedModel, tmp_path: Path) -> None:
     cases = (
-        (AttentionSection(max_kl=1e-7), VerificationError, r"within max_kl = 1e-07: the least that was found has a KL"),
+        (KvOptions(max_kl=1e-7), VerificationError, r"within max_kl = 1e-07: the least that was found has a KL"),
         (
-            AttentionSection(max_cache_bytes_per_token=8),
+            KvOptions(max_cache_bytes_per_token=8),
             VerificationError,
             "each layer that can have it takes 256 bytes",
         ),
-        (AttentionSection(kv_heads=3), RecipeError, "does not divide its 4"),
+        (KvOptions(kv_heads=3), RecipeError, "does not divide its 4"),
     )
     for section, error, message in cases:
         with pytest.raises(error, match=message):

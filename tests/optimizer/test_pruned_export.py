@@ -17,8 +17,8 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.export.report import ExportReport
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
-from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.plugins.shared.errors import PassError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
@@ -26,10 +26,10 @@ from enginewright.runtime.llm import LLM
 from tests.conftest import make_tiny_model
 from tests.optimizer.bisect.planting import Planting, scale_rows
 
-PRUNE = PruneSection(channels=0.5, heads=0.5, layers=1)
+PRUNE = Pruning(channels=0.5, heads=0.5, layers=1)
 
 
-def recipe(weights: str = "f32", prune: PruneSection = PRUNE, max_kl: float = 5.0) -> Recipe:
+def recipe(weights: str = "f32", prune: Pruning = PRUNE, max_kl: float = 5.0) -> Recipe:
     small = CalibrationSection(tokens=256, sequence_length=32)
     update = {"name": "pruned", "prune": prune, "budget": BudgetSection(max_kl=max_kl), "calibration": small}
     return load_recipe(weights).model_copy(update=update)
@@ -94,7 +94,7 @@ def cached_layers(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_formats_on_top(weights: str, model: PreTrainedModel, tmp_path: Path) -> None:
-    report = export(model, tmp_path / "m.bundle", recipe=recipe(weights, PruneSection(channels=0.3)))
+    report = export(model, tmp_path / "m.bundle", recipe=recipe(weights, Pruning(channels=0.3)))
     (channels,) = [p for p in report.passes if p.name == "prune_channels"]
     kept = {f.value for f in channels.figures if f.name == "channels kept"}
     assert kept == {96.0 if weights == "int8" else 64.0}  # groups of 32, and of 64
@@ -126,7 +126,7 @@ def test_a_planted_bug_is_found_in_a_pruned_bundle(
 
 def test_more_is_lost_than_the_budget_allows(model: PreTrainedModel, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="after the pass drop_layers the program is too far from its source"):
-        export(model, tmp_path / "never.bundle", recipe=recipe(prune=PruneSection(layers=2), max_kl=0.01))
+        export(model, tmp_path / "never.bundle", recipe=recipe(prune=Pruning(layers=2), max_kl=0.01))
     with pytest.raises(PassError, match=r"leaves model\.layers\.0\.mlp\.down_proj none of its"):
-        export(model, tmp_path / "never.bundle", recipe=recipe(prune=PruneSection(channels=0.95)))
+        export(model, tmp_path / "never.bundle", recipe=recipe(prune=Pruning(channels=0.95)))
     assert list(tmp_path.iterdir()) == []

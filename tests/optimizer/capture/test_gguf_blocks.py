@@ -84,7 +84,7 @@ def llama(tiny_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 def passed(path: Path) -> tuple[Program, list[PassRecord]]:
     """The program of a file after all passes of recipe gguf, and what these did."""
     program, records = capture(path).program, []
-    context = PassContext(formats=load_recipe("gguf").weights.to_formats())
+    context = PassContext(formats=load_recipe("gguf").weights)
     PassManager(default_pipeline(), context, lambda _, record: records.append(record)).run(program)
     return program, records
 

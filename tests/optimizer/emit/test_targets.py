@@ -10,17 +10,13 @@ from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_stor
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
-from enginewright.optimizer.recipes.sections import (
-    AutoSection,
-    BudgetSection,
-    WeightFormatSection,
-    WeightOverride,
-    WeightsSection,
-)
+from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.shared.errors import RecipeError, TargetError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.executors import open as runtime_half
 
-FP8, F32 = WeightFormatSection(storage="fp8"), WeightFormatSection()
+FP8, F32 = WeightFormat(storage="fp8"), WeightFormat()
 AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candidates=(F32, FP8)))
 
 
@@ -28,8 +24,8 @@ AUTO = Recipe(name="x", budget=BudgetSection(max_kl=0.1), auto=AutoSection(candi
     "recipe",
     [
         load_recipe("fp8"),
-        Recipe(name="x", weights=WeightsSection(embeddings=FP8)),
-        Recipe(name="x", weights=WeightsSection(overrides=(WeightOverride(layers="*", format=FP8),))),
+        Recipe(name="x", weights=WeightFormats(embeddings=FP8)),
+        Recipe(name="x", weights=WeightFormats(overrides=(FormatOverride(layers="*", format=FP8),))),
         AUTO,
     ],
 )

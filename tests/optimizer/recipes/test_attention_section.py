@@ -31,7 +31,7 @@ def test_numbers_reach_the_passes(tmp_path: Path) -> None:
         tmp_path,
     )
     assert found.attention is not None and not found.attention.searched
-    options = found.attention.to_options(found.name)
+    options = found.attention
     assert (options.kv_heads, options.method, options.grouping) == (2, "mean", "similar")
     assert options.heads_of("model.layers.1.self_attn", 8) == 4 and options.heads_of("model.layers.2.self_attn", 8) == 2
     assert not found.exact and found.calibrated

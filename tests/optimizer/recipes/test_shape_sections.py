@@ -1,4 +1,4 @@
-"""[prune] in a recipe: what it may say, and what passes are told."""
+"""[prune] in a recipe: what it may say, and what passes take of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.sections import WeightFormatSection, WeightsSection
-from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.recipes.to_toml import to_toml
 from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.plugins.shared.errors import RecipeError
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 WHOLE = """
 name = "mine"
@@ -27,13 +26,13 @@ heads = 0.5
 """
 
 
-def test_what_a_recipe_says_is_what_passes_are_told(tmp_path: Path) -> None:
+def test_what_a_recipe_says_is_what_passes_take(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WHOLE)
     recipe = load_recipe(tmp_path / "mine.toml")
     assert recipe.prune is not None and not recipe.exact and recipe.calibrated
-    overrides = (PruneOverride("model.layers.0", heads=0.5),)
-    expected = Pruning(0.25, 0.0, 1, ("model.layers.3",), overrides, groups=64)
-    assert recipe.prune.to_pruning(recipe.weights, None) == expected
+    overrides = (PruneOverride(layers="model.layers.0", heads=0.5),)
+    expected = Pruning(channels=0.25, layers=1, drop=("model.layers.3",), overrides=overrides, multiple=64)
+    assert recipe.pruning == expected and recipe.prune == expected.model_copy(update={"multiple": 1})
     assert expected.share("heads", "model.layers.0.self_attn") == 0.5
     assert expected.share("heads", "model.layers.10.self_attn") == 0
     (tmp_path / "again.toml").write_text(to_toml(recipe))
@@ -60,18 +59,18 @@ def test_what_it_may_not_say(section: str, message: str, tmp_path: Path) -> None
 
 def test_of_floats_any_number_of_columns_is_left() -> None:
     recipe = load_recipe("f32")
-    assert PruneSection(channels=0.5).to_pruning(recipe.weights, None).groups == 1
+    assert Pruning(channels=0.5).fitting(recipe.weights.formats).multiple == 1
 
 
-def test_what_is_left_fits_formats_and_what_the_recipe_says(tmp_path: Path) -> None:
-    section, int8 = PruneSection(channels=0.5, multiple=48), load_recipe("int8").weights
-    assert section.to_pruning(load_recipe("f32").weights, None).groups == 48
-    assert section.to_pruning(int8, None).groups == 96  # and its own groups, of 32
-    channel = WeightFormatSection(storage="int4", activation="int8")
-    assert section.to_pruning(WeightsSection(default=channel), None).groups == 48  # of which 8 is a divisor
-    assert PruneSection(channels=0.5).to_pruning(WeightsSection(default=channel), None).groups == 8
-    auto = load_recipe("auto")
-    assert PruneSection(channels=0.5).to_pruning(auto.weights, auto.auto).groups == 64  # whichever will be chosen
+def test_what_is_left_fits_formats_and_what_the_recipe_says() -> None:
+    section, any_ = Pruning(channels=0.5, multiple=48), Pruning(channels=0.5)
+    assert section.fitting(load_recipe("f32").weights.formats).multiple == 48
+    assert section.fitting(load_recipe("int8").weights.formats).multiple == 96  # and its own groups, of 32
+    channel = WeightFormat(storage="int4", activation="int8")
+    assert section.fitting([channel]).multiple == 48  # of which 8 is a divisor
+    assert any_.fitting([channel]).multiple == 8
+    auto = load_recipe("auto").model_copy(update={"prune": any_})
+    assert auto.pruning == any_.model_copy(update={"multiple": 64})  # whichever will be chosen
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
-from enginewright.optimizer.recipes.sections import BudgetSection, WeightFormatSection, WeightOverride, WeightsSection
+from enginewright.optimizer.recipes.sections import BudgetSection
 from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
+from enginewright.plugins.shared.weight_format import WeightFormat
 
-INT8 = WeightFormatSection(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
 
 
 def again(folder: Path, text: str) -> Recipe:
@@ -25,11 +27,11 @@ def test_built_in_recipes_come_back(recipe: Recipe, tmp_path: Path) -> None:
 def test_overrides_switches_and_strange_names_come_back(tmp_path: Path) -> None:
     recipe = Recipe(
         name='a "quoted" name, ü\n',
-        weights=WeightsSection(
+        weights=WeightFormats(
             default=INT8,
             overrides=(
-                WeightOverride(layers="a.[[]0].b", format=WeightFormatSection(storage="bf16", activation="bf16")),
-                WeightOverride(layers="*", format=WeightFormatSection()),
+                FormatOverride(layers="a.[[]0].b", format=WeightFormat(storage="bf16", activation="bf16")),
+                FormatOverride(layers="*", format=WeightFormat()),
             ),
         ),
         passes={"fuse_qkv": False, "fuse_add_norm": True},

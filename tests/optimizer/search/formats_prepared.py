@@ -9,15 +9,15 @@ import torch
 from enginewright.optimizer.pipeline.pipeline import default_pipeline, split_before
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
-INT4_64 = WeightFormat("int4", 64, activation="int8", activation_group_size=64)
-INT4_32 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
-INT4_OFFSETS = WeightFormat("int4", 32, zero_point=True, activation="int8", activation_group_size=32)
-INT4_CHANNEL = WeightFormat("int4", activation="int8")
-INT8 = WeightFormat("int8", 32, activation="int8", activation_group_size=32)
-BF16 = WeightFormat("bf16", activation="bf16")
+INT4_64 = WeightFormat(storage="int4", group_size=64, activation="int8", activation_group_size=64)
+INT4_32 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_OFFSETS = WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+BF16 = WeightFormat(storage="bf16", activation="bf16")
 F32 = WeightFormat()
 
 

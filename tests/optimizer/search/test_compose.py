@@ -12,10 +12,8 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.cli.report import print_summary
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.attention_section import AttentionSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
-from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search.compose import (
     FORMATS_ALONE,
@@ -30,6 +28,8 @@ from enginewright.optimizer.search.report import RECIPE_FILE, KvSearchReport
 from enginewright.optimizer.search.search import Found, NothingToChooseError, Task
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.kv_options import KvOptions
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import RequestError, VerificationError
 from tests.conftest import make_tiny_model
 from tests.optimizer.search.formats_prepared import random_tokens
@@ -79,7 +79,7 @@ def test_what_is_not_missed_goes_and_the_bundle_is_smaller_than_by_formats_alone
 
 
 def test_where_everything_is_missed_it_is_what_formats_alone_make() -> None:
-    given, tight = searching(make_tiny_model("Llama")), PruneSection(channels=0.5, heads=0.5, max_kl=1e-6)
+    given, tight = searching(make_tiny_model("Llama")), Pruning(channels=0.5, heads=0.5, max_kl=1e-6)
     found = search(smallest(prune=tight), given)
     auto = search(smallest(prune=None), given)
     assert found.recipe == auto.recipe.model_copy(update={"name": "smallest"}) and found.recipe.prune is None
@@ -89,7 +89,7 @@ def test_where_everything_is_missed_it_is_what_formats_alone_make() -> None:
     assert nowhere.bytes is None and "nothing that may go is within max_kl = 1e-06" in nowhere.reason
     # One head in each attention, and networks that are nobody's: nothing to search for isn't an error.
     bare = searching(make_tiny_model("Llama", num_key_value_heads=1, num_attention_heads=1, head_dim=64))
-    heads = AttentionSection(max_kl=0.001)
+    heads = KvOptions(max_kl=0.001)
     found = search(smallest(prune=None, attention=heads), bare)
     assert (
         found.recipe.attention is None and "can be grouped" in {c.name: c for c in found.candidates}[SHAPES_TOO].reason
@@ -104,7 +104,7 @@ def test_heads_and_channels_each_have_a_share() -> None:
             weight[1::2] = weight[::2]
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             model.get_submodule(f"model.layers.1.{name}").weight.mul_(1e-4)
-    shapes = {"prune": PruneSection(layers=1, max_kl=0.002), "attention": AttentionSection(max_kl=0.002)}
+    shapes = {"prune": Pruning(layers=1, max_kl=0.002), "attention": KvOptions(max_kl=0.002)}
     found = search_shapes(smallest(**shapes), searching(model))
     assert found.recipe.prune is not None and found.recipe.prune.drop == ("model.layers.1",)
     assert found.recipe.attention is not None
@@ -113,11 +113,11 @@ def test_heads_and_channels_each_have_a_share() -> None:
 
 def test_what_a_recipe_demands_is_not_a_candidate_to_give_up() -> None:
     given = searching(make_tiny_model("Llama", num_key_value_heads=4))
-    demanded = AttentionSection(max_kl=1e-6, max_cache_bytes_per_token=256)
+    demanded = KvOptions(max_kl=1e-6, max_cache_bytes_per_token=256)
     with pytest.raises(VerificationError, match="within both max_kl = 1e-06 and max_cache_bytes_per_token = 256"):
         search(smallest(prune=None, attention=demanded), given)
     # Numbers that are given aren't a search: formats are measured on the model that they make.
-    grouped = smallest(prune=None, attention=AttentionSection(kv_heads=2))
+    grouped = smallest(prune=None, attention=KvOptions(kv_heads=2))
     grouped = grouped.model_copy(update={"budget": grouped.budget.model_copy(update={"max_kl": 1.0})})
     found = search(grouped, given)
     assert found.candidates == () and found.auto is not None and found.auto.shapes_kl > 0
@@ -138,7 +138,7 @@ class Recorder(KvHeadSearch):
 
 def test_units_are_measured_with_one_half_and_choices_checked_with_the_other() -> None:
     captured, tokens = capture(make_tiny_model("Llama")), random_tokens(20, 21, 22, 23)
-    recipe = Recipe(name="mine", attention=AttentionSection(max_kl=0.1))
+    recipe = Recipe(name="mine", attention=KvOptions(max_kl=0.1))
     with pytest.raises(NothingToChooseError):
         search_captured(Recorder, captured, recipe, PassContext(calibration=tuple(tokens)), silent)
     (task,) = Recorder.tasks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import (
     BF16,
     F32,
@@ -39,8 +37,8 @@ def measured(
     changed = program.copy()
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]
-    overrides = tuple(FormatOverride(path, weight_format) for path in unit.paths)
-    PassManager(passes, PassContext(formats=formats or WeightFormats(F32, overrides))).run(changed)
+    overrides = tuple(FormatOverride(layers=path, format=weight_format) for path in unit.paths)
+    PassManager(passes, PassContext(formats=formats or WeightFormats(default=F32, overrides=overrides))).run(changed)
     reference = program.evaluate(packed_inputs(program, TOKENS))[0]
     return mean_kl(reference, changed.evaluate(packed_inputs(changed, TOKENS))[0])
 
@@ -96,7 +94,7 @@ def test_how_much_is_measured_depends_on_the_size_of_the_model() -> None:
 
 def test_8_bit_floats_cost_less_than_4_bits_and_more_than_8_bit_integers() -> None:
     program = before_formats("Llama")
-    units = find_units(program, [INT4_32, WeightFormat("fp8"), INT8])
+    units = find_units(program, [INT4_32, WeightFormat(storage="fp8"), INT8])
     for costs in measure_sensitivities(program, units, [(i,) for i in range(len(units))], TOKENS[:1], lambda *_: None):
         assert costs[0] > costs[1] > costs[2] > 0
 
@@ -124,14 +122,16 @@ def test_kl_is_its_definition() -> None:
 
 
 def test_a_sparse_format_costs_what_keeping_the_largest_weights_does() -> None:
-    program, sparse = before_formats("Llama"), replace(INT8, sparsity="2:4")
+    program, sparse = before_formats("Llama"), INT8.model_copy(update={"sparsity": "2:4"})
     units = find_units(program, [INT8, sparse])
     costs = measure_sensitivities(program, units, [(i,) for i in range(len(units))], TOKENS, lambda *_: None)
     checked = 0
     for unit, cost in zip(units, costs, strict=True):
         if sparse in unit.formats and unit.paths[0].endswith("down_proj"):
             assert unit.formats[unit.smallest] == sparse
-            formats = WeightFormats(F32, (FormatOverride(unit.paths[0], sparse),), sparsify="magnitude")
+            formats = WeightFormats(
+                default=F32, overrides=(FormatOverride(layers=unit.paths[0], format=sparse),), sparsify="magnitude"
+            )
             assert cost[1] == pytest.approx(measured(program, unit, sparse, formats), rel=0.05)
             assert cost[1] > 3 * cost[0]
             checked += 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from enginewright.optimizer.search.format_units import bytes_of, bytes_of_others, find_units
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import (
     BF16,
     F32,
@@ -68,7 +66,7 @@ def test_groups_that_do_not_divide_are_left_out() -> None:
 
 
 def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
-    sparse = replace(INT8, sparsity="2:4")
+    sparse = INT8.model_copy(update={"sparsity": "2:4"})
     for units in (
         find_units(before_formats("Llama", tie_word_embeddings=False), [INT8, sparse]),
         find_units(before_formats("Mixtral"), [INT8, sparse]),
@@ -82,18 +80,18 @@ def test_only_linears_inside_of_a_model_may_be_sparse() -> None:
     ("shape", "weight_format", "expected"),
     [
         ((64, 64), F32, 64 * 64 * 4),
-        ((64, 64), replace(F32, sparsity="2:4"), 64 * 64 * 17 // 8),
-        ((64, 64), replace(INT8, sparsity="2:4"), 64 * 64 * 5 // 8 + 64 * 2 * 2),
+        ((64, 64), F32.model_copy(update={"sparsity": "2:4"}), 64 * 64 * 17 // 8),
+        ((64, 64), INT8.model_copy(update={"sparsity": "2:4"}), 64 * 64 * 5 // 8 + 64 * 2 * 2),
         ((64, 64), BF16, 64 * 64 * 2),
         ((64, 64), INT8, 64 * 64 + 64 * 2 * 2),
         ((64, 128), INT4_CHANNEL, 64 * 64 + 64 * 2),
-        ((64, 64), WeightFormat("int8", activation="int8"), 64 * 64 + 64 * 2),
+        ((64, 64), WeightFormat(storage="int8", activation="int8"), 64 * 64 + 64 * 2),
         ((64, 64), INT4_32, 64 * 32 + 64 * 2 * 2),
         ((64, 128), INT4_64, 64 * 64 + 64 * 2 * 2),
         ((64, 64), INT4_OFFSETS, 64 * 32 + 2 * 64 * 2 * 2),
         ((3, 40, 64), INT4_32, 3 * (64 * 32 + 64 * 2 * 2)),  # 40 rows take two panels
-        ((40, 64), WeightFormat("fp8"), 64 * 64 + 64 * 2),
-        ((3, 40, 64), WeightFormat("fp8", 32), 3 * (64 * 64 + 64 * 2 * 2)),
+        ((40, 64), WeightFormat(storage="fp8"), 64 * 64 + 64 * 2),
+        ((3, 40, 64), WeightFormat(storage="fp8", group_size=32), 3 * (64 * 64 + 64 * 2 * 2)),
     ],
 )
 def test_bytes(shape: tuple[int, ...], weight_format: WeightFormat, expected: int) -> None:

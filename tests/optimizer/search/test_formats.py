@@ -8,12 +8,7 @@ import pytest
 
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.sections import (
-    AutoSection,
-    BudgetSection,
-    WeightFormatSection,
-    WeightsSection,
-)
+from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
 from enginewright.optimizer.search.format_units import find_units
 from enginewright.optimizer.search.formats import FormatSearch
 from enginewright.optimizer.search.measure_choices import Check
@@ -22,23 +17,24 @@ from enginewright.optimizer.search.search import ROUNDS, Found, Task
 from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.framework.base import PassContext
-from enginewright.passes.framework.weight_formats import Method
+from enginewright.passes.framework.weight_formats import Method, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import RecipeError, VerificationError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import before_formats, random_tokens
 from tests.passes.captured import captured
 
-INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
 OFFSETS = INT4.model_copy(update={"zero_point": True})
-INT8 = WeightFormatSection(storage="int8", group_size=32, activation="int8", activation_group_size=32)
-BF16 = WeightFormatSection(storage="bf16", activation="bf16")
-F32 = WeightFormatSection()
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+BF16 = WeightFormat(storage="bf16", activation="bf16")
+F32 = WeightFormat()
 SEEN, CHECKED = random_tokens(40, 33), random_tokens(50, 30, seed=1)
 
 
 def search(
     program: Program,
-    candidates: tuple[WeightFormatSection, ...] = (INT4, OFFSETS, INT8, BF16),
+    candidates: tuple[WeightFormat, ...] = (INT4, OFFSETS, INT8, BF16),
     *,
     method: Method = "nearest",
     events: list[ProgressEvent] | None = None,
@@ -46,7 +42,7 @@ def search(
 ) -> Found[AutoReport]:
     recipe = Recipe(
         name="mine",
-        weights=WeightsSection(method=method),
+        weights=WeightFormats(method=method),
         budget=BudgetSection(**budget),
         auto=AutoSection(candidates=candidates),
     )
@@ -61,7 +57,7 @@ def kl_of(family: str, choice: Found[AutoReport], **overrides: Any) -> float:
     program = before_formats(family, **overrides)
     names = [p.name for p in default_pipeline()]
     passes = default_pipeline()[names.index("choose_formats") :]
-    context = PassContext(calibration=tuple(SEEN), formats=choice.recipe.weights.to_formats())
+    context = PassContext(calibration=tuple(SEEN), formats=choice.recipe.weights)
     return Check(program, passes, context, {"k": CHECKED}).measure(context)["k"]
 
 
@@ -88,7 +84,7 @@ def test_a_kl_budget_is_met_with_fewer_bytes_than_any_one_format(family: str, si
     assert (choice.recipe.auto, choice.recipe.name) == (None, "mine")
     formats = {o.format for o in choice.recipe.weights.overrides} | {choice.recipe.weights.default}
     assert len(formats) > 1
-    assert {u.format for u in report.units} == {str(f.to_format()) for f in formats}
+    assert {u.format for u in report.units} == {str(f) for f in formats}
 
 
 def test_what_is_within_the_budget_is_taken_if_nothing_leaves_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +96,7 @@ def test_what_is_within_the_budget_is_taken_if_nothing_leaves_a_margin(monkeypat
 
 def test_a_size_is_kept_with_the_least_kl() -> None:
     program = captured("Llama")
-    units = find_units(before_formats("Llama"), [INT4.to_format(), BF16.to_format()])
+    units = find_units(before_formats("Llama"), [INT4, BF16])
     sizes = [sum(u.sizes[i] for u in units) for i in (0, 1)]
     budgets = [sizes[0] + share * (sizes[1] - sizes[0]) // 10 for share in (4, 8)]
     found = [search(program, (INT4, BF16), max_bytes=b).report for b in budgets]
@@ -117,7 +113,7 @@ def test_the_integers_are_chosen_as_they_will_be() -> None:
 
 def test_without_4_bits_there_are_no_integers_to_choose() -> None:
     choice = search(captured("Llama"), (INT4, F32), method="awq", max_kl=1e-6)
-    assert choice.recipe.weights == WeightsSection()  # 32-bit floats throughout
+    assert choice.recipe.weights == WeightFormats()  # 32-bit floats throughout
     assert choice.report.measured_kl["held-out tokens"] == 0
 
 

@@ -13,13 +13,7 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.cli.report import print_summary
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.recipes.sections import (
-    AutoSection,
-    BudgetSection,
-    CalibrationSection,
-    WeightFormatSection,
-    WeightsSection,
-)
+from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection, CalibrationSection
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search.compose import search_captured
 from enginewright.optimizer.search.formats import FormatSearch, check_bytes
@@ -27,18 +21,20 @@ from enginewright.optimizer.search.report import RECIPE_FILE
 from enginewright.optimizer.shared.progress import silent
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.shared.errors import RequestError, VerificationError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.optimizer.search.formats_prepared import random_tokens
 
 MakeModel = Callable[..., PreTrainedModel]
-INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
-INT8 = WeightFormatSection(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
 
 
 def recipe(**budget: float) -> Recipe:
     return Recipe(
         name="mine",
-        weights=WeightsSection(method="awq"),
+        weights=WeightFormats(method="awq"),
         budget=BudgetSection.model_validate(budget),
         auto=AutoSection(candidates=(INT4, INT8)),
         calibration=CalibrationSection(tokens=128, sequence_length=32),
@@ -53,7 +49,7 @@ def test_what_was_chosen_can_be_exported_again_without_a_search(
     report = export(model, first, recipe=recipe(max_kl=0.004))
     assert report.auto is not None
     assert report.stages["search"] > 0
-    assert {u.format for u in report.auto.units} == {str(INT4.to_format()), str(INT8.to_format())}
+    assert {u.format for u in report.auto.units} == {str(INT4), str(INT8)}
     assert set(report.auto.measured_kl) == {"calibration tokens", "random tokens"}
     assert max(report.auto.measured_kl.values()) <= 0.004
     assert sum(s.nbytes for s in report.storage) == report.auto.chosen.bytes
@@ -62,7 +58,7 @@ def test_what_was_chosen_can_be_exported_again_without_a_search(
     print_summary(open_report(first))
     printed = capsys.readouterr().out
     assert "formats by cost, for at most KL 0.004:" in printed
-    assert f"all {INT8.to_format()}" in printed
+    assert f"all {INT8}" in printed
     written = load_recipe(first / RECIPE_FILE)
     manifest = json.loads((first / "manifest.json").read_text())
     assert Recipe.model_validate(manifest["recipe"]) == written

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.recipes.attention_section import AttentionSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.search.kv_heads import KvHeadSearch, LayerUnit, measure_layers
 from enginewright.optimizer.search.report import KvSearchReport
@@ -40,7 +39,7 @@ def search(
 
 def choose(program: Program, events: list[ProgressEvent] | None = None, **budget: Any) -> Found[KvSearchReport]:
     nodes = len(program.graph.nodes)
-    recipe = Recipe(name="mine", attention=AttentionSection(**budget))
+    recipe = Recipe(name="mine", attention=KvOptions(**budget))
     checks = [MeasuringTokens(tuple(CHECKED), "held-out tokens")]
     on_progress = silent if events is None else events.append
     context = PassContext(calibration=tuple(SEEN))
@@ -92,7 +91,11 @@ def units_of(program: Program, counts: tuple[int, ...]) -> list[LayerUnit]:
 def measured(program: Program, path: str, heads: int, options: KvOptions) -> float:
     """KL of the program with that one layer converted by the pass, on the tokens that it was fitted to."""
     changed = program.copy()
-    one = KvOptions(None, (KvHeadsOverride(path, heads),), options.method, options.grouping)
+    one = KvOptions(
+        overrides=(KvHeadsOverride(layers=path, kv_heads=heads),),
+        method=options.method,
+        grouping=options.grouping,
+    )
     GroupKvHeads().run(changed, PassContext(calibration=tuple(SEEN), kv_heads=one))
     reference = program.evaluate(packed_inputs(program, SEEN))[0]
     return mean_kl(reference, changed.evaluate(packed_inputs(changed, SEEN))[0])
@@ -101,7 +104,7 @@ def measured(program: Program, path: str, heads: int, options: KvOptions) -> flo
 @pytest.mark.parametrize(("heads", "hidden", "method"), [(4, 64, "calibrated"), (8, 128, "mean")])
 def test_the_fewest_heads_cost_what_they_cost_alone(heads: int, hidden: int, method: KvMethod) -> None:
     program = before_grouping(model_with_pairs(1, heads, hidden))
-    options, places = KvOptions(method=method), list[str]()
+    options, places = KvOptions(kv_heads=1, method=method), list[str]()
     units = units_of(program, (heads, heads // 2, 1))
     nodes = len(program.graph.nodes)
     costs = measure_layers(program, units, options, SEEN, lambda done, total, where: places.append(where))

@@ -13,25 +13,21 @@ from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
-from enginewright.optimizer.recipes.attention_section import AttentionSection, KvHeadsOverrideSection
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.recipes.sections import (
-    BudgetSection,
-    CalibrationSection,
-    WeightFormatSection,
-    WeightOverride,
-    WeightsSection,
-)
-from enginewright.optimizer.recipes.shape_sections import PruneSection
+from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.recover import FinishedRecovery, RecoverOptions, recover
 from enginewright.optimizer.search.compose import Searching, search
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassRecord
+from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from tests.conftest import make_tiny_model
@@ -40,9 +36,9 @@ from tests.optimizer.search.formats_prepared import random_tokens
 from tests.optimizer.search.test_compose import smallest
 from tests.passes.captured import captured
 
-PRUNE, HEADS = PruneSection(channels=0.5, layers=1), AttentionSection(kv_heads=2)
-PLAIN = AttentionSection(kv_heads=2, method="mean", grouping="neighbours")
-INT4 = WeightFormatSection(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+PRUNE, HEADS = Pruning(channels=0.5, layers=1), KvOptions(kv_heads=2)
+PLAIN = KvOptions(kv_heads=2, method="mean", grouping="neighbours")
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
 TOKENS = random_tokens(48, 48, 48)
 
 
@@ -68,7 +64,7 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
     model = make_tiny_model("Llama", num_hidden_layers=3, num_key_value_heads=4)
     options = RecoverOptions(steps=2, batch_tokens=64, sequence_length=32, sampled_tokens=512, threads=1)
     recover(model, tmp_path / "recovered", recipe=recipe(), options=options)
-    path, weights = tmp_path / "m.bundle", WeightsSection(default=INT4, method="gptq")
+    path, weights = tmp_path / "m.bundle", WeightFormats(default=INT4, method="gptq")
     report = export(model, path, recovered=tmp_path / "recovered", recipe=recipe(weights=weights))
     order = ["drop_layers", "group_kv_heads", "prune_channels", "load_recovered", "choose_integers", "quantize_linears"]
     assert [p.name for p in report.passes if p.name in order and p.matched] == order
@@ -86,13 +82,13 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
     assert found.auto is not None and found.candidates == ()
     assert found.auto.shapes_kl > 0 and not found.recipe.searched
     with pytest.raises(RecipeError, match=r"prune is not what .* was trained for"):
-        trained.recipe_for(recipe(prune=PruneSection(channels=0.25), weights=weights))
+        trained.recipe_for(recipe(prune=Pruning(channels=0.25), weights=weights))
 
 
 def test_training_in_floats_beside_a_search_for_formats(tmp_path: Path) -> None:
     model = make_tiny_model("Llama", num_key_value_heads=4)
     options = RecoverOptions(steps=1, batch_tokens=64, sequence_length=32, sampled_tokens=512, threads=1)
-    asked = smallest(prune=PruneSection(channels=0.5), budget=BudgetSection(max_kl=20.0))
+    asked = smallest(prune=Pruning(channels=0.5), budget=BudgetSection(max_kl=20.0))
     recover(model, tmp_path / "recovered", recipe=asked, options=options)
     trained = FinishedRecovery.open(tmp_path / "recovered")
     assert trained.recipe_for(None) == asked and trained.recipe_for(asked) == asked
@@ -103,8 +99,8 @@ def test_training_in_floats_beside_a_search_for_formats(tmp_path: Path) -> None:
 def test_layers_heads_groups_and_buckets_in_one_bundle(tmp_path: Path) -> None:
     model = make_tiny_model("Llama", num_hidden_layers=3, num_key_value_heads=4)
     chosen = recipe(
-        prune=PruneSection(drop=("model.layers.1",), heads=0.5),
-        attention=AttentionSection(kv_heads=1),
+        prune=Pruning(drop=("model.layers.1",), heads=0.5),
+        attention=KvOptions(kv_heads=1),
         buckets=BucketsSection(tokens=(32,), batch=(2,)),
     )
     path = tmp_path / "m.bundle"
@@ -143,7 +139,7 @@ def changed_in(passes: list[object], *names: str) -> list[str]:
 )
 def test_two_of_four_of_what_is_left(sparse: dict[str, object], hidden: int, channels: int) -> None:
     weights = {"default": {**sparse, "sparsity": "2:4"}, "sparsify": "magnitude"}
-    shapes = {"prune": PruneSection(channels=0.5, drop=("model.layers.1",), correct=False), "attention": PLAIN}
+    shapes = {"prune": Pruning(channels=0.5, drop=("model.layers.1",), correct=False), "attention": PLAIN}
     program, records = run(recipe(weights=weights, **shapes), hidden_size=hidden, intermediate_size=channels)
     order = ["drop_layers", "group_kv_heads", "prune_channels", "choose_kept"]
     assert changed(records, *order) == order
@@ -162,28 +158,26 @@ def test_two_of_four_of_what_is_left(sparse: dict[str, object], hidden: int, cha
     [
         (
             recipe(
-                prune=PruneSection(drop=("model.layers.1",)),
-                attention=AttentionSection(overrides=(KvHeadsOverrideSection(layers="model.layers.1.*", kv_heads=2),)),
+                prune=Pruning(drop=("model.layers.1",)),
+                attention=KvOptions(overrides=(KvHeadsOverride(layers="model.layers.1.*", kv_heads=2),)),
             ),
             RecipeError,
             r"attention\.overrides: layers 'model\.layers\.1\.\*' matches no attention",
         ),
         (
-            recipe(attention=AttentionSection(kv_heads=3)),
+            recipe(attention=KvOptions(kv_heads=3)),
             RecipeError,
             r"kv_heads is 3 for model\.layers\.\d\.self_attn, which does not divide its 4",
         ),
         (
-            recipe(prune=PruneSection(drop=("model.layers.9",))),
+            recipe(prune=Pruning(drop=("model.layers.9",))),
             RecipeError,
             r"prune\.drop: the pattern 'model\.layers\.9' matches nothing",
         ),
         (
             recipe(
-                weights=WeightsSection(
-                    overrides=(
-                        WeightOverride(layers="lm_head", format=WeightFormatSection(storage="f32", sparsity="2:4")),
-                    )
+                weights=WeightFormats(
+                    overrides=(FormatOverride(layers="lm_head", format=WeightFormat(storage="f32", sparsity="2:4")),)
                 )
             ),
             PassError,
@@ -200,8 +194,8 @@ def test_what_takes_the_model_to_be_refused(chosen: Recipe, error: type[Exceptio
     ("chosen", "message"),
     [
         (load_recipe("auto"), r"\[auto\] searches for formats, and training needs to know them"),
-        (recipe(weights=WeightsSection(default=INT4, method="gptq")), r"weights\.method 'gptq'"),
-        (recipe(weights=WeightsSection(keep_blocks=True), prune=None, attention=None), r"weights\.keep_blocks"),
+        (recipe(weights=WeightFormats(default=INT4, method="gptq")), r"weights\.method 'gptq'"),
+        (recipe(weights=WeightFormats(keep_blocks=True), prune=None, attention=None), r"weights\.keep_blocks"),
         (load_recipe("f32"), "it changes nothing that could be recovered"),
     ],
 )

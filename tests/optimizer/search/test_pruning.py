@@ -12,7 +12,6 @@ from enginewright.optimizer.cli.report import print_summary
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
-from enginewright.optimizer.recipes.shape_sections import PruneSection
 from enginewright.optimizer.report.bundle_report import open_report
 from enginewright.optimizer.search.pruning_sensitivity import measure_layers
 from enginewright.optimizer.search.report import RECIPE_FILE
@@ -27,7 +26,7 @@ from tests.passes.captured import normalized
 def recipe(**prune: object) -> Recipe:
     return Recipe(
         name="mine",
-        prune=PruneSection.model_validate(prune),
+        prune=Pruning.model_validate(prune),
         calibration=CalibrationSection(tokens=256, sequence_length=32),
     )
 
@@ -86,4 +85,4 @@ def test_one_layer_has_to_stay_whatever_the_recipe_allows(layers: int) -> None:
 
 def test_a_budget_within_another() -> None:
     with pytest.raises(ValueError, match=r"max_kl is 0\.2 in \[prune\], and all together may cost 0\.1 by \[budget\]"):
-        Recipe(name="m", prune=PruneSection(channels=0.5, max_kl=0.2), budget=BudgetSection(max_kl=0.1))
+        Recipe(name="m", prune=Pruning(channels=0.5, max_kl=0.2), budget=BudgetSection(max_kl=0.1))

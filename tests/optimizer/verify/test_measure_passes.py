@@ -20,12 +20,12 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import VerificationError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 aten, ew = torch.ops.aten, torch.ops.ew
-INT8 = WeightFormats(WeightFormat("int8", 32, activation="int8", activation_group_size=32))
+INT8 = WeightFormats(default=WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32))
 Change = Callable[[Program], int]
 
 

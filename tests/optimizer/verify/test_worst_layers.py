@@ -15,11 +15,11 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 aten = torch.ops.aten
-INT8 = WeightFormats(WeightFormat("int8", 32, activation="int8", activation_group_size=32))
+INT8 = WeightFormats(default=WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32))
 ROUNDING = 1e-5
 """Of sums of some hundred float32 terms in another order, and of what is left of them where they cancel."""
 

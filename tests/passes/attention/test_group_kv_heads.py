@@ -65,8 +65,8 @@ def test_structure_and_numbers(family: str, sizes: dict[str, int], count: int, g
     program, _ = normalized(family, **sizes)
     before = op_counts(program)
     calibrated, pooled = program.copy(), program.copy()
-    record = group(calibrated, KvOptions(count, method="calibrated", grouping=grouping))
-    plain = group(pooled, KvOptions(count, method="mean", grouping="similar"))
+    record = group(calibrated, KvOptions(kv_heads=count, method="calibrated", grouping=grouping))
+    plain = group(pooled, KvOptions(kv_heads=count, method="mean", grouping="similar"))
     assert record.matched == plain.matched == 2
     # The fit has nothing to do with the tokens that it is judged by only as far as it is right: it must be far better.
     assert all(a < 0.8 * b for a, b in zip(errors(record), errors(plain), strict=True))
@@ -90,7 +90,7 @@ def test_the_mean_is_plain_pooling(family: str, sizes: dict[str, int]) -> None:
     """The same program as of a model whose heads were averaged by hand."""
     model = make_tiny_model(family, **sizes)
     program, _ = normalized(family, **sizes)
-    group(program, KvOptions(2, method="mean", grouping="neighbours"), ())
+    group(program, KvOptions(kv_heads=2, method="mean", grouping="neighbours"), ())
     size = model.config.hidden_size // 4 if family == "Qwen2" else model.config.head_dim
     for layer in model.model.layers:
         for linear in (layer.self_attn.k_proj, layer.self_attn.v_proj):
@@ -151,11 +151,11 @@ def test_heads_that_are_turned_copies_lose_nothing(family: str, sizes: dict[str,
     program = turned(family, sizes)
     expected = logits(program, 20, 33)
     pooled = program.copy()
-    record = group(program, KvOptions(2, method="calibrated", grouping="neighbours"))
+    record = group(program, KvOptions(kv_heads=2, method="calibrated", grouping="neighbours"))
     assert max(errors(record)) < 1e-9
     # The fit is solved from values of 32 bits: their rounding, a few times over, of logits around 5.
     torch.testing.assert_close(logits(program, 20, 33), expected, rtol=1e-3, atol=2e-3)
-    group(pooled, KvOptions(2, method="mean", grouping="neighbours"))
+    group(pooled, KvOptions(kv_heads=2, method="mean", grouping="neighbours"))
     assert (logits(pooled, 20, 33) - expected).abs().max() > 0.1
 
 
@@ -173,16 +173,16 @@ def test_similar_heads_find_each_other() -> None:
     methods: tuple[KvMethod, ...] = ("mean", "calibrated")
     for method in methods:
         similar, lying = program.copy(), program.copy()
-        record = group(similar, KvOptions(2, method=method, grouping="similar"))
+        record = group(similar, KvOptions(kv_heads=2, method=method, grouping="similar"))
         assert max(errors(record)) < 1e-9
         torch.testing.assert_close(logits(similar, 14, 25), expected, rtol=1e-3, atol=2e-3)
-        group(lying, KvOptions(2, method=method, grouping="neighbours"))
+        group(lying, KvOptions(kv_heads=2, method=method, grouping="neighbours"))
         assert (logits(lying, 14, 25) - expected).abs().max() > 0.05
 
 
 def test_sources_of_each_new_head_are_all_heads_of_its_group() -> None:
     program, _ = normalized("Llama", **MHA)
-    group(program, KvOptions(2, method="calibrated", grouping="neighbours"))
+    group(program, KvOptions(kv_heads=2, method="calibrated", grouping="neighbours"))
     name = "model.layers.0.self_attn.k_proj.weight"
     parts = program.weights[name].parts(0)
     assert [(p.source, p.start, p.stop, p.size) for p in parts] == [(name, 0, 32, 16), (name, 32, 64, 16)]
@@ -192,7 +192,15 @@ def test_sources_of_each_new_head_are_all_heads_of_its_group() -> None:
 
 def test_layers_may_differ() -> None:
     program, _ = normalized("Llama", **MHA)
-    record = group(program, KvOptions(None, (KvHeadsOverride("model.layers.1.*", 2),), "mean", "neighbours"))
+    record = group(
+        program,
+        KvOptions(
+            kv_heads=None,
+            overrides=(KvHeadsOverride(layers="model.layers.1.*", kv_heads=2),),
+            method="mean",
+            grouping="neighbours",
+        ),
+    )
     assert record.matched == 1
     PassManager([LowerAttention()]).run(program)
     assert {g.layers: g.kv_heads for g in program.cache_groups} == {(0,): 4, (1,): 2}
@@ -206,7 +214,7 @@ def test_what_can_not_be_grouped_keeps_its_heads_and_says_why() -> None:
     with program.inserting_before(first):
         doubled = program.call(torch.ops.aten.mul.Tensor, key, 2.0, where=key.meta["where"])
     first.update_arg(1, doubled)
-    record = group(program, KvOptions(1, method="mean", grouping="neighbours"))
+    record = group(program, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
     assert record.matched == 1
     (rejection,) = record.rejected
     assert rejection.where == "model.layers.0.self_attn"
@@ -215,7 +223,7 @@ def test_what_can_not_be_grouped_keeps_its_heads_and_says_why() -> None:
 
 def test_a_norm_behind_the_keys_is_said() -> None:
     program, _ = normalized("Qwen3", **MHA)
-    record = group(program, KvOptions(2, grouping="neighbours"))
+    record = group(program, KvOptions(kv_heads=2, grouping="neighbours"))
     assert record.matched == 2
     assert all("a norm stands behind the keys" in r.reason for r in record.rejected)
 
@@ -223,19 +231,19 @@ def test_a_norm_behind_the_keys_is_said() -> None:
 def test_without_tokens_or_with_wrong_numbers() -> None:
     program, _ = normalized("Llama", **MHA)
     with pytest.raises(PassError, match="no calibration tokens"):
-        group(program, KvOptions(2), ())
+        group(program, KvOptions(kv_heads=2), ())
     for count, message in ((3, "does not divide"), (8, "which has 4"), (4, "as many key/value heads")):
         with pytest.raises(RecipeError, match=message):
-            group(program, KvOptions(count, recipe="mine"))
+            group(program, KvOptions(kv_heads=count))
     with pytest.raises(RecipeError, match="matches no attention"):
-        group(program, KvOptions(2, (KvHeadsOverride("model.layer.1", 1),)))
+        group(program, KvOptions(kv_heads=2, overrides=(KvHeadsOverride(layers="model.layer.1", kv_heads=1),)))
 
 
 @pytest.mark.parametrize(("family", "sizes"), [("Llama", MHA), ("Gemma2", {}), ("GPT2", {})])
 def test_golden(family: str, sizes: dict[str, int], request: pytest.FixtureRequest) -> None:
     """One head, by plain pooling, whose matrices are the same everywhere."""
     program, _ = normalized(family, **sizes)
-    group(program, KvOptions(1, method="mean", grouping="neighbours"), ())
+    group(program, KvOptions(kv_heads=1, method="mean", grouping="neighbours"), ())
     text, path = print_program(program) + "\n", GOLDEN / f"{family.lower()}.grouped.txt"
     if request.config.getoption("--update-golden"):
         path.write_text(text)

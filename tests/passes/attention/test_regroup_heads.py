@@ -48,8 +48,8 @@ def test_neighbours_and_their_mean() -> None:
 @pytest.mark.parametrize(("queries", "heads", "size"), SIZES)
 def test_a_fit_is_nearer_than_the_mean(queries: int, heads: int, size: int) -> None:
     given = seen(queries, heads, size)
-    fitted = regroup(given, heads // 2, KvOptions(method="calibrated", grouping="neighbours"))
-    mean = regroup(given, heads // 2, KvOptions(method="mean", grouping="neighbours"))
+    fitted = regroup(given, heads // 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
+    mean = regroup(given, heads // 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
     assert fitted.mixes.groups == mean.mixes.groups == neighbours(heads, heads // 2)
     assert 0 < fitted.error < 0.8 * mean.error
     assert fitted.mixes.queries is not None and fitted.mixes.queries.shape == (queries, size, size)
@@ -65,11 +65,11 @@ def test_a_fit_is_nearer_than_the_mean(queries: int, heads: int, size: int) -> N
 @pytest.mark.parametrize(("queries", "heads", "size"), SIZES)
 def test_heads_that_are_one_over_again_cost_nothing(method: str, queries: int, heads: int, size: int) -> None:
     given = seen(queries, heads, size, tuple(i % 2 for i in range(heads)))  # every second head is the same
-    found = regroup(given, 2, KvOptions(method=method, grouping="similar"))  # type: ignore[arg-type]
+    found = regroup(given, 2, KvOptions(kv_heads=1, method=method, grouping="similar"))  # type: ignore[arg-type]
     assert sorted(map(sorted, found.mixes.groups)) == [list(range(0, heads, 2)), list(range(1, heads, 2))]
     assert found.mixes.reordered
     assert found.error < 1e-8  # float32 products in another order; a damping of the fit
-    apart = regroup(given, 2, KvOptions(method="mean", grouping="neighbours"))
+    apart = regroup(given, 2, KvOptions(kv_heads=1, method="mean", grouping="neighbours"))
     assert apart.error > 0.01
 
 
@@ -80,7 +80,7 @@ def test_keys_that_differ_by_a_rotation_are_fitted_and_not_averaged() -> None:
     turned[:, 1] = torch.cat((-given.k[:, 1, 4:], given.k[:, 1, :4]), -1)
     given = replace(given, k=turned)
     fitted, mean = (
-        regroup(given, 1, KvOptions(method=method, grouping="neighbours"))  # type: ignore[arg-type]
+        regroup(given, 1, KvOptions(kv_heads=1, method=method, grouping="neighbours"))  # type: ignore[arg-type]
         for method in ("calibrated", "mean")
     )
     assert fitted.error < 1e-8 < 0.01 < mean.error
@@ -91,6 +91,6 @@ def test_behind_a_norm_keys_are_not_mixed_by_numbers_that_queries_undo() -> None
         return x * x.square().mean(-1, keepdim=True).rsqrt()
 
     given = replace(seen(8, 4, 8), normed=True, after_q=norm, after_k=norm)
-    found = regroup(given, 2, KvOptions(method="calibrated", grouping="neighbours"))
+    found = regroup(given, 2, KvOptions(kv_heads=1, method="calibrated", grouping="neighbours"))
     assert found.mixes.queries is None and "a norm stands behind the keys" in found.mixes.note
     assert "head" in found.mixes.note and 0 < found.error < 1

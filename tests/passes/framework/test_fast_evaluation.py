@@ -19,19 +19,19 @@ from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 
 ew = torch.ops.ew
 
 EPSILON = 2**-23
-INT8 = WeightFormat("int8", 32, activation="int8", activation_group_size=32)
-PER_ROW = WeightFormat("int8", 0, activation="int8", activation_group_size=0)
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+PER_ROW = WeightFormat(storage="int8", group_size=0, activation="int8", activation_group_size=0)
 
 
 def exported(family: str, wanted: WeightFormat, **overrides: Any) -> Program:
     program = captured(family, **overrides)
-    PassManager(default_pipeline(), PassContext(formats=WeightFormats(wanted))).run(program)
+    PassManager(default_pipeline(), PassContext(formats=WeightFormats(default=wanted))).run(program)
     return program
 
 
@@ -65,13 +65,13 @@ def test_every_call_gives_what_its_reference_gives(
     assert {ew.quantized_linear.default, ew.quantized_embedding.default, ew.paged_attention.default} <= seen
 
 
-@pytest.mark.parametrize("wanted", [WeightFormat("bf16", activation="bf16"), PER_ROW])
+@pytest.mark.parametrize("wanted", [WeightFormat(storage="bf16", activation="bf16"), PER_ROW])
 def test_a_program_with_experts_captured_and_lowered(wanted: WeightFormat) -> None:
     """Logits are about 1. Values that quantization rounds otherwise move them by a part of its own error of 1 %."""
     program = captured("Mixtral")
     inputs = packed_inputs(program, sequences(20, 9))
     torch.testing.assert_close(FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0])
-    PassManager(default_pipeline(), PassContext(formats=WeightFormats(wanted))).run(program)
+    PassManager(default_pipeline(), PassContext(formats=WeightFormats(default=wanted))).run(program)
     inputs = packed_inputs(program, sequences(20, 9))
     found, expected = FastEvaluation(program).evaluate(inputs)[0], program.evaluate(inputs)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)

@@ -20,19 +20,19 @@ def test_the_first_override_that_says_something_of_a_kind_counts() -> None:
     pruning = Pruning(
         channels=0.25,
         overrides=(
-            PruneOverride("model.layers.1", heads=0.5),
-            PruneOverride("model.layers.[12]", channels=0.0),
-            PruneOverride("model.layers.1", channels=0.75),
+            PruneOverride(layers="model.layers.1", heads=0.5),
+            PruneOverride(layers="model.layers.[12]", channels=0.0),
+            PruneOverride(layers="model.layers.1", channels=0.75),
         ),
     )
     assert [pruning.share("channels", p) for p in PATHS[:4]] == [0.25, 0.0, 0.0, 0.25]
     assert [pruning.share("heads", p) for p in PATHS[:3]] == [0.0, 0.5, 0.0]
     assert pruning.wants("channels") and pruning.wants("heads")
-    assert not Pruning(overrides=(PruneOverride("*", heads=0.0),)).wants("heads")
+    assert not Pruning(layers=1, overrides=(PruneOverride(layers="*", heads=0.0),)).wants("heads")
 
 
 def test_an_override_that_matches_nothing_is_refused_with_what_there_is() -> None:
-    pruning = Pruning(overrides=(PruneOverride("model.layers.12", channels=0.5),))
+    pruning = Pruning(overrides=(PruneOverride(layers="model.layers.12", channels=0.5),))
     with pytest.raises(RecipeError, match=r"channels: the pattern 'model\.layers\.12' matches nothing") as caught:
         pruning.check_matched("channels", PATHS)
     assert PATHS[-1] in (caught.value.hint or "")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
-BF16 = WeightFormat("bf16", activation="bf16")
+BF16 = WeightFormat(storage="bf16", activation="bf16")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ BF16 = WeightFormat("bf16", activation="bf16")
     ],
 )
 def test_the_first_pattern_that_matches(path: str, expected: str | None) -> None:
-    formats = WeightFormats(overrides=(FormatOverride("*.down_proj", BF16), FormatOverride("model.layers.1?.*", BF16)))
+    formats = WeightFormats(
+        overrides=(
+            FormatOverride(layers="*.down_proj", format=BF16),
+            FormatOverride(layers="model.layers.1?.*", format=BF16),
+        )
+    )
     found = formats.override_of(path)
     assert (found.layers if found else None) == expected

@@ -24,8 +24,10 @@ from tests.passes.small_programs import random_sequences
 
 FORMATS = {
     "f32": WeightFormats(),
-    "bf16": WeightFormats(WeightFormat(storage="bf16")),
-    "int8": WeightFormats(WeightFormat("int8", 32, activation="int8", activation_group_size=32)),
+    "bf16": WeightFormats(default=WeightFormat(storage="bf16", activation="bf16")),
+    "int8": WeightFormats(
+        default=WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+    ),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, decode
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 
 
 @pytest.mark.parametrize(("rows", "size", "group"), [(2, 6, 3), (5, 64, 32), (3, 40, 32), (4, 10, 0)])
@@ -24,11 +24,16 @@ def test_a_weight_is_value_times_scale_plus_offset(rows: int, size: int, group: 
 
 
 def test_the_codes_of_a_weight_format() -> None:
-    four = CodeFormat.of(WeightFormat("int4", 32, zero_point=True))
+    four = CodeFormat.of(
+        WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
+    )
     assert four == CodeFormat(4, 32, offsets=True)
-    eight, floats = CodeFormat.of(WeightFormat("int8", 64)), CodeFormat.of(WeightFormat("fp8", 32))
+    eight, floats = (
+        CodeFormat.of(WeightFormat(storage="int8", group_size=64, activation="int8")),
+        CodeFormat.of(WeightFormat(storage="fp8", group_size=32)),
+    )
     assert eight is not None and floats is not None
     assert eight == CodeFormat(8, 64) and floats == CodeFormat(8, 32, floats=True)
     assert (eight.dtype, floats.dtype) == (torch.int8, torch.float8_e4m3fn)
     assert not eight.floats and not eight.offsets
-    assert CodeFormat.of(WeightFormat()) is None is CodeFormat.of(WeightFormat("bf16", activation="bf16"))
+    assert CodeFormat.of(WeightFormat()) is None is CodeFormat.of(WeightFormat(storage="bf16", activation="bf16"))

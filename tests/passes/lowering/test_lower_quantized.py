@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,28 +13,30 @@ from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.lowering.lowered import check, features, interpreter, lower, ops
 from tests.passes.quantization.test_choose_formats import routed
 from tests.passes.small_programs import Linear, PagedEvaluation, Shape, Steps, decoder, program_from, random_sequences
 
 ew = torch.ops.ew
 
-F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
-INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
-FP8, FP8_IN_GROUPS = WeightFormat("fp8"), WeightFormat("fp8", group_size=32)
-INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
+F32, BF16 = WeightFormat(), WeightFormat(storage="bf16", activation="bf16")
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+FP8, FP8_IN_GROUPS = WeightFormat(storage="fp8"), WeightFormat(storage="fp8", group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
 FORMATS = {
     "bf16": BF16,
     "grouped": INT8,
-    "per_channel": WeightFormat("int8", activation="int8"),
-    "weights": WeightFormat("int8", group_size=64, activation="int8"),
-    "activations": WeightFormat("int8", activation="int8", activation_group_size=64),
+    "per_channel": WeightFormat(storage="int8", activation="int8"),
+    "weights": WeightFormat(storage="int8", group_size=64, activation="int8"),
+    "activations": WeightFormat(storage="int8", activation="int8", activation_group_size=64),
 }
 
 
 def with_formats(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> Program:
-    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides))
+    formats = WeightFormats(
+        default=default, overrides=tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+    )
     for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings(), CastWeightsToBf16()):
         one.run(program, PassContext(formats=formats))
     return program
@@ -64,7 +64,7 @@ def test_a_decoder_of_8_bit_floats_equals_its_evaluation(hidden: int, tied: bool
     shape = Shape(hidden=hidden, heads=8, kv_heads=8, head_size=6, intermediate=50, bias=(True, False, True), tied=tied)
     paged = decoder(shape)
     for one in (ChooseFormats(), RoundWeightsToFp8()):
-        one.run(paged, PassContext(formats=WeightFormats(wanted)))
+        one.run(paged, PassContext(formats=WeightFormats(default=wanted)))
     lowering = lower(paged)
     stored = {use.name: (use.dtype, use.layout) for use in lowering.program.weights}
     assert {kind for name, kind in stored.items() if name.endswith(".fp8")} == {("fp8", "panel32")}
@@ -119,7 +119,7 @@ def test_steps_and_layouts_of_an_int8_decoder() -> None:
 @pytest.mark.parametrize("offsets", [False, True])
 def test_a_decoder_of_4_bits_equals_its_evaluation(hidden: int, intermediate: int, offsets: bool) -> None:
     shape = Shape(hidden=hidden, heads=8, kv_heads=8, intermediate=intermediate, bias=(True, False, True))
-    paged = with_formats(decoder(shape), replace(INT4, zero_point=offsets))
+    paged = with_formats(decoder(shape), INT4.model_copy(update={"zero_point": offsets}))
     lowering = lower(paged)
     machine, reference = interpreter(lowering), PagedEvaluation(paged)
     steps = Steps([g.name for g in paged.cache_groups])
@@ -139,7 +139,7 @@ def test_a_decoder_of_4_bits_equals_its_evaluation(hidden: int, intermediate: in
 
 
 def test_a_head_of_8_bits_after_layers_of_4() -> None:
-    formats = WeightFormats(INT4, (), INT8)
+    formats = WeightFormats(default=INT4, embeddings=INT8)
     program = decoder(Shape(heads=8, kv_heads=8, intermediate=64))
     for one in (ChooseFormats(), QuantizeLinears(), QuantizeEmbeddings()):
         one.run(program, PassContext(formats=formats))
@@ -161,7 +161,7 @@ def test_a_tied_bf16_table_is_stored_once() -> None:
 
 @pytest.mark.parametrize("offsets", [False, True])
 def test_experts_of_4_bits(offsets: bool) -> None:
-    program = check(with_formats(routed(), replace(INT4, zero_point=offsets)), atol=1e-3)
+    program = check(with_formats(routed(), INT4.model_copy(update={"zero_point": offsets})), atol=1e-3)
     assert ops(program).count("quantized_grouped_linear") == 1
     (weight,) = (w for w in program.weights if w.name == "experts.int4")
     assert (weight.dtype, weight.layout, weight.shape) == ("u4" if offsets else "i4", "panel32x8", (64, 32, 32))

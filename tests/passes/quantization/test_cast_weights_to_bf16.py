@@ -8,15 +8,15 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import BF16, F32, INT8, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
 
 
 def run(program: Program, default: WeightFormat) -> int:
-    context = PassContext(formats=WeightFormats(default))
+    context = PassContext(formats=WeightFormats(default=default))
     ChooseFormats().run(program, context)
     return CastWeightsToBf16().run(program, context).matched
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,24 +15,25 @@ from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError, RecipeError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.lowering.lowered import features
 from tests.passes.small_programs import Linear, Shape, decoder, program_from
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
-F32, BF16 = WeightFormat(), WeightFormat("bf16", activation="bf16")
-INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
-PER_CHANNEL = WeightFormat("int8", activation="int8")
-INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
-INT4_64 = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
-INT4_128 = WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)
-INT4_CHANNEL = WeightFormat("int4", activation="int8")
+F32, BF16 = WeightFormat(), WeightFormat(storage="bf16", activation="bf16")
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+PER_CHANNEL = WeightFormat(storage="int8", activation="int8")
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_64 = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+INT4_128 = WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)
+INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
 
 
-def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
-    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides))
+def choose(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat], **given: Any) -> PassRecord:
+    named = tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+    formats = WeightFormats(default=default, overrides=named, **given)
     return ChooseFormats().run(program, PassContext(formats=formats))
 
 
@@ -141,7 +142,7 @@ def test_a_weight_computed_from_the_inputs_stays_float() -> None:
     (rejection,) = choose(program, INT8).rejected
     assert rejection.reason == "its weight is computed from the inputs"
     with pytest.raises(PassError, match=r"ew\.linear.*storage bf16, but its weight is computed from the inputs"):
-        choose(program, F32, ("", BF16))
+        choose(program, F32, ("*", BF16))
 
 
 def _tables(width: int, source: str, dtype: torch.dtype) -> Program:
@@ -254,15 +255,14 @@ def test_sums_that_do_not_fit_are_refused(size: int) -> None:
 @pytest.mark.parametrize(("tied", "cap"), [(True, 0.0), (False, 5.0)])
 def test_embeddings_and_the_head_have_a_format_of_their_own(tied: bool, cap: float) -> None:
     program = decoder(Shape(intermediate=64, heads=8, kv_heads=8, tied=tied, logits_cap=cap))
-    ChooseFormats().run(program, PassContext(formats=WeightFormats(INT4, (), INT8)))
+    choose(program, INT4, embeddings=INT8)
     head = program.nodes_of(ew.linear.default)[-1]
     (table,) = program.nodes_of(ew.embedding.default)
     assert head.meta[FORMAT] == table.meta[FORMAT] == INT8
     assert {n.meta[FORMAT] for n in program.nodes_of(ew.linear.default)[:-1]} == {INT4}
     assert program.weight_of(head.args[1]) is not None
     overridden = decoder(Shape(intermediate=64, heads=8, kv_heads=8, tied=tied))
-    formats = WeightFormats(INT4, (FormatOverride("layers.1.down_proj", BF16),), INT8)
-    ChooseFormats().run(overridden, PassContext(formats=formats))
+    choose(overridden, INT4, ("layers.1.down_proj", BF16), embeddings=INT8)
     assert overridden.nodes_of(ew.linear.default)[-2].meta[FORMAT] == BF16
     assert overridden.nodes_of(ew.linear.default)[-1].meta[FORMAT] == INT8
 
@@ -276,7 +276,7 @@ def test_a_product_before_the_head_is_none() -> None:
         return ew.take_rows(m.head(m.wide(features(i, 32))) * 2.0, i["rows"])
 
     program = program_from(call, inner)
-    ChooseFormats().run(program, PassContext(formats=WeightFormats(BF16, (), INT8)))
+    choose(program, BF16, embeddings=INT8)
     assert formats(program) == {"wide": BF16, "head": INT8}
 
 
@@ -306,19 +306,19 @@ def test_groups_that_do_not_divide_are_refused(chosen: WeightFormat, size: int, 
     assert e.value.hint == f"Give it {others}storage int8, by an override in the recipe."
     table = decoder(Shape(hidden=size, heads=8, kv_heads=8, intermediate=64))
     with pytest.raises(PassError, match=message):
-        ChooseFormats().run(table, PassContext(formats=WeightFormats(F32, (), chosen)))
+        choose(table, F32, embeddings=chosen)
     assert choose(narrow(size), INT8).matched == 1
 
 
 @pytest.mark.parametrize("size", [40, 576])
 @pytest.mark.parametrize("zero_point", [False, True])
 def test_one_scale_a_channel_of_4_bits_is_a_group_of_all_inputs(size: int, zero_point: bool) -> None:
-    chosen = replace(INT4_CHANNEL, zero_point=zero_point)
+    chosen = INT4_CHANNEL.model_copy(update={"zero_point": zero_point})
     program = decoder(Shape(hidden=size, heads=8, kv_heads=8, intermediate=64))
     choose(program, chosen)
-    found, wanted = formats(program), replace(chosen, group_size=size, activation_group_size=size)
-    assert found["layers.0.q_proj"] == found["ew::embedding"] == wanted
-    assert found["layers.0.down_proj"] == replace(chosen, group_size=64, activation_group_size=64)
+    found = formats(program)
+    for name, inputs in (("layers.0.q_proj", size), ("ew::embedding", size), ("layers.0.down_proj", 64)):
+        assert found[name] == chosen.model_copy(update={"group_size": inputs, "activation_group_size": inputs})
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,7 @@ def stored(program: Program, *names: str, kind: CodeFormat) -> Program:
 
 
 def keeping(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> PassRecord:
-    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides), keep_blocks=True)
-    return ChooseFormats().run(program, PassContext(formats=formats))
+    return choose(program, default, *overrides, keep_blocks=True)
 
 
 Q4_1, Q8_0 = CodeFormat(4, 32, offsets=True), CodeFormat(8, 32)
@@ -360,7 +359,7 @@ def test_blocks_are_kept_whatever_the_default() -> None:
     stored(program, "embed", kind=Q8_0)
     assert keeping(program, BF16, ("layers.1.o_proj", F32)).rejected == ()
     found = formats(program)
-    as_q4_1 = WeightFormat("int4", 32, True, "int8", 32)
+    as_q4_1 = WeightFormat(storage="int4", group_size=32, zero_point=True, activation="int8", activation_group_size=32)
     assert found["layers.0.o_proj"] == found["layers.1.up_proj"] == as_q4_1
     assert found["layers.1.o_proj"] == F32, "an override is taken at its word"
     assert found["layers.0.down_proj"] == BF16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,16 @@ from enginewright.passes.quantization.held_out import (
     NEAREST_ERROR,
 )
 from enginewright.plugins.ops.quantization import quantize_activation
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.ir.test_quantized import Known
 from tests.passes.small_programs import random_sequences
 
 ew = torch.ops.ew
-INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
-INT8 = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
-GPTQ = WeightFormats(INT4, embeddings=INT8, method="gptq")
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT8 = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+GPTQ = WeightFormats(default=INT4, embeddings=INT8, method="gptq")
 SEQUENCES = tuple(map(torch.tensor, random_sequences([48] * 6, 250, seed=1)))
 
 
@@ -80,14 +79,16 @@ def test_every_linear_of_4_bits_gets_integers(family: str, overrides: dict[str, 
     assert {str(n.args[1].target) for n in linears} == set(chosen(program))  # type: ignore[union-attr]
     assert all(e.code_format == CodeFormat(4, 32) for e in chosen(program).values())
     assert len(figures(record, LARGEST_INPUT)) == len(figures(record, ERROR)) == 8
-    assert set(figures(record, DAMPING)) == {GptqOptions.damping}
+    assert set(figures(record, DAMPING)) == {GptqOptions().damping}
     pairs = list(zip(figures(record, ERROR), figures(record, NEAREST_ERROR), strict=True))
     assert sum(ours < nearest for ours, nearest in pairs) >= 7  # rounding errors before it differ, too
     assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
 
 
 def test_integers_with_one_scale_a_channel() -> None:
-    program = formatted(replace(GPTQ, default=WeightFormat("int4", activation="int8")), "Qwen3", hidden_size=96)
+    program = formatted(
+        GPTQ.model_copy(update={"default": WeightFormat(storage="int4", activation="int8")}), "Qwen3", hidden_size=96
+    )
     record = run(program)
     assert {e.code_format for e in chosen(program).values()} == {
         CodeFormat(4, 96),
@@ -119,7 +120,7 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
     """Of the first linear, whose input nothing before it changes. Seven of eight tokens are fitted to: of 96 about as
     many as it has columns, and without damping they are fitted too well."""
     tokens = tuple(map(torch.tensor, random_sequences([48] * count, 250, seed=1)))
-    formats = replace(GPTQ, gptq=GptqOptions(damping))
+    formats = GPTQ.model_copy(update={"gptq": GptqOptions(damping=damping)})
     program = formatted(formats, hidden_size=hidden)
     node = program.nodes_of(ew.linear.default)[0]
     weight = program.weight_of(node.args[1])
@@ -152,7 +153,7 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
 def test_damping_and_order_change_the_integers(option: GptqOptions, hidden: int) -> None:
     usual, other = formatted(GPTQ, hidden_size=hidden), formatted(GPTQ, hidden_size=hidden)
     run(usual)
-    record = run(other, replace(GPTQ, gptq=option))
+    record = run(other, GPTQ.model_copy(update={"gptq": option}))
     pairs = list(zip(chosen(usual).values(), chosen(other).values(), strict=True))
     assert any(not torch.equal(a.codes().values, b.codes().values) for a, b in pairs)
     assert set(figures(record, DAMPING)) == {option.damping}
@@ -167,7 +168,7 @@ def test_the_program_is_closer_to_the_source(hidden: int) -> None:
     exact = logits(formatted(WeightFormats(), hidden_size=hidden), unseen)
     errors = []
     for method in ("nearest", "gptq"):
-        formats = replace(GPTQ, method=method)
+        formats = GPTQ.model_copy(update={"method": method})
         program = formatted(formats, hidden_size=hidden)
         run(program, formats, calibration=many)
         rest = [p for p in default_pipeline() if p.name in ("quantize_linears", "quantize_embeddings")]
@@ -208,12 +209,12 @@ def test_sequences_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_not_of_4_bits_is_left_alone() -> None:
-    overrides = (FormatOverride("model.layers.0.*", INT8),)
-    formats = replace(GPTQ, overrides=overrides)
+    overrides = (FormatOverride(layers="model.layers.0.*", format=INT8),)
+    formats = GPTQ.model_copy(update={"overrides": overrides})
     program = formatted(formats)
     assert run(program, formats).matched == 4
     assert all("layers.1" in name for name in chosen(program))
-    for other in (replace(GPTQ, method="nearest"), WeightFormats(INT8, method="gptq")):
+    for other in (GPTQ.model_copy(update={"method": "nearest"}), WeightFormats(default=INT8, method="gptq")):
         program = formatted(other)
         assert run(program, other, calibration=()).matched == 0
         assert not chosen(program)

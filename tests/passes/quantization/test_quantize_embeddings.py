@@ -9,8 +9,8 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import BF16, F32, INT4_64, INT8
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
@@ -19,7 +19,7 @@ ew = torch.ops.ew
 
 
 def run(program: Program, default: WeightFormat) -> int:
-    context = PassContext(formats=WeightFormats(default))
+    context = PassContext(formats=WeightFormats(default=default))
     ChooseFormats().run(program, context)
     QuantizeLinears().run(program, context)
     return QuantizeEmbeddings().run(program, context).matched

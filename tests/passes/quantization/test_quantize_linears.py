@@ -11,8 +11,8 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import QuantizedOffsets, QuantizedScales, QuantizedValues
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import F32, INT4, INT4_64, INT8, PER_CHANNEL, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
@@ -21,7 +21,9 @@ ew = torch.ops.ew
 
 
 def run(program: Program, default: WeightFormat, *overrides: tuple[str, WeightFormat]) -> int:
-    formats = WeightFormats(default, tuple(FormatOverride(*o) for o in overrides))
+    formats = WeightFormats(
+        default=default, overrides=tuple(FormatOverride(layers=path, format=own) for path, own in overrides)
+    )
     context = PassContext(formats=formats)
     ChooseFormats().run(program, context)
     return QuantizeLinears().run(program, context).matched

@@ -8,8 +8,8 @@ import torch
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import INT4_64, INT8
 from tests.passes.quantization.test_quantize_embeddings import run
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
@@ -46,7 +46,9 @@ def test_they_may_be_refused() -> None:
 
 
 @pytest.mark.parametrize("offsets", ["requantize", "refuse"])
-@pytest.mark.parametrize("storage", [INT8, WeightFormat("int4", 32, activation="int8", activation_group_size=32)])
+@pytest.mark.parametrize(
+    "storage", [INT8, WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)]
+)
 def test_what_has_none_is_left_alone(storage: WeightFormat, offsets: Literal["requantize", "refuse"]) -> None:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=64))
     run(program, storage)

@@ -11,15 +11,15 @@ from enginewright.passes.framework.weight_formats import FormatOverride, WeightF
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError, SourceError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_formats import BF16, F32, INT8, routed
 from tests.passes.rewriting import op_counts
 from tests.passes.small_programs import Shape, decoder, evaluate, random_sequences, whole_inputs
 
 ew = torch.ops.ew
 
-FP8, GROUPS = WeightFormat("fp8"), WeightFormat("fp8", group_size=32)
+FP8, GROUPS = WeightFormat(storage="fp8"), WeightFormat(storage="fp8", group_size=32)
 
 
 def run(program: Program, formats: WeightFormats) -> int:
@@ -33,7 +33,7 @@ def run(program: Program, formats: WeightFormats) -> int:
 def test_a_decoder_is_close_to_its_float_form(hidden: int, tied: bool, wanted: WeightFormat) -> None:
     exact = decoder(Shape(hidden=hidden, heads=8, kv_heads=8, tied=tied))
     program = exact.copy()
-    assert run(program, WeightFormats(wanted)) == 2 * 7 + 2
+    assert run(program, WeightFormats(default=wanted)) == 2 * 7 + 2
     counts = op_counts(program)
     assert counts["ew.dequantize"] == 2 * 7 + (1 if tied else 2), "a tied table is dequantized once"
     assert counts["ew.linear"] == op_counts(exact)["ew.linear"]
@@ -53,7 +53,7 @@ def test_a_decoder_is_close_to_its_float_form(hidden: int, tied: bool, wanted: W
 def test_experts_too_but_no_router() -> None:
     exact = routed()
     program = exact.copy()
-    assert run(program, WeightFormats(FP8)) == 2
+    assert run(program, WeightFormats(default=FP8)) == 2
     assert {n for n in program.weights if n.endswith(".fp8")} == {"experts.fp8", "out.weight.fp8"}
     inputs = whole_inputs(random_sequences((6, 3), 67))
     want, got = evaluate(exact, inputs), evaluate(program, inputs)
@@ -62,7 +62,9 @@ def test_experts_too_but_no_router() -> None:
 
 def test_a_table_with_a_format_of_its_own_and_a_head_that_stays() -> None:
     program = decoder(Shape(tied=True))
-    formats = WeightFormats(F32, (FormatOverride("layers.0.down_proj", FP8),), embeddings=GROUPS)
+    formats = WeightFormats(
+        default=F32, overrides=(FormatOverride(layers="layers.0.down_proj", format=FP8),), embeddings=GROUPS
+    )
     assert run(program, formats) == 3
     assert {n for n in program.weights if n.endswith(".fp8")} == {"embed.fp8", "layers.0.down_proj.weight.fp8"}
     groups = {str(n.args[0]): n.args[2] for n in program.nodes_of(ew.dequantize.default)}
@@ -72,16 +74,18 @@ def test_a_table_with_a_format_of_its_own_and_a_head_that_stays() -> None:
 @pytest.mark.parametrize("default", [F32, BF16, INT8])
 def test_other_formats_are_left_alone(default: WeightFormat) -> None:
     program = decoder(Shape(intermediate=64))
-    assert run(program, WeightFormats(default)) == 0
+    assert run(program, WeightFormats(default=default)) == 0
     assert "ew.dequantize" not in op_counts(program)
 
 
 def test_norms_and_positions_stay_floats_and_so_do_few_outputs() -> None:
     program = decoder(Shape(heads=8, kv_heads=8))
-    assert run(program, WeightFormats(FP8)) == 16
+    assert run(program, WeightFormats(default=FP8)) == 16
     left = {n for n in program.weights if not n.endswith((".fp8", ".scales"))}
     assert left == {n for n in left if "norm" in n or n == "inv_freq"}, left
-    assert run(decoder(Shape(kv_heads=2, head_size=8)), WeightFormats(FP8)) == 12, "keys and values of 16 outputs"
+    assert run(decoder(Shape(kv_heads=2, head_size=8)), WeightFormats(default=FP8)) == 12, (
+        "keys and values of 16 outputs"
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -89,7 +93,7 @@ def test_weights_that_are_not_finite_are_an_error_when_they_are_written(bad: flo
     program = decoder(Shape())
     weight = program.weights["layers.1.up_proj.weight"].evaluate()
     weight[3, 5] = bad  # the very tensor that the program reads
-    run(program, WeightFormats(FP8))
+    run(program, WeightFormats(default=FP8))
     with pytest.raises(SourceError, match=r"weight layers\.1\.up_proj\.weight: it has NaN or infinite values"):
         program.weights["layers.1.up_proj.weight.fp8"].evaluate()
 

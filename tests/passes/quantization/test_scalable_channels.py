@@ -14,7 +14,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, WeightExpr
 from enginewright.passes.quantization.choose_formats import FORMAT, LINEARS
 from enginewright.passes.quantization.scalable_channels import Channels, channels_read_by, keeps_integers
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.small_programs import Linear, Norm, program_from
 
@@ -138,6 +138,8 @@ def test_integers_of_the_wanted_format_are_not_rounded_again() -> None:
         bases = tuple(known(b) if i < parts else b for i, b in enumerate(expr.bases))
         changed = program.weight(f"changed.{parts}.{group}", Concat(bases))
         linear.update_arg(1, changed)
-        linear.meta[FORMAT] = WeightFormat("int4", group, activation="int8", activation_group_size=group)
+        linear.meta[FORMAT] = WeightFormat(
+            storage="int4", group_size=group, activation="int8", activation_group_size=group
+        )
         assert keeps_integers(program, linear) == kept
         assert (channels_read_by(program, [linear])[0].producer is None) == kept

@@ -17,13 +17,13 @@ from enginewright.passes.ir.clipped import Clipped, round_groups
 from enginewright.passes.ir.prequantized import decode
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.scale_channels import ScaleChannels
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured, op_counts
 
-INT4 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
-INT4_CHANNEL = WeightFormat("int4", activation="int8")
-INT4_64 = WeightFormat("int4", 64, zero_point=True, activation="int8", activation_group_size=64)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
+INT4_64 = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 
 
 def sequences(*lengths: int) -> tuple[torch.Tensor, ...]:
@@ -55,7 +55,7 @@ def logits(program: Program, *, rounded: bool) -> torch.Tensor:
 
 
 def only_layers(default: WeightFormat, head: str = "lm_head") -> WeightFormats:
-    return WeightFormats(default, (FormatOverride(head, WeightFormat()),), method="awq")
+    return WeightFormats(default=default, overrides=(FormatOverride(layers=head, format=WeightFormat()),), method="awq")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,10 @@ def test_the_same_tokens_make_the_same_weights() -> None:
 def test_nothing_is_done_for_other_methods_and_formats() -> None:
     program = prepared("Llama", only_layers(INT4))
     assert scale(program, "nearest").matched == 0
-    assert scale(prepared("Llama", WeightFormats(WeightFormat("bf16", activation="bf16"))), "awq").matched == 0
+    assert (
+        scale(prepared("Llama", WeightFormats(default=WeightFormat(storage="bf16", activation="bf16"))), "awq").matched
+        == 0
+    )
 
 
 def test_without_calibration_tokens_it_says_so() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,14 +18,14 @@ from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.sparsity.choose_kept import ERROR, MAGNITUDE_ERROR, ChooseKept
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import CapacityError, PassError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.quantization.test_choose_integers import INT4, INT8, SEQUENCES, figures, formatted, logits
 
 ew = torch.ops.ew
 F32 = WeightFormat(sparsity="2:4")
-BF16 = WeightFormat("bf16", activation="bf16", sparsity="2:4")
-SPARSE_8, SPARSE_4 = replace(INT8, sparsity="2:4"), replace(INT4, sparsity="2:4")
+BF16 = WeightFormat(storage="bf16", activation="bf16", sparsity="2:4")
+SPARSE_8, SPARSE_4 = INT8.model_copy(update={"sparsity": "2:4"}), INT4.model_copy(update={"sparsity": "2:4"})
 
 
 def choose(program: Program, formats: WeightFormats, **context: Any) -> PassRecord:
@@ -45,7 +44,7 @@ def all_have_the_form(program: Program) -> bool:
 
 @pytest.mark.parametrize(("family", "overrides"), [("Llama", {}), ("Qwen3", {"hidden_size": 96})])
 def test_linears_are_sparse_and_head_and_table_are_not(family: str, overrides: dict[str, Any]) -> None:
-    formats = WeightFormats(F32, sparsify="wanda")
+    formats = WeightFormats(default=F32, sparsify="wanda")
     program = formatted(formats, family, **overrides)
     record = choose(program, formats)
     assert record.matched == len(sparse_weights(program)) == 8
@@ -60,7 +59,7 @@ def test_linears_are_sparse_and_head_and_table_are_not(family: str, overrides: d
 def test_methods_that_look_at_inputs_are_nearer_to_the_source() -> None:
     errors = {}
     for method in ("wanda", "sparsegpt"):
-        formats = WeightFormats(F32, sparsify=method)  # type: ignore[arg-type]
+        formats = WeightFormats(default=F32, sparsify=method)  # type: ignore[arg-type]
         record = choose(formatted(formats), formats)
         pairs = list(zip(figures(record, ERROR), figures(record, MAGNITUDE_ERROR), strict=True))
         assert all(ours < plain for ours, plain in pairs)
@@ -70,9 +69,9 @@ def test_methods_that_look_at_inputs_are_nearer_to_the_source() -> None:
 
 @pytest.mark.parametrize("storage", [SPARSE_8, SPARSE_4])
 def test_sparsegpt_chooses_integers_in_its_sweep(storage: WeightFormat) -> None:
-    formats = WeightFormats(storage, embeddings=INT8, method="gptq", sparsify="sparsegpt")
+    formats = WeightFormats(default=storage, embeddings=INT8, method="gptq", sparsify="sparsegpt")
     if storage == SPARSE_8:
-        formats = replace(formats, method="nearest")
+        formats = formats.model_copy(update={"method": "nearest"})
     program = formatted(formats)
     choose(program, formats)
     chosen = [program.weights[name] for name in sparse_weights(program)]
@@ -84,7 +83,7 @@ def test_sparsegpt_chooses_integers_in_its_sweep(storage: WeightFormat) -> None:
 
 
 def test_integers_of_4_bits_chosen_behind_it_keep_its_zeros() -> None:
-    formats = WeightFormats(SPARSE_4, embeddings=INT8, method="gptq", sparsify="wanda")
+    formats = WeightFormats(default=SPARSE_4, embeddings=INT8, method="gptq", sparsify="wanda")
     program = formatted(formats)
     choose(program, formats)
     context = PassContext(formats=formats, calibration=SEQUENCES)
@@ -95,7 +94,7 @@ def test_integers_of_4_bits_chosen_behind_it_keep_its_zeros() -> None:
 
 
 def test_a_program_computes_with_what_is_kept() -> None:
-    formats = WeightFormats(BF16, sparsify="magnitude")
+    formats = WeightFormats(default=BF16, sparsify="magnitude")
     program = formatted(formats)
     record = choose(program, formats, calibration=())  # magnitudes ask no tokens
     assert record.figures == ()
@@ -107,13 +106,13 @@ def test_a_program_computes_with_what_is_kept() -> None:
 
 
 def test_a_weight_that_has_the_form_stays_bit_for_bit() -> None:
-    formats = WeightFormats(F32, sparsify="magnitude")
+    formats = WeightFormats(default=F32, sparsify="magnitude")
     program = formatted(formats)
     choose(program, formats)
     before = {name: program.weights[name].evaluate() for name in sparse_weights(program)}
     for method in ("wanda", "sparsegpt"):
         again = program.copy()
-        choose(again, replace(formats, sparsify=method))  # type: ignore[arg-type]
+        choose(again, formats.model_copy(update={"sparsify": method}))  # type: ignore[arg-type]
         after = [again.weights[name].evaluate() for name in sparse_weights(again)]
         assert len(after) == len(before)
         for one in after:
@@ -121,22 +120,24 @@ def test_a_weight_that_has_the_form_stays_bit_for_bit() -> None:
 
 
 def test_dense_formats_are_left_alone() -> None:
-    formats = WeightFormats(INT8, (FormatOverride("*.down_proj", SPARSE_8),), sparsify="magnitude")
+    formats = WeightFormats(
+        default=INT8, overrides=(FormatOverride(layers="*.down_proj", format=SPARSE_8),), sparsify="magnitude"
+    )
     program = formatted(formats)
     assert choose(program, formats).matched == 2
     assert len(sparse_weights(program)) == 2
-    assert not ChooseKept().wanted(PassContext(formats=WeightFormats(INT8)))
+    assert not ChooseKept().wanted(PassContext(formats=WeightFormats(default=INT8)))
 
 
 def test_what_cannot_be_sparse_is_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"lm_head.*an override gives it the sparsity 2:4.*gives the logits"):
-        formatted(WeightFormats(INT8, (FormatOverride("lm_head", SPARSE_8),)))
+        formatted(WeightFormats(default=INT8, overrides=(FormatOverride(layers="lm_head", format=SPARSE_8),)))
     with pytest.raises(PassError, match=r"its input dimension of 66 isn't a multiple of 4"):
-        formatted(WeightFormats(SPARSE_8), hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
+        formatted(WeightFormats(default=SPARSE_8), hidden_size=66, num_attention_heads=3, num_key_value_heads=3)
 
 
 def test_it_needs_tokens_and_room() -> None:
-    formats = WeightFormats(F32, sparsify="wanda")
+    formats = WeightFormats(default=F32, sparsify="wanda")
     with pytest.raises(PassError, match="choose_kept has no calibration tokens"):
         choose(formatted(formats), formats, calibration=())
     with pytest.raises(CapacityError, match="the pass choose_kept takes"):

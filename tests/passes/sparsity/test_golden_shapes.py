@@ -17,7 +17,7 @@ from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.lowering.lower_program import lower_program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured
 from tests.passes.sparsity.pruned import CALIBRATION
 

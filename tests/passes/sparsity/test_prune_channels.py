@@ -120,7 +120,7 @@ def test_weights_that_make_up_stay_lazy_and_say_where_they_are_from() -> None:
 )
 def test_what_is_left_can_be_stored(share: float, groups: int, kept: int) -> None:
     program = normal("Llama")
-    record = prune(program, PruneChannels(), Pruning(channels=share, groups=groups))
+    record = prune(program, PruneChannels(), Pruning(channels=share, multiple=groups))
     assert widths(program) == [kept, kept]
     assert [f.value for f in record.figures if f.name == KEPT] == [kept, kept]
 
@@ -133,11 +133,11 @@ def test_a_width_that_is_no_multiple_of_a_panel_loses_single_channels() -> None:
 
 def test_overrides_by_layer() -> None:
     program = normal("Llama")
-    overrides = (PruneOverride("model.layers.0", channels=0.5), PruneOverride("*.1.mlp.*", channels=0.0))
+    overrides = (PruneOverride(layers="model.layers.0", channels=0.5), PruneOverride(layers="*.1.mlp.*", channels=0.0))
     prune(program, PruneChannels(), Pruning(overrides=overrides))
     assert widths(program) == [64, 128]
     with pytest.raises(RecipeError, match=r"'\*\.7\.\*' matches nothing"):
-        prune(program, PruneChannels(), Pruning(overrides=(PruneOverride("*.7.*", channels=0.5),)))
+        prune(program, PruneChannels(), Pruning(overrides=(PruneOverride(layers="*.7.*", channels=0.5),)))
 
 
 def test_what_must_not_be_pruned() -> None:

@@ -83,17 +83,17 @@ def test_as_many_as_can_be_left(share: float, groups: int, kept: int) -> None:
     program = normal("Llama")  # 4 heads, two of which share keys and values: 1, 2 or 4 can be left
     if kept == 4:
         with pytest.raises(PassError, match=r"no head of this model can go: .* of 1, 2, 4"):
-            prune(program, PruneHeads(), Pruning(heads=share, groups=groups))
+            prune(program, PruneHeads(), Pruning(heads=share, multiple=groups))
         return
-    prune(program, PruneHeads(), Pruning(heads=share, groups=groups))
+    prune(program, PruneHeads(), Pruning(heads=share, multiple=groups))
     assert [q for q, _ in sizes(program)] == [kept, kept]
 
 
 def test_overrides_and_what_must_not_be_pruned() -> None:
     program = normal("Llama")
-    prune(program, PruneHeads(), Pruning(overrides=(PruneOverride("model.layers.1.self_attn", heads=0.5),)))
+    prune(program, PruneHeads(), Pruning(overrides=(PruneOverride(layers="model.layers.1.self_attn", heads=0.5),)))
     assert [q for q, _ in sizes(program)] == [4, 2]
     with pytest.raises(RecipeError, match=r"'\*\.mlp\.\*' matches nothing"):
-        prune(program, PruneHeads(), Pruning(overrides=(PruneOverride("*.mlp.*", heads=0.5),)))
+        prune(program, PruneHeads(), Pruning(overrides=(PruneOverride(layers="*.mlp.*", heads=0.5),)))
     with pytest.raises(PassError, match=r"leaves model\.layers\.0\.self_attn none of its 4 heads"):
         prune(program, PruneHeads(), Pruning(heads=0.95))

@@ -16,7 +16,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import (
     SEQUENCES,
@@ -114,7 +114,9 @@ def test_products_with_4_bits_round_activations_as_the_recipe_does(
     zero_point: bool, level: int, tmp_path: Path
 ) -> None:
     """Not with offsets, which are multiplied with sums that nothing rounds."""
-    int4 = WeightFormat("int4", 32, zero_point=zero_point, activation="int8", activation_group_size=32)
+    int4 = WeightFormat(
+        storage="int4", group_size=32, zero_point=zero_point, activation="int8", activation_group_size=32
+    )
     program = lowered(tiny_family("llama"), PassContext(formats=WeightFormats(default=int4, embeddings=int4)))
     io = emit(program, tmp_path, contrib=CONTEXT)
     assert io.of_variant("contrib").accuracy_level == level and io.accuracy_level == 1

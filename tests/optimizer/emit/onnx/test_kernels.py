@@ -18,7 +18,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, Variant
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import (
@@ -75,20 +75,20 @@ def test_families(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected[slot], rtol=0, atol=tolerance_of(io.summed_products) * largest)
 
 
-BF16 = WeightFormat("bf16", activation="bf16")
-FP8, FP8_GROUPS = WeightFormat("fp8"), WeightFormat("fp8", 32)
-INT8 = WeightFormat("int8", activation="int8")
-INT8_GROUPS = WeightFormat("int8", 32, activation="int8", activation_group_size=32)
-INT8_OF_WEIGHTS = WeightFormat("int8", 32, activation="int8")
-INT8_OF_X = WeightFormat("int8", activation="int8", activation_group_size=32)
-INT4 = WeightFormat("int4", 32, activation="int8", activation_group_size=32)
-INT4_OFFSETS = WeightFormat("int4", 64, zero_point=True, activation="int8", activation_group_size=64)
+BF16 = WeightFormat(storage="bf16", activation="bf16")
+FP8, FP8_GROUPS = WeightFormat(storage="fp8"), WeightFormat(storage="fp8", group_size=32)
+INT8 = WeightFormat(storage="int8", activation="int8")
+INT8_GROUPS = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+INT8_OF_WEIGHTS = WeightFormat(storage="int8", group_size=32, activation="int8")
+INT8_OF_X = WeightFormat(storage="int8", activation="int8", activation_group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 
 
 def sparse(dense: WeightFormat) -> WeightFormats:
     kept = WeightFormat(
-        dense.storage,
-        dense.group_size,
+        storage=dense.storage,
+        group_size=dense.group_size,
         activation=dense.activation,
         activation_group_size=dense.activation_group_size,
         sparsity="2:4",
@@ -100,18 +100,23 @@ WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192}
 
 # A family, what it has instead of its usual sizes, formats, and storages of products with whether they are sparse.
 FORMATS: dict[str, tuple[str, Mapping[str, Any], WeightFormats, set[tuple[bytes, int]]]] = {
-    "bf16": ("llama", {}, WeightFormats(BF16), {(b"bf16", 0)}),
-    "bf16, wide, biases": ("gpt2", {"n_embd": 128}, WeightFormats(BF16), {(b"bf16", 0)}),
-    "fp8, tied": ("gemma2", {}, WeightFormats(FP8), {(b"fp8", 0)}),
-    "fp8 in groups, wide": ("llama", WIDE, WeightFormats(FP8_GROUPS), {(b"fp8", 0)}),
-    "int8": ("qwen2", {}, WeightFormats(INT8, embeddings=INT8_GROUPS), {(b"int8", 0)}),
-    "int8, wide, tied": ("gemma2", WIDE, WeightFormats(INT8), {(b"int8", 0)}),
-    "int8, groups of weights": ("llama", {}, WeightFormats(INT8_OF_WEIGHTS), {(b"int8", 0)}),
-    "int8, groups of x": ("llama", WIDE, WeightFormats(INT8_OF_X), {(b"int8", 0)}),
-    "int4, tied": ("gemma2", {}, WeightFormats(INT4, embeddings=INT4), {(b"int4", 0)}),
-    "int4, wide": ("llama", WIDE, WeightFormats(INT4, embeddings=INT8), {(b"int4", 0), (b"int8", 0)}),
-    "offsets": ("qwen2", {}, WeightFormats(INT4_OFFSETS, embeddings=INT4_OFFSETS), {(b"int4", 0)}),
-    "offsets, wide": ("llama", WIDE, WeightFormats(INT4_OFFSETS, embeddings=INT8), {(b"int4", 0), (b"int8", 0)}),
+    "bf16": ("llama", {}, WeightFormats(default=BF16), {(b"bf16", 0)}),
+    "bf16, wide, biases": ("gpt2", {"n_embd": 128}, WeightFormats(default=BF16), {(b"bf16", 0)}),
+    "fp8, tied": ("gemma2", {}, WeightFormats(default=FP8), {(b"fp8", 0)}),
+    "fp8 in groups, wide": ("llama", WIDE, WeightFormats(default=FP8_GROUPS), {(b"fp8", 0)}),
+    "int8": ("qwen2", {}, WeightFormats(default=INT8, embeddings=INT8_GROUPS), {(b"int8", 0)}),
+    "int8, wide, tied": ("gemma2", WIDE, WeightFormats(default=INT8), {(b"int8", 0)}),
+    "int8, groups of weights": ("llama", {}, WeightFormats(default=INT8_OF_WEIGHTS), {(b"int8", 0)}),
+    "int8, groups of x": ("llama", WIDE, WeightFormats(default=INT8_OF_X), {(b"int8", 0)}),
+    "int4, tied": ("gemma2", {}, WeightFormats(default=INT4, embeddings=INT4), {(b"int4", 0)}),
+    "int4, wide": ("llama", WIDE, WeightFormats(default=INT4, embeddings=INT8), {(b"int4", 0), (b"int8", 0)}),
+    "offsets": ("qwen2", {}, WeightFormats(default=INT4_OFFSETS, embeddings=INT4_OFFSETS), {(b"int4", 0)}),
+    "offsets, wide": (
+        "llama",
+        WIDE,
+        WeightFormats(default=INT4_OFFSETS, embeddings=INT8),
+        {(b"int4", 0), (b"int8", 0)},
+    ),
     "f32, 2:4": ("llama", {}, sparse(WeightFormat()), {(b"f32", 1), (b"f32", 0)}),
     "bf16, 2:4": ("gemma2", {}, sparse(BF16), {(b"bf16", 1), (b"bf16", 0)}),
     "int8, 2:4": ("gpt2", {}, sparse(INT8_GROUPS), {(b"int8", 1), (b"int8", 0)}),
@@ -158,7 +163,7 @@ def evaluated(program: Program) -> Logits:
 
 def test_values_go_from_product_to_product_as_they_are(tmp_path: Path) -> None:
     """By request between attentions, and with no cast: x is rounded in the operator."""
-    program = lowered(tiny_family("llama"), PassContext(formats=WeightFormats(INT4, embeddings=INT4)))
+    program = lowered(tiny_family("llama"), PassContext(formats=WeightFormats(default=INT4, embeddings=INT4)))
     emit(program, tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     contrib, kernels = (
         Counter(node.op_type for node in onnx.load(tmp_path / name, load_external_data=False).graph.node)
@@ -184,7 +189,7 @@ def test_a_tied_table_is_rows_and_panels(tmp_path: Path) -> None:
 
 
 def test_experts_and_routers_stay_as_in_the_contrib_variant(tmp_path: Path) -> None:
-    formats = WeightFormats(INT4_OFFSETS, embeddings=INT8)
+    formats = WeightFormats(default=INT4_OFFSETS, embeddings=INT8)
     program = lowered(tiny_family("mixtral"), PassContext(formats=formats))
     io = emit(program, tmp_path, contrib=CONTEXT, kernels=CONTEXT)
     graph = kernels_graph(tmp_path)
@@ -226,7 +231,7 @@ def test_bias_activation_residual_and_a_weight_that_is_computed(size: int, rows:
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
-    program = lowered(tiny_family("gemma2"), PassContext(formats=WeightFormats(INT4, embeddings=INT4)))
+    program = lowered(tiny_family("gemma2"), PassContext(formats=WeightFormats(default=INT4, embeddings=INT4)))
     files = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()

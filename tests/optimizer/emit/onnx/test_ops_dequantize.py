@@ -19,7 +19,7 @@ from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.segments import SegmentStep
 from enginewright.runtime.bundle.weights import WeightsIndex
 from tests.optimizer.emit.onnx.linear_session import emit
@@ -28,7 +28,7 @@ from tests.passes.small_programs import Shape, decoder
 
 def fp8(group_size: int, tied: bool) -> Program:
     program = decoder(Shape(hidden=64, heads=8, kv_heads=8, intermediate=96, tied=tied))
-    context = PassContext(formats=WeightFormats(WeightFormat("fp8", group_size)))
+    context = PassContext(formats=WeightFormats(default=WeightFormat(storage="fp8", group_size=group_size)))
     for one in (LowerAttention(), ChooseFormats(), RoundWeightsToFp8()):
         one.run(program, context)
     return program

@@ -16,20 +16,20 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import LinearSession, emit, lowered, run_plan, tokens_of
 
 ew = torch.ops.ew
 
-INT8 = WeightFormat("int8", activation="int8")
-INT8_GROUPS = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
-INT4 = WeightFormat("int4", group_size=32, activation="int8", activation_group_size=32)
-INT4_CHANNEL = WeightFormat("int4", activation="int8")
-INT4_CHANNEL_OFFSETS = WeightFormat("int4", zero_point=True, activation="int8")
-INT4_128 = WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)
-FP8, FP8_GROUPS = WeightFormat("fp8"), WeightFormat("fp8", group_size=32)
-INT4_OFFSETS = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+INT8 = WeightFormat(storage="int8", activation="int8")
+INT8_GROUPS = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+INT4 = WeightFormat(storage="int4", group_size=32, activation="int8", activation_group_size=32)
+INT4_CHANNEL = WeightFormat(storage="int4", activation="int8")
+INT4_CHANNEL_OFFSETS = WeightFormat(storage="int4", zero_point=True, activation="int8")
+INT4_128 = WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)
+FP8, FP8_GROUPS = WeightFormat(storage="fp8"), WeightFormat(storage="fp8", group_size=32)
+INT4_OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
 
 
 def _with_floats(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -63,7 +63,7 @@ def _with_floats(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         ("gemma2", INT4_CHANNEL, None, {"INT4", "UINT8"}),
         ("mixtral", INT4_CHANNEL_OFFSETS, INT8, {"INT4", "INT8"}),
         ("llama of 128", INT4_128, INT4_CHANNEL_OFFSETS, {"INT4", "UINT8"}),
-        ("llama", WeightFormat("bf16", activation="bf16"), None, {"BFLOAT16"}),
+        ("llama", WeightFormat(storage="bf16", activation="bf16"), None, {"BFLOAT16"}),
         ("gemma2", FP8, None, {"FLOAT8E4M3FN"}),  # tied
         ("mixtral", FP8_GROUPS, FP8, {"FLOAT8E4M3FN"}),
     ],

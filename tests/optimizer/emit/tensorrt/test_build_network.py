@@ -9,7 +9,7 @@ import pytest
 
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.tensorrt_plan import PlanHeader
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import make_tiny_model
@@ -47,18 +47,21 @@ def test_another_size_in_every_type(family: str, dtype: str, make_bundle: MakeBu
 @pytest.mark.parametrize(
     ("stored", "weights"),
     [
-        ("i8", WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)),
-        ("i4", WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)),
-        ("i4", WeightFormat("int4", group_size=128, activation="int8", activation_group_size=128)),
-        ("i4", WeightFormat("int4", activation="int8")),
-        ("fp8", WeightFormat("fp8")),
+        ("i8", WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)),
+        (
+            "i4",
+            WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64),
+        ),
+        ("i4", WeightFormat(storage="int4", group_size=128, activation="int8", activation_group_size=128)),
+        ("i4", WeightFormat(storage="int4", activation="int8")),
+        ("fp8", WeightFormat(storage="fp8")),
     ],
 )
 def test_weights_of_fewer_bits(
     stored: str, weights: WeightFormat, make_bundle: MakeBundle, rtx: ProcessPoolExecutor
 ) -> None:
     model = make_tiny_model("Llama", hidden_size=128, intermediate_size=256, num_attention_heads=8)
-    bundle = make_bundle(lowered(model, PassContext(formats=WeightFormats(weights))))
+    bundle = make_bundle(lowered(model, PassContext(formats=WeightFormats(default=weights))))
     described = json.loads((bundle / "targets/tensorrt/network.json").read_text())["weights"].values()
     assert sum(weight["dtype"] == stored for weight in described) >= 8  # the linears of two layers, and others
     check(str(bundle), rtx, "HALF", 2)

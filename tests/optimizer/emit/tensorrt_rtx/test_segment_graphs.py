@@ -15,7 +15,7 @@ from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.segments import AttentionStep, SegmentStep
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import LinearSession, emit, lowered, reference_logits

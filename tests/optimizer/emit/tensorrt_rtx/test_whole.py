@@ -19,17 +19,17 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.shared.contracts import WeightFormat
 from enginewright.plugins.shared.errors import CapacityError
+from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.buckets import BucketPlan
 from tests.acceptance.tiny_configs import tiny_family
 from tests.optimizer.emit.onnx.linear_session import lowered
 
 pytest.importorskip("tensorrt_rtx")
 
-INT8_GROUPS = WeightFormat("int8", group_size=32, activation="int8", activation_group_size=32)
-INT4_OFFSETS = WeightFormat("int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
-INT4_CHANNEL = WeightFormat("int4", zero_point=True, activation="int8")
+INT8_GROUPS = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
+INT4_OFFSETS = WeightFormat(storage="int4", group_size=64, zero_point=True, activation="int8", activation_group_size=64)
+INT4_CHANNEL = WeightFormat(storage="int4", zero_point=True, activation="int8")
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -50,7 +50,7 @@ def _emit(program: Program, folder: Path, **options: Any) -> tuple[Any, EngineRe
         ("llama", INT4_OFFSETS, INT8_GROUPS, "keep", "f16", ("8.0", "12.0")),
         ("gemma2", INT4_OFFSETS, INT4_OFFSETS, "requantize", "bf16", ("8.6",)),  # tied: a table and the head
         ("llama", INT4_CHANNEL, INT4_CHANNEL, "requantize", "f16", ("8.9",)),
-        ("mixtral", WeightFormat("fp8"), WeightFormat("f32"), "keep", "f16", ("8.9",)),
+        ("mixtral", WeightFormat(storage="fp8"), WeightFormat(storage="f32"), "keep", "f16", ("8.9",)),
     ],
 )
 def test_formats(
