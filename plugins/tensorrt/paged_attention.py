@@ -17,8 +17,11 @@ or slopes passes any float32 [Nq] and has_sinks or has_slopes False.
 The decorators of TensorRT look at annotations, and strings they refuse: no ``from __future__ import annotations`` here.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature
+from itertools import product
+from typing import Any
 
 import tensorrt as trt
 import tensorrt.plugin as trtp
@@ -66,161 +69,105 @@ def register_plugins(capability: int, kernels: Kernels) -> None:
     """
     gpu_of(capability)
     if not _REGISTERED:
-        _register_writes()
-        _register_attention()
-        _register_quantized_attention()
+        _register_write(scaled=False)
+        _register_write(scaled=True)
+        for scaled, in_parts in product((False, True), repeat=2):
+            _register_attention(scaled, in_parts)
         _register_combine()
     _REGISTERED[:] = [_Registered(capability, kernels)]
 
 
-def _register_writes() -> None:
-    @trtp.register("ew::kv_write", lazy_register=True)
-    def kv_write(k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc) -> tuple[Desc, Desc]:
-        return k_cache.aliased(), v_cache.aliased()
+def _called_with(
+    parameters: Mapping[str, object], returns: object, function: Callable[[dict[str, Any]], object]
+) -> Any:
+    """``function`` of values by name, as TensorRT has plugins' functions: it reads names and types of the signature,
+    and passes inputs by position and attributes either way."""
 
-    @trtp.aot_impl("ew::kv_write")
-    def kv_write_kernel(
-        k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc, outputs: tuple[Desc, Desc], tactic: int
-    ) -> Kernel:
-        return _write(k, k_cache, v_cache)
+    def called(*values: object, **attributes: object) -> object:
+        return function(dict(zip(parameters, values, strict=False)) | attributes)
 
-    @trtp.register("ew::quantized_kv_write", lazy_register=True)
-    def quantized_kv_write(
-        k: Desc, v: Desc, slots: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc
-    ) -> tuple[Desc, Desc, Desc, Desc]:
-        return k_cache.aliased(), v_cache.aliased(), k_scales.aliased(), v_scales.aliased()
-
-    @trtp.aot_impl("ew::quantized_kv_write")
-    def quantized_kv_write_kernel(
-        k: Desc,
-        v: Desc,
-        slots: Desc,
-        k_cache: Desc,
-        v_cache: Desc,
-        k_scales: Desc,
-        v_scales: Desc,
-        outputs: tuple[Desc, Desc, Desc, Desc],
-        tactic: int,
-    ) -> Kernel:
-        return _write(k, k_cache, v_cache)
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    listed = [Parameter(name, kind, annotation=of) for name, of in parameters.items()]
+    called.__signature__ = Signature(listed, return_annotation=returns)  # type: ignore[attr-defined]
+    return called
 
 
-def _register_attention() -> None:
-    @trtp.register("ew::paged_attention", lazy_register=True)
-    def paged_attention(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
-    ) -> Desc:  # fmt: skip
-        return _result(q, v_cache)
-
-    @trtp.autotune("ew::paged_attention")
-    def paged_attention_tactics(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, outputs: tuple[Desc],
-    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
-        inputs = (q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes)
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _tactics(shape, 0, inputs, outputs)
-
-    @trtp.aot_impl("ew::paged_attention")
-    def paged_attention_kernel(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
-        outputs: tuple[Desc], tactic: int,
-    ) -> Kernel:  # fmt: skip
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _attention(shape, 0, q, block_table, tactic)
-
-    @trtp.register("ew::paged_attention_parts", lazy_register=True)
-    def paged_attention_parts(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-    ) -> tuple[Desc, Desc]:  # fmt: skip
-        return _parts(q, v_cache, block_table, split_keys)
-
-    @trtp.autotune("ew::paged_attention_parts")
-    def paged_attention_parts_tactics(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-        outputs: tuple[Desc, Desc],
-    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
-        inputs = (q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes)
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _tactics(shape, split_keys, inputs, outputs)
-
-    @trtp.aot_impl("ew::paged_attention_parts")
-    def paged_attention_parts_kernel(
-        q: Desc, k_cache: Desc, v_cache: Desc, block_table: Desc, q_start: Desc, kv_len: Desc,
-        sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-        outputs: tuple[Desc, Desc], tactic: int,
-    ) -> Kernel:  # fmt: skip
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _attention(shape, split_keys, q, block_table, tactic)
+def _register_write(scaled: bool) -> None:
+    name, caches = "ew::kv_write", ["k_cache", "v_cache"]
+    if scaled:
+        name, caches = "ew::quantized_kv_write", [*caches, "k_scales", "v_scales"]
+    inputs = dict.fromkeys(("k", "v", "slots", *caches), Desc)
+    outputs = tuple[(Desc,) * len(caches)]  # type: ignore[misc]
+    given_back = _called_with(inputs, outputs, lambda given: tuple(given[cache].aliased() for cache in caches))
+    kernel = _called_with(
+        {**inputs, "outputs": outputs, "tactic": int},
+        Kernel,
+        lambda given: _write(given["k"], given["k_cache"], given["v_cache"]),
+    )
+    trtp.register(name, lazy_register=True)(given_back)
+    trtp.aot_impl(name)(kernel)
 
 
-def _register_quantized_attention() -> None:
-    @trtp.register("ew::quantized_paged_attention", lazy_register=True)
-    def paged_attention(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
-    ) -> Desc:  # fmt: skip
-        return _result(q, v_cache)
+@dataclass(frozen=True)
+class _Attention:
+    """What TensorRT passes to a function of an attention plugin: of its inputs those that it looks at, and attributes.
 
-    @trtp.autotune("ew::quantized_paged_attention")
-    def paged_attention_tactics(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, outputs: tuple[Desc],
-    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
-        inputs = (q, k_cache, v_cache, k_scales, v_scales, block_table, q_start, kv_len, sinks, slopes)
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _tactics(shape, 0, inputs, outputs)
+    ``inputs``: all of them in order.
+    """
 
-    @trtp.aot_impl("ew::quantized_paged_attention")
-    def paged_attention_kernel(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool,
-        outputs: tuple[Desc], tactic: int,
-    ) -> Kernel:  # fmt: skip
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _attention(shape, 0, q, block_table, tactic)
+    inputs: tuple[Desc, ...]
+    q: Desc
+    k_cache: Desc
+    v_cache: Desc
+    block_table: Desc
+    scale: float
+    window: int
+    softcap: float
+    has_sinks: bool
+    has_slopes: bool
+    split_keys: int = 0
+    outputs: tuple[Desc, ...] = ()
+    tactic: int = 0
 
-    @trtp.register("ew::quantized_paged_attention_parts", lazy_register=True)
-    def paged_attention_parts(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-    ) -> tuple[Desc, Desc]:  # fmt: skip
-        return _parts(q, v_cache, block_table, split_keys)
+    @property
+    def shape(self) -> AttentionShape:
+        return AttentionShape(
+            heads=_fixed(self.q, 1, "heads"),
+            kv_heads=_fixed(self.k_cache, 2, "key/value heads"),
+            head_size=_fixed(self.q, 2, "a head's size"),
+            value_size=_fixed(self.v_cache, 3, "a value head's size"),
+            block_size=_fixed(self.k_cache, 1, "slots of a block"),
+            dtype=_float(self.q),
+            cache=_cache(self.k_cache),
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.has_sinks,
+            slopes=self.has_slopes,
+        )
 
-    @trtp.autotune("ew::quantized_paged_attention_parts")
-    def paged_attention_parts_tactics(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-        outputs: tuple[Desc, Desc],
-    ) -> list[trtp.AutoTuneCombination]:  # fmt: skip
-        inputs = (q, k_cache, v_cache, k_scales, v_scales, block_table, q_start, kv_len, sinks, slopes)
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _tactics(shape, split_keys, inputs, outputs)
 
-    @trtp.aot_impl("ew::quantized_paged_attention_parts")
-    def paged_attention_parts_kernel(
-        q: Desc, k_cache: Desc, v_cache: Desc, k_scales: Desc, v_scales: Desc, block_table: Desc, q_start: Desc,
-        kv_len: Desc, sinks: Desc, slopes: Desc,
-        scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool, split_keys: int,
-        outputs: tuple[Desc, Desc], tactic: int,
-    ) -> Kernel:  # fmt: skip
-        shape = _attention_shape(q, k_cache, v_cache, scale, window, softcap, has_sinks, has_slopes)
-        return _attention(shape, split_keys, q, block_table, tactic)
+def _register_attention(scaled: bool, in_parts: bool) -> None:
+    name = f"ew::{'quantized_' if scaled else ''}paged_attention{'_parts' if in_parts else ''}"
+    scales = ("k_scales", "v_scales") if scaled else ()
+    read = ("q", "k_cache", "v_cache", *scales, "block_table", "q_start", "kv_len", "sinks", "slopes")
+    options = {"scale": float, "window": int, "softcap": float, "has_sinks": bool, "has_slopes": bool}
+    if in_parts:
+        options["split_keys"] = int
+    inputs: dict[str, object] = {**dict.fromkeys(read, Desc), **options}
+    outputs = {"outputs": tuple[Desc, Desc] if in_parts else tuple[Desc]}
+
+    def of_call(function: Callable[[_Attention], object]) -> Callable[[dict[str, Any]], object]:
+        kept = {field.name for field in fields(_Attention)}
+        return lambda given: function(
+            _Attention(tuple(given[i] for i in read), **{k: v for k, v in given.items() if k in kept})
+        )
+
+    result, returned = (_parts, tuple[Desc, Desc]) if in_parts else (_result, Desc)
+    trtp.register(name, lazy_register=True)(_called_with(inputs, returned, of_call(result)))
+    combinations = list[trtp.AutoTuneCombination]
+    trtp.autotune(name)(_called_with({**inputs, **outputs}, combinations, of_call(_tactics)))
+    trtp.aot_impl(name)(_called_with({**inputs, **outputs, "tactic": int}, Kernel, of_call(_kernel)))
 
 
 def _register_combine() -> None:
@@ -239,53 +186,32 @@ def _register_combine() -> None:
         return _launch(kernel, combine_launch(kernel, heads, parts.shape_expr[0], parts.shape_expr[2]))
 
 
-def _result(q: Desc, v_cache: Desc) -> Desc:
-    return trtp.from_shape_expr((q.shape_expr[0], q.shape_expr[1], v_cache.shape_expr[3]), q.dtype)
+def _result(a: _Attention) -> Desc:
+    return trtp.from_shape_expr((a.q.shape_expr[0], a.q.shape_expr[1], a.v_cache.shape_expr[3]), a.q.dtype)
 
 
-def _parts(q: Desc, v_cache: Desc, block_table: Desc, split_keys: int) -> tuple[Desc, Desc]:
+def _parts(a: _Attention) -> tuple[Desc, Desc]:
     # TensorRT first asks for types alone, with sizes that say nothing of themselves: they may be computed with only.
-    splits = splits_of(block_table.shape_expr[1], v_cache.shape_expr[1], split_keys)
-    tokens, heads = q.shape_expr[0], q.shape_expr[1]
-    parts = trtp.from_shape_expr((tokens, heads, splits, v_cache.shape_expr[3]), trt.DataType.FLOAT)
+    splits = splits_of(a.block_table.shape_expr[1], a.v_cache.shape_expr[1], a.split_keys)
+    tokens, heads = a.q.shape_expr[0], a.q.shape_expr[1]
+    parts = trtp.from_shape_expr((tokens, heads, splits, a.v_cache.shape_expr[3]), trt.DataType.FLOAT)
     return parts, trtp.from_shape_expr((tokens, heads, splits), trt.DataType.FLOAT)
 
 
-def _attention_shape(
-    q: Desc, k_cache: Desc, v_cache: Desc, scale: float, window: int, softcap: float, has_sinks: bool, has_slopes: bool
-) -> AttentionShape:
-    return AttentionShape(
-        heads=_fixed(q, 1, "heads"),
-        kv_heads=_fixed(k_cache, 2, "key/value heads"),
-        head_size=_fixed(q, 2, "a head's size"),
-        value_size=_fixed(v_cache, 3, "a value head's size"),
-        block_size=_fixed(k_cache, 1, "slots of a block"),
-        dtype=_float(q),
-        cache=_cache(k_cache),
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sinks=has_sinks,
-        slopes=has_slopes,
-    )
-
-
-def _tactics(
-    shape: AttentionShape, split_keys: int, inputs: tuple[Desc, ...], outputs: tuple[Desc, ...]
-) -> list[trtp.AutoTuneCombination]:
+def _tactics(a: _Attention) -> list[trtp.AutoTuneCombination]:
     """The types that the network has, and a tactic (from 1 on) for each tile."""
-    specs = attention_specs(shape, _REGISTERED[0].capability, split_keys)
+    specs = attention_specs(a.shape, _REGISTERED[0].capability, a.split_keys)
     names = {trt.DataType.HALF: "FP16", trt.DataType.FLOAT: "FP32"}
-    types = ", ".join(names.get(desc.dtype, desc.dtype.name) for desc in (*inputs, *outputs))
+    types = ", ".join(names.get(desc.dtype, desc.dtype.name) for desc in (*a.inputs, *a.outputs))
     return [trtp.AutoTuneCombination(types, "LINEAR", range(1, len(specs) + 1))]
 
 
-def _attention(shape: AttentionShape, split_keys: int, q: Desc, block_table: Desc, tactic: int) -> Kernel:
-    now = _REGISTERED[0]
-    specs = attention_specs(shape, now.capability, split_keys)
-    kernel = now.kernels(specs[max(tactic - 1, 0)])  # 0 is TensorRT's own number for "the only one"
-    requests, blocks = block_table.shape_expr[0], block_table.shape_expr[1]
-    return _launch(kernel, attention_launch(kernel, shape, q.shape_expr[0], requests, blocks))
+def _kernel(a: _Attention) -> Kernel:
+    now, shape = _REGISTERED[0], a.shape
+    specs = attention_specs(shape, now.capability, a.split_keys)
+    kernel = now.kernels(specs[max(a.tactic - 1, 0)])  # 0 is TensorRT's own number for "the only one"
+    requests, blocks = a.block_table.shape_expr[0], a.block_table.shape_expr[1]
+    return _launch(kernel, attention_launch(kernel, shape, a.q.shape_expr[0], requests, blocks))
 
 
 def _write(k: Desc, k_cache: Desc, v_cache: Desc) -> Kernel:
