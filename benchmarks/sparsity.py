@@ -37,7 +37,7 @@ from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import Sparsify, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import StepInput, Storage
+from enginewright.plugins.shared.contracts import StepInput
 from enginewright.plugins.shared.lowered_program import (
     Affine,
     Buffer,
@@ -49,7 +49,7 @@ from enginewright.plugins.shared.lowered_program import (
     WeightUse,
 )
 from enginewright.plugins.shared.step_costs import stored_bytes
-from enginewright.plugins.shared.weight_format import ACTIVATION_OF, WeightFormat
+from enginewright.plugins.shared.weight_format import ACTIVATION_OF, Storage, WeightFormat
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 SIZE = 2048

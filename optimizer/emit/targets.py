@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.plugins.shared.contracts import Storage
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.extensions import Extensible
+from enginewright.plugins.shared.weight_format import Storage
 
 from ..recipes.engine_section import EnginesSection
 from ..recipes.recipe import Recipe

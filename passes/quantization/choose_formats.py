@@ -17,9 +17,9 @@ from enginewright.passes.framework.base import (
     free_of,
 )
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
-from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS, Storage
+from enginewright.plugins.shared.contracts import GROUP_SIZES_OF_4_BITS, MULTIPLE_OF_4_BITS
 from enginewright.plugins.shared.errors import PassError, RecipeError
-from enginewright.plugins.shared.weight_format import WeightFormat
+from enginewright.plugins.shared.weight_format import Storage, WeightFormat
 
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program

@@ -1,4 +1,4 @@
-"""What all parts agree on, free of torch: storage types, cache groups, and what goes into and out of a step.
+"""What all parts agree on, free of torch: cache groups, and what goes into and out of a step.
 
 Shape letters: T tokens in a step; B requests; R sampled rows; P blocks in a KV pool; K slots in a block;
 Nq query heads; Nkv key/value heads; D head size; V vocabulary.
@@ -13,9 +13,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Storage = Literal["f32", "bf16", "int8", "int4", "fp8"]
-Activation = Literal["float", "bf16", "int8", "fp8"]
-Sparsity = Literal["dense", "2:4"]
 CacheDtype = Literal["f32", "bf16", "f16", "i8", "fp8"]
 
 Int32Array = npt.NDArray[np.int32]

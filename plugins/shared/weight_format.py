@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, StrictBool, ValidationInfo, model_validator
 
-from .contracts import GROUP_SIZES_OF_4_BITS, Activation, Sparsity, Storage
+from .contracts import GROUP_SIZES_OF_4_BITS
 from .section import Section
+
+Storage = Literal["f32", "bf16", "int8", "int4", "fp8"]
+Activation = Literal["float", "bf16", "int8", "fp8"]
+Sparsity = Literal["dense", "2:4"]
 
 ACTIVATION_OF: dict[Storage, Activation] = {
     "f32": "float",

@@ -97,7 +97,7 @@ def _register_write(scaled: bool) -> None:
     if scaled:
         name, caches = "ew::quantized_kv_write", [*caches, "k_scales", "v_scales"]
     inputs = dict.fromkeys(("k", "v", "slots", *caches), Desc)
-    outputs = tuple[(Desc,) * len(caches)]  # type: ignore[misc]
+    outputs: object = tuple[Desc, Desc, Desc, Desc] if scaled else tuple[Desc, Desc]
     given_back = _called_with(inputs, outputs, lambda given: tuple(given[cache].aliased() for cache in caches))
     kernel = _called_with(
         {**inputs, "outputs": outputs, "tactic": int},
