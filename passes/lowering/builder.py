@@ -36,7 +36,6 @@ TAKES_NARROW = frozenset(
         *("cast_bf16", "embedding", "linear", "grouped_linear"),
         *("quantize_activation", "quantized_linear", "quantized_grouped_linear", "quantized_embedding"),
         *("rms_norm_quantize", "layer_norm_quantize", "add_rms_norm_quantize", "add_layer_norm_quantize"),
-        "gated_activation_quantize",
     }
 )
 """Steps that do."""

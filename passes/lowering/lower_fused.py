@@ -30,13 +30,6 @@ def _norm_quantize(op: str) -> Handler:
     return lower
 
 
-def _gated_activation_quantize(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    x, outs = b.rows(b.view(a["gate_up"]), rank=2), _results(b, node)
-    attrs = {"kind": a["kind"], "group_size": int(a["group_size"])}
-    b.step("gated_activation_quantize", [x], [flat_output(o, x) for o in outs], attrs)
-    return tuple(outs)
-
-
 def _rope_kv_write(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     cache = cache_operand(b, a["k_cache"], a["v_cache"])
     inputs = [b.unit(b.view(a[name])) for name in ("q", "k", "v", "table")]
@@ -50,6 +43,5 @@ HANDLERS: Mapping[Any, Handler] = {
     ew.layer_norm_quantize.default: _norm_quantize("layer_norm_quantize"),
     ew.add_rms_norm_quantize.default: _norm_quantize("add_rms_norm_quantize"),
     ew.add_layer_norm_quantize.default: _norm_quantize("add_layer_norm_quantize"),
-    ew.gated_activation_quantize.default: _gated_activation_quantize,
     ew.rope_kv_write.default: _rope_kv_write,
 }

@@ -12,7 +12,6 @@ from .experts import EXPERT_KINDS, expert_activation, grouped_linear, moe
 from .fused import (
     add_layer_norm_quantize,
     add_rms_norm_quantize,
-    gated_activation_quantize,
     layer_norm_quantize,
     rms_norm_quantize,
     rope_kv_write,
@@ -42,7 +41,6 @@ __all__ = [
     "embedding",
     "expert_activation",
     "gated_activation",
-    "gated_activation_quantize",
     "grouped_linear",
     "kv_write",
     "layer_norm",

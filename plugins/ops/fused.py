@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .activation import ACTIVATIONS, gated_activation
 from .cache import kv_write
 from .library import register
 from .norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -50,11 +49,6 @@ def add_layer_norm_quantize(
     return (*quantize_activation(normed, group_size), total)
 
 
-def gated_activation_quantize(gate_up: torch.Tensor, kind: str, group_size: int) -> Quantized:
-    """quantize_activation(gated_activation(gate_up))."""
-    return quantize_activation(gated_activation(gate_up, kind), group_size)
-
-
 def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -79,13 +73,6 @@ def _norm_fake(x: torch.Tensor, *arguments: Any) -> Quantized:
 
 def _add_norm_fake(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
     return (*_norm_fake(x, *arguments), x.new_empty(x.shape))
-
-
-def _gated_fake(gate_up: torch.Tensor, kind: str, group_size: int) -> Quantized:
-    if kind not in ACTIVATIONS:
-        raise ValueError(f"ew.gated_activation_quantize: unknown kind {kind!r}; there are {sorted(ACTIVATIONS)}")
-    torch._check(gate_up.shape[-1] % 2 == 0, lambda: f"ew.gated_activation_quantize: odd width in {gate_up.shape}")
-    return quantized_shapes(gate_up, gate_up.shape[-1] // 2, group_size)
 
 
 def _rope_kv_write_fake(
@@ -129,12 +116,6 @@ register(
     "-> (Tensor values, Tensor scales, Tensor sums, Tensor sum)",
     reference=add_layer_norm_quantize,
     fake=_add_norm_fake,
-)
-register(
-    "gated_activation_quantize(Tensor gate_up, str kind, int group_size) "
-    "-> (Tensor values, Tensor scales, Tensor sums)",
-    reference=gated_activation_quantize,
-    fake=_gated_fake,
 )
 register(
     "rope_kv_write(Tensor k_cache, Tensor v_cache, Tensor q, Tensor k, Tensor v, Tensor table, Tensor slots, "

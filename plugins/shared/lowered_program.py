@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from .contracts import CacheGroup
+from .contracts import KV_BLOCK_SIZE, CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
 from .records import Count, Positive, Record, read
@@ -177,7 +177,7 @@ class CacheGroupModel(Record, frozen=True, kw_only=True):
     value_head_size: Positive
     window: Count = 0
     dtype: Literal["f32", "bf16", "i8", "fp8"] = "f32"
-    block_size: Positive = 32
+    block_size: Positive = KV_BLOCK_SIZE
 
     def to_group(self) -> CacheGroup:
         return CacheGroup(**self.model_dump())

@@ -24,7 +24,7 @@ OPS: Mapping[str, Literal["product", "experts", "table", "selection", "all"]] = 
     **dict.fromkeys(("embedding", "quantized_embedding"), "table"),
     **dict.fromkeys(("take_rows", "gather"), "selection"),
     **dict.fromkeys(("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "gated_activation"), "all"),
-    **dict.fromkeys(("rms_norm_quantize", "layer_norm_quantize", "gated_activation_quantize"), "all"),
+    **dict.fromkeys(("rms_norm_quantize", "layer_norm_quantize"), "all"),
     **dict.fromkeys(("add_rms_norm_quantize", "add_layer_norm_quantize", "quantize_activation", "cast_bf16"), "all"),
     **dict.fromkeys(("rope_table", "rope", "kv_write", "rope_kv_write", "paged_attention"), "all"),
     **dict.fromkeys(("elementwise", "copy", "reduce", "top_k", "scatter", "route_experts", "combine_experts"), "all"),

@@ -58,9 +58,8 @@ class CpuEmitter:
             # What comes right behind a linear is done to its sums in registers.
             FuseLinearActivation(),
             FuseLinearResidual(),
-            # By now a norm adds nothing where a linear does: its result is quantized while it is in the cache. Gated
-            # activations have such a kernel too (FuseGatedQuantize), which was measured here to take as long as the two
-            # steps that it stands for.
+            # By now a norm adds nothing where a linear does: its result is quantized while it is in the cache. (A gated
+            # activation that quantizes takes as long as the two steps: docs/inside/notes-cpu.md.)
             FuseNormQuantize(),
             FuseRopeKvWrite(),
         ]

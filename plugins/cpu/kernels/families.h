@@ -16,12 +16,12 @@
 #include "linear_int4.h"
 #include "linear_int8.h"
 #include "norm.h"
+#include "norm_quantize.h"
 #include "peak.h"
 #include "quantize.h"
 #include "rope.h"
 #include "rope_kv_write.h"
 #include "rows.h"
-#include "then_quantize.h"
 #include "top_k.h"
 
 namespace ew {

@@ -100,11 +100,10 @@ struct GatedActivationArgs {
   Rows<float> out;  // [outer, inner, I]
 };
 
-// A norm or a gated activation whose result is quantized and goes nowhere else: `normed` or `out`, and
-// then.x, are unused. Rows are `outer * inner` = then.m.
-template <class First>
-struct ThenQuantize {
-  First first;
+// A norm whose result is quantized and goes nowhere else: `normed` and then.x are unused. Rows are
+// `outer * inner` = then.m.
+struct NormQuantizeArgs {
+  NormArgs first;
   QuantizeActivationArgs then;
   Workspace* workspace = nullptr;  // never null: a row for each thread
 };
@@ -198,11 +197,10 @@ struct ReduceArgs {
   kernel(rope_table, RopeTableArgs, rope_table)                                                     \
   kernel(rope, RopeArgs, rope)                                                                      \
   kernel(gated_activation, GatedActivationArgs, gated_activation)                                   \
-  kernel(rms_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<false, false>)                    \
-  kernel(layer_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<true, false>)                   \
-  kernel(add_rms_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<false, true>)                 \
-  kernel(add_layer_norm_quantize, ThenQuantize<NormArgs>, norm_quantize<true, true>)                \
-  kernel(gated_activation_quantize, ThenQuantize<GatedActivationArgs>, gated_activation_quantize)   \
+  kernel(rms_norm_quantize, NormQuantizeArgs, norm_quantize<false, false>)                          \
+  kernel(layer_norm_quantize, NormQuantizeArgs, norm_quantize<true, false>)                         \
+  kernel(add_rms_norm_quantize, NormQuantizeArgs, norm_quantize<false, true>)                       \
+  kernel(add_layer_norm_quantize, NormQuantizeArgs, norm_quantize<true, true>)                      \
   kernel(kv_write, KvWriteArgs, kv_write)                                                           \
   kernel(rope_kv_write, RopeKvWriteArgs, rope_kv_write)                                             \
   kernel(paged_attention, PagedAttentionArgs, paged_attention)                                      \

@@ -100,8 +100,10 @@ class PlanOfAll : public Plan {
          {{"eps", 1e-5}, {"has_weight", true}, {"group_size", int64_t{8}}});
     multiply(normed, kHidden, y, {});
     const Quantized gated = quantized(kTokens, kHidden / 2, 8);
-    step("gated_activation_quantize", {y}, {gated.values, gated.scales, gated.sums},
-         {{"kind", std::string("gelu")}, {"group_size", int64_t{8}}});
+    const Operand floats = buffer({kTokens, constant(kHidden / 2)});
+    step("gated_activation", {y}, {floats}, {{"kind", std::string("gelu")}});
+    step("quantize_activation", {floats}, {gated.values, gated.scales, gated.sums},
+         {{"group_size", int64_t{8}}});
     multiply(gated, kHidden / 2, sum, {{"has_residual", true}});
     const Quantized last = quantized(kTokens, kHidden, 8);
     step("layer_norm_quantize", {sum}, {last.values, last.scales, last.sums},

@@ -84,31 +84,6 @@ void norms_then_quantize() {
   }
 }
 
-void gated_activation_then_quantize() {
-  for (const auto& [m, k, group] : kSizes) {
-    auto x = random_floats(m * (2 * k + 1), 1);
-    for (const Activation kind :
-         {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::sigmoid}) {
-      for_all([&](const KernelTable& kernels, ThreadPool& pool, const std::string& what) {
-        std::vector<float> out(static_cast<size_t>(m * k));
-        GatedActivationArgs a{.outer = m, .size = k, .x = {}, .kind = kind, .out = {}};
-        if (m % 2 == 0) a.outer = m / 2, a.inner = 2;
-        a.x = as_const(rows_of(x, m, 2 * k + 1)), a.out = rows_of(out, m, k);
-        Quantized expected(m, k, group), actual(m, k, group);
-        kernels.gated_activation(a, pool);
-        QuantizeActivationArgs then = expected.args(group);
-        then.x = out.data(), then.x_stride = k;
-        kernels.quantize_activation(then, pool);
-        a.out = {};
-        Workspace workspace;
-        kernels.gated_activation_quantize({.first = a, .then = actual.args(group), .workspace = &workspace},
-                                          pool);
-        CHECK(actual == expected) << what << " m=" << m << " k=" << k;
-      });
-    }
-  }
-}
-
 // q, k and v side by side in one buffer, as a fused linear makes them; slots in no order.
 void rope_then_kv_write() {
   for (const auto& [tokens, heads, kv_heads, size, value_size, freqs] :
@@ -163,7 +138,6 @@ void rope_then_kv_write() {
 
 int main() {
   RUN(norms_then_quantize);
-  RUN(gated_activation_then_quantize);
   RUN(rope_then_kv_write);
   return check::result();
 }

@@ -226,9 +226,6 @@ class Interpreter:
                 weight = rest.pop(0) if a["has_weight"] else None
                 bias = rest.pop(0) if a["has_bias"] else None
                 return tuple(REFERENCES[step.op](*x[:tensors], weight, bias, a["eps"], a["group_size"]))
-            case "gated_activation_quantize":
-                assert x[0].dim() == 2
-                return tuple(REFERENCES[step.op](x[0], a["kind"], a["group_size"]))
             case "rope_kv_write":
                 q, k, v, table, slots = x
                 written = REFERENCES[step.op](
