@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import sympy
@@ -12,6 +13,7 @@ from torch import nn
 from torch.export import Dim, export
 
 import enginewright.plugins.ops  # noqa: F401  (registers torch.ops.ew)
+from enginewright.optimizer.capture.functional_graph import make_functional
 from enginewright.passes.framework.verify_program import verify_program
 from enginewright.passes.ir.program import Program, from_exported
 from enginewright.passes.ir.weights import Source
@@ -122,7 +124,12 @@ class Decoder(nn.Module):
 
 
 def decoder(shape: Shape = Shape(), seed: int = 0) -> Program:
-    """A random decoder as a Program."""
+    """A random decoder as a Program, to be rewritten at will."""
+    return _decoder(shape, seed).copy()
+
+
+@cache
+def _decoder(shape: Shape, seed: int) -> Program:
     torch.manual_seed(seed)
     return program_of(Decoder(shape).eval())
 
@@ -146,13 +153,18 @@ class _StepModule(nn.Module):
         return self.call(self.inner, inputs | {"block_table": block_table, "rows": rows})
 
 
-def program_from(call: Callable[..., torch.Tensor], inner: nn.Module | None = None) -> Program:
-    """A program of ``call(inner, inputs)``, where inputs are the step inputs by name."""
-    return program_of(_StepModule(inner if inner is not None else nn.Module(), call).eval(), "inner.")
+def program_from(
+    call: Callable[..., torch.Tensor], inner: nn.Module | None = None, *, decomposed: bool = False
+) -> Program:
+    """A program of ``call(inner, inputs)``, where inputs are the step inputs by name; see ``program_of``."""
+    return program_of(_StepModule(inner or nn.Module(), call).eval(), "inner.", decomposed=decomposed)
 
 
-def program_of(module: nn.Module, prefix: str = "") -> Program:
-    """Exports a module that takes all step inputs. Its parameters become Sources under their own names."""
+def program_of(module: nn.Module, prefix: str = "", *, decomposed: bool = False) -> Program:
+    """Exports a module that takes all step inputs. Its parameters become Sources under their own names.
+
+    ``decomposed``: by torch's run_decompositions, which takes twice as long, and leaves casts that do nothing.
+    """
     t, b, r, m = (Dim(name, min=1, max=1 << 20) for name in "TBRM")
     shapes = {"ids": [t], "positions": [t], "q_start": [b + 1], "kv_len": [b], "slots": [t], "rows": [r]}
     shapes |= {"block_table": [b, m]}
@@ -160,9 +172,8 @@ def program_of(module: nn.Module, prefix: str = "") -> Program:
     values = {
         name: torch.zeros([sizes[str(d.__name__)] for d in dims], dtype=torch.int64) for name, dims in shapes.items()
     }
-    exported = export(
-        module, (), values, dynamic_shapes={k: dict(enumerate(v)) for k, v in shapes.items()}
-    ).run_decompositions({})
+    exported = export(module, (), values, dynamic_shapes={k: dict(enumerate(v)) for k, v in shapes.items()})
+    exported = exported.run_decompositions({}) if decomposed else make_functional(exported)
     symbols: dict[sympy.Symbol, str] = {}
     for node in exported.graph.nodes:
         if node.op == "placeholder" and node.name in shapes:
