@@ -30,7 +30,7 @@ from enginewright.plugins.shared.contracts import head_bytes
 from .assign import Assignment, Options, fewest_bytes
 from .measure_choices import FEWEST_TOKENS, affordable_tokens, cache_bytes, share_of
 from .report import HeadsOption, HeadsPoint, KvSearchReport, LayerOptions
-from .search import NothingToChooseError, NothingWithinError, Search, Task, Tried, some_of
+from .search import NothingToChooseError, NothingWithinError, Search, Task, Tried, smallest_within, some_of
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ class KvHeadSearch(Search[KvSearchReport]):
         assert limit is not None
         first = len(self.tried)
         best = self.smallest(limit)
+        if most is not None:  # what the KL alone would choose may be larger
+            best = smallest_within([t for t in self.tried if self._bytes(t.choice) <= most], limit)
         if best is None:
             nearest = min(t.kl for t in self.tried[first:])
             raise NothingWithinError(

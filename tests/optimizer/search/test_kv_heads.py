@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.search.assign import Assignment
 from enginewright.optimizer.search.kv_heads import KvHeadSearch, LayerUnit, measure_layers
 from enginewright.optimizer.search.report import KvSearchReport
-from enginewright.optimizer.search.search import ROUNDS, Found, NothingToChooseError, NothingWithinError, Task
+from enginewright.optimizer.search.search import (
+    ROUNDS,
+    Found,
+    NothingToChooseError,
+    NothingWithinError,
+    Task,
+    Tried,
+)
 from enginewright.optimizer.shared.progress import ProgressEvent, silent
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
@@ -81,6 +90,22 @@ def test_what_nothing_meets_says_how_near_it_came() -> None:
         search(max_cache_bytes_per_token=300, max_kl=1e-9, **MEANS)
     with pytest.raises(NothingToChooseError, match="it has one key/value head already"):
         choose(captured("Llama", num_key_value_heads=1), max_kl=0.1)
+
+
+def test_both_budgets_are_kept_where_only_large_caches_keep_the_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = KvHeadSearch.measure, list[int]()
+
+    def measure(self: KvHeadSearch, choice: Assignment) -> Tried:
+        """The first, which is the least KL within the cache, is good; of the others, large ones alone."""
+        found = real(self, choice)
+        tried.append(choice.size)
+        good = len(tried) == 1 or choice.size > 6 * HEAD
+        self.tried[-1] = replace(found, measured={"held-out tokens": 0.001 if good else 0.5})
+        return self.tried[-1]
+
+    monkeypatch.setattr(KvHeadSearch, "measure", measure)
+    found = search(max_cache_bytes_per_token=6 * HEAD, max_kl=0.01, **MEANS)
+    assert len(tried) > 1 and found.report.chosen.bytes_per_token == 6 * HEAD
 
 
 def units_of(program: Program, counts: tuple[int, ...]) -> list[LayerUnit]:
