@@ -3,7 +3,7 @@
 #   TORCH_INDEX   an index with the CPU build of PyTorch (see the README); without it, whatever pip's own index has
 #   PYTHON        the interpreter that .venv is made with
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
-#   MATRIX        1: the Python tests with the long tables among them, which takes less time than one after the other
+#   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -79,10 +79,10 @@ check: setup  ## check what has changed since the last commit, or FILES="...": l
 pytest: setup
 	@$(PY) -m pytest -q -n 2 --dist loadfile $(if $(MATRIX),-m "not soak")
 
-test-matrix: setup  ## run the long tables of tests: every family, damaged files, the packages, a large model
+test-matrix: setup  ## run the tests that CI has besides: long tables, damaged files, the packages, a large model
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
 
-soak: setup  ## run what takes too long for CI: attacks, sweeps, loads
+soak: setup  ## run what takes too long for CI: attacks, loads, the rest of the long tables
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak
 
 lint: setup  ## check style and the usual mistakes

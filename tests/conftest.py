@@ -38,6 +38,36 @@ TOGETHER = frozenset({"test_formats.py", "test_greedy.py", "test_invariance.py"}
 FIRST = (*sorted(TOGETHER), "test_packaging.py", "test_large_model.py", "test_examples.py", "test_recipes.py")
 """Files that begin: whole ones that take minutes, which at the end would keep one worker busy and the other waiting."""
 
+TIERS: Mapping[str, tuple[int, int]] = {
+    "tests/acceptance/test_bad_input.py": (6, 1),
+    "tests/acceptance/test_bad_input.py::test_full_disk": (0, 1),
+    "tests/acceptance/test_families.py": (2, 1),
+    "tests/acceptance/test_families_experts.py": (3, 2),
+    "tests/acceptance/test_families_table.py": (0, 3),
+    "tests/acceptance/test_formats.py": (3, 1),
+    "tests/acceptance/test_greedy.py": (0, 1),
+    "tests/acceptance/test_invariance_experts.py": (2, 1),
+    "tests/acceptance/test_mutations.py": (1, 2),
+    "tests/acceptance/test_reproducible.py": (0, 1),
+    "tests/benchmarks/test_linear.py": (0, 1),
+    "tests/benchmarks/test_pruning.py": (0, 1),
+    "tests/benchmarks/test_recipes.py": (0, 1),
+    "tests/benchmarks/test_sparsity.py": (0, 1),
+    "tests/benchmarks/test_step_bytes.py": (0, 1),
+    "tests/optimizer/bisect/": (3, 1),
+    "tests/optimizer/emit/": (3, 1),
+    "tests/passes/": (3, 1),
+    "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
+    "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
+    "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),
+    "tests/test_examples.py::test_an_example_runs": (6, 1),
+    "tests/test_extension.py::test_a_recipe_names_them": (0, 1),
+}
+"""Of tests that take long: of each one's cases `make test` runs the first and, of the others, one in so many; CI too.
+
+0: none, be they cases or not. The longest name that fits counts. `make soak` runs what CI leaves out.
+"""
+
 TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
 
 
@@ -151,8 +181,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _FileScheduling(config, log)
 
 
+def left_out(quick: int, thorough: int, case: str, *, first: bool) -> str | None:
+    """The mark of a test that a tier leaves out; see TIERS."""
+
+    def runs(one_in: int) -> bool:
+        return one_in > 0 and (first or not case or zlib.crc32(case.encode()) % one_in == 0)
+
+    return "soak" if not runs(thorough) else None if runs(quick) else "matrix"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of FIRST before the others."""
+    """Marks what the quick tiers leave out, before ``-m`` looks at marks; puts the files of FIRST before the others."""
+    begun: set[str] = set()
+    for item in items:
+        test, case = item.nodeid.partition("[")[::2]
+        fits = [name for name in TIERS if test.startswith(name)]
+        if not fits:
+            continue
+        mark = left_out(*TIERS[max(fits, key=len)], case, first=test not in begun)
+        begun.add(test)
+        if mark is not None:
+            item.add_marker(mark)
     order = {name: i for i, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

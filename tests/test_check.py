@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.check import REPOSITORY, changed_files, commands, main, mirrored_tests
+from tests.conftest import TIERS, left_out
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,21 @@ def test_what_has_changed_is_found(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(REPOSITORY / "passes/nothing.py")]) == 2
     assert "there is no passes/nothing.py" in capsys.readouterr().err
+
+
+def test_a_tier_leaves_out_what_it_says_and_never_the_first() -> None:
+    cases = [f"case {i}]" for i in range(300)]
+    kept = [c for c in cases if left_out(3, 1, c, first=c == cases[0]) is None]
+    assert cases[0] in kept and 60 < len(kept) < 140
+    assert {left_out(3, 1, c, first=False) for c in cases} == {None, "matrix"}
+    marks = [left_out(0, 2, c, first=c == cases[0]) for c in cases]
+    assert marks[0] == "matrix" and set(marks) == {"matrix", "soak"}
+    assert left_out(0, 1, "", first=True) == "matrix" and left_out(3, 1, "", first=False) is None
+
+
+def test_tiers_name_tests_that_there_are() -> None:
+    for name in TIERS:
+        file, _, test = name.partition("::")
+        path = REPOSITORY / file
+        assert path.exists(), name
+        assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), name
