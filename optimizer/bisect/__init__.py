@@ -1,13 +1,14 @@
-"""Bisect: where two ways of computing a model part, by pass, layer, call and tensor."""
+"""Bisect: the first pass, layer, call and tensor at which two runs of a model differ."""
 
-from .bisection import Given, Options, bisect
-from .report import BisectReport, Parting, Place, SmallestFactor, StoredTensors, TensorDifference
+from .bisection import bisect
+from .report import BisectReport, FirstDivergence, Place, SmallestFactor, StoredTensors, TensorDifference
+from .request import Given, Options
 
 __all__ = [
     "BisectReport",
+    "FirstDivergence",
     "Given",
     "Options",
-    "Parting",
     "Place",
     "SmallestFactor",
     "StoredTensors",

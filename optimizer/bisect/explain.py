@@ -1,57 +1,62 @@
-"""Why two values of a point part: what of the tensors and values on both sides tells."""
+"""Why two values differ: what the tensors, values and steps of both runs say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import combinations, product
 
 import numpy as np
+import torch
 
+from enginewright.plugins.ops.activation import ACTIVATIONS
 from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Step
 
-from .explain_values import same, value_reasons
-from .points import Point, Values
-from .sides import Side, Tensor
+from .probes import Call
+from .runs import Run, Tensor
+from .tolerance import difference, lacks
+from .values import ValueName, Values
 
 _SAME = 1e-6
 """Relative difference below which two tensors are one."""
 
 
 def explain(
-    point: Point,
-    a: Side,
-    of_a: Values,
-    of_b: Values,
+    name: ValueName,
+    a: Run,
+    values_a: Values,
+    values_b: Values,
     tensors: Sequence[Tensor],
-    beside: Sequence[Tensor],
+    neighbours: Sequence[Tensor],
     *,
     chance: bool,
 ) -> list[str]:
-    """Sentences about what is wrong at ``point``, the most telling ones first; maybe none.
+    """Sentences about what is wrong with the value ``name``, the most specific first; maybe none.
 
     Args:
-        point: where the sides part first.
-        a: the side that is right.
-        of_a, of_b: their values.
+        name: of the first value that differs.
+        a: the run that is right.
+        values_a, values_b: their values.
         tensors: b's that made the value.
-        beside: these, and those of what is fused with it.
+        neighbours: these, and those of what is fused with it.
         chance: b's weights have been rounded, and a's not.
     """
-    swapped = _swapped(a, beside, point.path)
-    found = [_tensor_reason(a, t, beside, chance=chance) for t in tensors if not (swapped and t.role == "weight")]
+    swapped = _swapped(a, neighbours, name.path)
+    found = [_tensor_reason(a, t, neighbours, chance=chance) for t in tensors if not (swapped and t.role == "weight")]
     reasons = [*swapped, *(reason for reason in found if reason is not None)]
     reasons += [f"B doesn't add the bias {tensor}" for tensor in missing_biases(a, tensors)]
-    return reasons + value_reasons(point, a, of_a, of_b, known=bool(reasons))
+    return reasons + value_reasons(name, a, values_a, values_b, known=bool(reasons))
 
 
-def _twin(side: Side, tensor: Tensor, among: Sequence[Tensor]) -> Tensor | None:
-    """The other side's tensor of the same role in the same module; of several, the one of the same number."""
+def _twin(run: Run, tensor: Tensor, among: Sequence[Tensor]) -> Tensor | None:
+    """The other run's tensor of the same role in the same module; of several, the one of the same number."""
     number = [t for t in among if (t.path, t.role) == (tensor.path, tensor.role)].index(tensor)
-    theirs = [t for t in side.tensors(tensor.path) if t.role == tensor.role]
+    theirs = [t for t in run.tensors(tensor.path) if t.role == tensor.role]
     return theirs[number] if number < len(theirs) else None
 
 
-def _tensor_reason(a: Side, tensor: Tensor, among: Sequence[Tensor], *, chance: bool) -> str | None:
+def _tensor_reason(a: Run, tensor: Tensor, among: Sequence[Tensor], *, chance: bool) -> str | None:
     twin = _twin(a, tensor, among)
     if twin is None:
         if tensor.role == "bias" and a.tensors(tensor.path):
@@ -63,12 +68,12 @@ def _tensor_reason(a: Side, tensor: Tensor, among: Sequence[Tensor], *, chance: 
             return f"A adds no bias there, as it is all zeros; B adds {tensor}"
         return f"B doesn't add the bias {tensor}: it is all zeros"
     if theirs.shape != ours.shape:
-        return f"{tensor} has shape {list(ours.shape)}, on side A {list(theirs.shape)}"
-    found = how_tensors_part(theirs, ours, chance=chance)
+        return f"{tensor} has shape {list(ours.shape)}, in A {list(theirs.shape)}"
+    found = how_tensors_differ(theirs, ours, chance=chance)
     return None if found is None else f"{tensor} {found}"
 
 
-def how_tensors_part(a: FloatArray, b: FloatArray, *, chance: bool) -> str | None:
+def how_tensors_differ(a: FloatArray, b: FloatArray, *, chance: bool) -> str | None:
     """What b is to a, two tensors of one shape, as words behind b's name; None if they are the same.
 
     ``chance``: one of the two has been rounded to fewer bits.
@@ -79,7 +84,7 @@ def how_tensors_part(a: FloatArray, b: FloatArray, *, chance: bool) -> str | Non
     if not np.isfinite(b).all():
         return "has values that are not finite"
     if not power:
-        return "is all zeros on side A, and not on B"
+        return "is all zeros in A, and not in B"
     if not b.any():
         return "is all zeros"
     scatter = apart / np.sqrt(power)
@@ -87,7 +92,7 @@ def how_tensors_part(a: FloatArray, b: FloatArray, *, chance: bool) -> str | Non
     left = float(np.linalg.norm(b - gain * a)) / np.sqrt(power)
     by_chance = 5 * scatter / np.sqrt(a.size) + scatter**2 if chance else 0.0
     if abs(gain - 1) > 2e-4 + by_chance and (chance or left < 0.2 * abs(gain - 1)):
-        return f"is {gain:.4f} times what it is on side A"
+        return f"is {gain:.4f} times what it is in A"
     if chance:
         return None
     rows_a, rows_b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
@@ -95,9 +100,9 @@ def how_tensors_part(a: FloatArray, b: FloatArray, *, chance: bool) -> str | Non
     where = np.flatnonzero(off)
     if a.ndim < 2 or len(where) == len(off):
         place = np.unravel_index(int(np.abs(b - a).argmax()), a.shape)
-        values = f"{a[place]:.6g} on side A, {b[place]:.6g} on B"
+        values = f"{a[place]:.6g} in A, {b[place]:.6g} in B"
         return f"differs by {scatter:.2g} in all, most at {[int(i) for i in place]}: {values}"
-    some = how_tensors_part(rows_a[where], rows_b[where], chance=False)
+    some = how_tensors_differ(rows_a[where], rows_b[where], chance=False)
     return f"differs in {len(where)} of {len(off)} rows, {_rows(where)}; there it {some}"
 
 
@@ -108,7 +113,7 @@ def _rows(rows: np.ndarray) -> str:
     return f"the first of them {first}"
 
 
-def missing_biases(a: Side, tensors: Sequence[Tensor]) -> list[Tensor]:
+def missing_biases(a: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The biases of a's modules that b's ``tensors`` have none of."""
     roles: dict[str, set[str]] = {}
     for tensor in tensors:
@@ -117,7 +122,7 @@ def missing_biases(a: Side, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t for path in without for t in a.tensors(path) if t.role == "bias"]
 
 
-def _swapped(a: Side, tensors: Sequence[Tensor], path: str) -> list[str]:
+def _swapped(a: Run, tensors: Sequence[Tensor], path: str) -> list[str]:
     """Modules of one fused product, of which one is at ``path``, that have each other's weight."""
     weights = [t for t in tensors if t.role == "weight"]
     reasons = []
@@ -129,3 +134,153 @@ def _swapped(a: Side, tensors: Sequence[Tensor], path: str) -> list[str]:
         if theirs[0].shape == theirs[1].shape and same(ours[0], theirs[1]) and same(ours[1], theirs[0]):
             reasons.append(f"{one} and {other} are swapped: each has the other's values")
     return reasons
+
+
+_CLOSE = 0.1
+"""A guess explains a difference if no more than this of it is left."""
+
+_LARGEST_HEAD = 256
+
+
+def value_reasons(name: ValueName, a: Run, values_a: Values, values_b: Values, *, known: bool) -> list[str]:
+    """How B's value differs from A's, in sentences; a mere factor isn't worth one if the reason is ``known``."""
+    theirs, ours = values_a[name], values_b[name]
+    apart = float(np.linalg.norm(ours - theirs))
+    if not np.isfinite(apart):
+        return ["B's value has numbers that are not finite"]
+    reasons = [*_bias(name, a, theirs, ours), *_swapped_values(name, values_a, theirs, ours, apart)]
+    reasons += _activation(name, values_a, theirs, ours, apart)
+    if name.what in ("query", "key"):
+        reasons += _rotated(theirs, ours)
+    found = difference(theirs, ours)
+    left = float(np.linalg.norm(ours - found.gain * theirs))
+    if not (reasons or known) and abs(found.gain - 1) > 2e-4 and left < 0.5 * apart:
+        reasons.append(f"B's value is {found.gain:.4f} times A's")
+    return reasons
+
+
+def same(a: FloatArray, b: FloatArray) -> bool:
+    """Whether two tensors are one, but for rounding to few bits."""
+    return bool(np.linalg.norm(a - b) < 0.2 * np.linalg.norm(a))
+
+
+def _bias(name: ValueName, a: Run, theirs: FloatArray, ours: FloatArray) -> Iterator[str]:
+    if name.what != "output":
+        return
+    for tensor in a.tensors(name.path):
+        if tensor.role == "bias":
+            bias = tensor.read()
+            if bias.shape == theirs.shape[1:] and lacks(theirs, ours, bias):
+                yield f"for every token B's value is A's less the bias {tensor}: it was dropped"
+
+
+def _swapped_values(
+    name: ValueName, values_a: Values, theirs: FloatArray, ours: FloatArray, apart: float
+) -> Iterator[str]:
+    family = name.path.rpartition(".")[0]
+    for other, value in values_a.items():
+        alike = other != name and other.what == name.what and other.path.rpartition(".")[0] == family
+        if alike and value.shape == ours.shape and np.linalg.norm(ours - value) < _CLOSE * apart:
+            yield f"B's value is A's {other}: the two are swapped"
+
+
+def _activation(name: ValueName, values_a: Values, theirs: FloatArray, ours: FloatArray, apart: float) -> Iterator[str]:
+    """act(up) * gate in place of act(gate) * up."""
+    family = name.path.rpartition(".")[0]
+    outputs = [
+        (other, value)
+        for other, value in values_a.items()
+        if other.what == "output" and other.path.rpartition(".")[0] == family and value.shape == theirs.shape
+    ]
+    if name.what != "input":
+        return
+    for kind, function in ACTIVATIONS.items():
+        for one, gate in outputs:
+            for other, up in outputs:
+                if one is other:
+                    continue
+                right, wrong = (function(torch.from_numpy(x)).numpy() * y for x, y in ((gate, up), (up, gate)))
+                size = np.linalg.norm(theirs)
+                if np.linalg.norm(theirs - right) < 0.05 * size and np.linalg.norm(ours - wrong) < _CLOSE * apart:
+                    yield f"{one.path} and {other.path} are swapped: B's value is {kind}({_end(other)}) * {_end(one)}"
+                    return
+
+
+def _end(name: ValueName) -> str:
+    return name.path.rpartition(".")[2]
+
+
+def _rotated(theirs: FloatArray, ours: FloatArray) -> Iterator[str]:
+    """Values that differ by a rotation of pairs, the same for every token: positions that are off.
+
+    Of heads of D values the first D, D/2 or D/4 turn in pairs (i, i + half of these) or neighbours, the first pair by
+    one radian a position.
+    """
+    tokens, width = theirs.shape
+    sizes = [size for size in range(min(width, _LARGEST_HEAD), 3, -1) if width % size == 0 and size % 2 == 0]
+    for size, share, paired in product(sizes, (1, 2, 4), (True, False)):
+        if size % (2 * share):
+            continue
+        heads = [x.reshape(tokens, -1, size)[..., : size // share] for x in (theirs, ours)]
+        a, b = (_pairs(x, halves=paired) for x in heads)
+        # Keys that are stored in bf16 have lengths that differ by 2^-8.
+        if not np.allclose(np.abs(a), np.abs(b), rtol=1e-2, atol=1e-2 * float(np.abs(a).max())):
+            continue
+        angle = np.angle((b * a.conj()).sum((0, 1)))  # [pairs]
+        left, apart = np.linalg.norm(b - a * np.exp(1j * angle)), np.linalg.norm(b - a)
+        if left < _CLOSE * apart and apart > 0.99 * np.linalg.norm(ours - theirs):
+            yield (
+                f"B's value is A's, turned by the same for every token: the first pair of a head by {angle[0]:+.3f} "
+                f"radians, so the position that rope has is off by {angle[0]:+.3g}"
+            )
+            return
+
+
+def _pairs(x: FloatArray, *, halves: bool) -> np.ndarray:
+    """[T, N, D] -> complex [T, N, D/2]."""
+    half = x.shape[-1] // 2
+    first, second = (x[..., :half], x[..., half:]) if halves else (x[..., 0::2], x[..., 1::2])
+    return np.asarray(first + 1j * second)
+
+
+_MOST = 0.1
+"""A larger part of other steps is another version's lowering, not a fault."""
+
+
+def program_reasons(lowered: LoweredProgram, stored: LoweredProgram, calls: Sequence[Call]) -> list[str]:
+    """What the steps ``calls`` of a stored program are other than in the one that the export makes; maybe nothing."""
+    ours, theirs = ([repr(step) for step in program.steps] for program in (stored, lowered))
+    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
+    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+    if sum(max(b - a, d - c) for _, a, b, c, d in changes) > _MOST * len(ours) + 1:
+        return []
+    concerned = {call.key for call in calls}
+    reasons = []
+    for _, start, stop, first, last in changes:
+        if not concerned.intersection(range(first, max(last, first + 1))):
+            continue
+        if stop - start == last - first:
+            pairs = zip(range(first, last), lowered.steps[start:stop], stored.steps[first:last], strict=True)
+            reasons += [_changed(index, right, wrong) for index, right, wrong in pairs if index in concerned]
+        else:
+            reasons.append(
+                f"B's program has {_steps(stored.steps[first:last])} at step {first}, where the recipe makes "
+                f"{_steps(lowered.steps[start:stop])}"
+            )
+    return reasons
+
+
+def _changed(index: int, right: Step, wrong: Step) -> str:
+    if right.op != wrong.op:
+        return f"step {index} of B is {wrong.op}, where the recipe makes {right.op}"
+    for key in sorted({*right.attrs, *wrong.attrs}):
+        if (a := right.attrs.get(key)) != (b := wrong.attrs.get(key)):
+            return f"step {index} of B has {key} {b}, where the recipe makes {a}"
+    names = [[o.name for o in step.inputs] for step in (right, wrong)]
+    if names[0] != names[1]:
+        return f"step {index} of B reads {', '.join(names[1])}, where the recipe makes {', '.join(names[0])}"
+    return f"step {index} of B reads or writes other places than the recipe makes"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    return " and ".join(step.op for step in steps) or "nothing"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_JSON_KEYS = {"first_divergence": "parting", "value_name": "point", "values_compared": "points"}
+"""Fields that ``--json`` prints under the name that scripts know."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -17,24 +20,24 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where the two sides part first.
+class FirstDivergence:
+    """Where the two runs first differ.
 
     Attributes:
-        stage: what did it: "capture", "the pass fuse_qkv", "emission, stored weights or kernels"; "" where there are no
+        stage: its cause: "capture", "the pass fuse_qkv", "emission, stored weights or kernels"; "" where there are no
             stages, as between two bundles.
         pass_name: the pass, if it was one.
-        a, b: what is compared there; the two sides themselves, or a program before and after a pass.
+        a, b: what is compared there: the two runs themselves, or a program before and after a pass.
         layer: path of the layer; "" outside of layers.
         module: path of the module.
-        point: what of it, in words.
+        value_name: which value of it, in words.
         calls: the nodes or steps of b that the value was computed by, from values that agree.
         tensors: what these computed with, and which rows of which source tensors that is.
         error, tolerance: relative, of the worst column.
-        gain: what a's value is multiplied by to be nearest to b's.
+        gain: the factor that brings a's value closest to b's.
         largest: where the values are farthest apart.
         reasons: what is wrong, as far as is known.
-        others: the points that part besides, each by itself, the first ones; and how many there are.
+        others, others_count: further values that differ on their own: the first ones, and how many there are.
     """
 
     stage: str
@@ -43,7 +46,7 @@ class Parting:
     b: str
     layer: str
     module: str
-    point: str
+    value_name: str
     calls: list[str]
     tensors: list[str]
     error: float
@@ -101,32 +104,32 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class SmallestFactor:
-    """A linear's weights that are all multiplied by less than ``factor`` may pass by their values at ``point``, where
-    the least can be seen.
+    """The smallest factor on a linear's weights that comparing values finds at every linear; ``value_name`` is the
+    least sensitive value.
 
     ``between``: of what is compared, such as "passes that round".
     """
 
     between: str
     factor: float
-    point: str
+    value_name: str
 
 
 @dataclass(frozen=True)
 class BisectReport:
-    """The outcome. ``parting`` is None if all values agree; then ``largest_error`` is what is between them, and where.
+    """The outcome. If all values agree ``first_divergence`` is None, and ``largest_error`` says how closely and where.
 
     Attributes:
         a, b: what was compared.
         sequences: the lengths of what was run.
         layers: what the comparison was restricted to; None: nothing.
-        points: how many values were compared.
+        values_compared: how many.
         tolerance: what was allowed where nothing is rounded to fewer bits.
         largest_error, largest_error_at: see above.
-        parting: where values differ first.
-        tensors: the stored tensors, beside what they should be; None where nothing is stored.
+        first_divergence: where values first differ.
+        tensors: the stored tensors, compared with what they should be; None where nothing is stored.
         not_covered: rows and experts that no token of the run has used.
-        smallest_factors: what could be seen in values.
+        smallest_factors: what comparing values can detect.
         notes: what else to know.
         seconds: that it took.
     """
@@ -135,11 +138,11 @@ class BisectReport:
     b: str
     sequences: list[int]
     layers: list[int] | None
-    points: int
+    values_compared: int
     tolerance: float
     largest_error: float | None
     largest_error_at: str | None
-    parting: Parting | None
+    first_divergence: FirstDivergence | None
     tensors: StoredTensors | None
     not_covered: list[str]
     smallest_factors: list[SmallestFactor]
@@ -149,8 +152,9 @@ class BisectReport:
     @property
     def agrees(self) -> bool:
         """Whether no value and no stored tensor differs."""
-        return self.parting is None and not (self.tensors and self.tensors.differing)
+        return self.first_divergence is None and not (self.tensors and self.tensors.differing)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json``."""
-        return {"agrees": self.agrees} | asdict(self)
+        fields = asdict(self, dict_factory=lambda pairs: {_JSON_KEYS.get(k, k): v for k, v in pairs})
+        return {"agrees": self.agrees} | fields

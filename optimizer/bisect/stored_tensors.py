@@ -1,4 +1,4 @@
-"""The tensors that a bundle stores, beside those that it should have: bit for bit, whatever tokens are run.
+"""Compares the tensors that a bundle stores with those that it should have: bit for bit, whatever tokens are run.
 
 What a bundle should have is what the repeated export would write (``compare_with_export``): each weight is evaluated
 and packed once more, and thrown away. Exports are equal byte by byte, those with calibration as well. Of two bundles
@@ -25,9 +25,9 @@ from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import Array, SourceRows, stored_dtype, stored_shape, unpack
 
-from .points import in_layers
+from .probes import owner_of
 from .report import StoredTensors, TensorDifference
-from .taps import owner_of
+from .values import in_layers
 
 _LISTED = 4
 """Indices that are named one by one."""
@@ -61,7 +61,7 @@ class _Tensor:
 def compare_with_export(
     lowering: Lowering, bundle: Bundle, target: str, layers: Collection[int] | None, progress: Progress
 ) -> StoredTensors:
-    """A bundle's tensors (B) beside what the export that was repeated would write (A), in the order of its program.
+    """Compares a bundle's tensors (B) with those that the repeated export would write (A), in the order of its program.
 
     Args:
         lowering: of the program that the export makes.
@@ -217,7 +217,7 @@ def _differing(name: str, modules: Sequence[str], a: _Tensor, b: _Tensor) -> lis
     if not count:
         if a.layout != b.layout:
             return []
-        reason = "the values are the same; bytes behind them that nobody reads differ"
+        reason = "the values are the same; padding bytes after them differ"
         return [_whole(name, modules, a, reason)]
     places = _places(differs, "group" if a.dtype == "f16" else "column")
     factor, how = _how(first[differs].astype(np.float64), second[differs].astype(np.float64))

@@ -1,4 +1,4 @@
-"""``optimize bisect``: where two sides of a model part."""
+"""``optimize bisect``: where two runs of a model first differ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .options import AsJson
 from .progress import stage_bars
 
 if TYPE_CHECKING:
-    from enginewright.optimizer.bisect import BisectReport, Parting, StoredTensors
+    from enginewright.optimizer.bisect import BisectReport, FirstDivergence, StoredTensors
 
 NAME = "bisect"
-EXIT_PARTED = 13
-"""What the command exits with if the two sides part."""
+EXIT_DIFFERS = 13
+"""What the command exits with if the two runs differ."""
 MOST_TENSORS = 10
 """Tensors that are named on the screen."""
 EPILOG = (
@@ -71,9 +71,9 @@ def command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Finds the first pass, layer, step and weight at which A and B part, and shows the values there.
+    """Finds the first pass, layer, step and weight at which A and B differ, and shows the values there.
 
-    Ends with 0 if they agree, with 13 if they part. Needs the extra: pip install 'enginewright\\[export]'.
+    Ends with 0 if they agree, with 13 if they differ. Needs the extra: pip install 'enginewright\\[export]'.
     """
     if tolerance is not None and not tolerance > 0:
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
@@ -94,7 +94,7 @@ def command(
     else:
         _print(report)
     if not report.agrees:
-        raise typer.Exit(EXIT_PARTED)
+        raise typer.Exit(EXIT_DIFFERS)
 
 
 def _ids(text: str) -> list[int]:
@@ -119,7 +119,7 @@ def _print(report: BisectReport) -> None:
     lengths = report.sequences
     _row("A", report.a)
     _row("B", report.b)
-    _row("compared", f"{report.points} points on {sum(lengths)} tokens in {len(lengths)} sequences")
+    _row("compared", f"{report.values_compared} values on {sum(lengths)} tokens in {len(lengths)} sequences")
     if report.layers is not None:
         _row("layers", ", ".join(map(str, report.layers)))
     for note in report.notes:
@@ -128,17 +128,17 @@ def _print(report: BisectReport) -> None:
         _print_tensors(report.tensors)
     for i, smallest in enumerate(report.smallest_factors):
         least = f"{smallest.factor:.4g}" if smallest.factor > 1.001 else f"1 + {smallest.factor - 1:.2g}"
-        _row("" if i else "sees", f"in {smallest.between}: factors of {least} and more; least at {smallest.point}")
+        _row("" if i else "sees", f"in {smallest.between}: factors of {least} and more; least at {smallest.value_name}")
     for i, left in enumerate(report.not_covered):
         _row("" if i else "not run", left)
     if report.agrees:
         at = f", at {report.largest_error_at}" if report.largest_error_at else ""
         _row("result", f"they agree: the largest relative error is {report.largest_error or 0:.2g}{at}")
         return
-    if report.parting is None:
+    if report.first_divergence is None:
         _row("result", "stored tensors differ; the values on these tokens agree")
     else:
-        _print_parting(report.parting)
+        _print_divergence(report.first_divergence)
 
 
 def _print_tensors(tensors: StoredTensors) -> None:
@@ -152,27 +152,28 @@ def _print_tensors(tensors: StoredTensors) -> None:
         _row("", f"{len(tensors.not_compared)} are the same file's or of other formats, and were not compared")
 
 
-def _print_parting(parting: Parting) -> None:
-    _row("result", f"they part in {parting.stage}" if parting.stage else "they part")
-    if parting.stage:
-        _row("between", f"{parting.a} (A), and {parting.b} (B)")
-    if parting.layer:
-        _row("layer", parting.layer)
-    _row("at", parting.point)
-    for i, call in enumerate(parting.calls):
+def _print_divergence(divergence: FirstDivergence) -> None:
+    _row("result", f"they first differ in {divergence.stage}" if divergence.stage else "they differ")
+    if divergence.stage:
+        _row("between", f"{divergence.a} (A), and {divergence.b} (B)")
+    if divergence.layer:
+        _row("layer", divergence.layer)
+    _row("at", divergence.value_name)
+    for i, call in enumerate(divergence.calls):
         _row("" if i else "made by", call)
-    for i, tensor in enumerate(parting.tensors):
+    for i, tensor in enumerate(divergence.tensors):
         _row("" if i else "with", tensor)
-    place = parting.largest
+    place = divergence.largest
     _row(
-        "error", f"{parting.error:.3g} relative, where {parting.tolerance:.2g} is allowed; B is {parting.gain:.4f} * A"
+        "error",
+        f"{divergence.error:.3g} relative, where {divergence.tolerance:.2g} is allowed; B is {divergence.gain:.4f} * A",
     )
     _row("values", f"farthest apart at token {place.token}, column {place.column}: A {place.a:.6g}, B {place.b:.6g}")
-    for i, reason in enumerate(parting.reasons):
+    for i, reason in enumerate(divergence.reasons):
         _row("" if i else "why", reason)
-    if parting.others_count:
-        more = parting.others_count - len(parting.others)
-        others = ", ".join(parting.others) + (f" and {more} more" if more else "")
+    if divergence.others_count:
+        more = divergence.others_count - len(divergence.others)
+        others = ", ".join(divergence.others) + (f" and {more} more" if more else "")
         _row("besides", f"{others}: each by itself, from values that agree")
 
 

@@ -21,7 +21,7 @@ from .verify import verify
 _HINT = "Pass the model that the bundle was exported from; the bundle's manifest has its name."
 _ANOTHER_CHECKPOINT = (
     "{source} may be another checkpoint of the same shape: the bundle was made from {name}. "
-    "If it is that very model, `optimize bisect {source} {bundle}` finds where they part."
+    "If it is that very model, `optimize bisect {source} {bundle}` finds where they first differ."
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.bisect.remake import remake
+from enginewright.optimizer.bisect.replay import replay
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
@@ -51,7 +51,7 @@ def test_a_quarter_of_the_heads_is_served_as_the_program_says(model: PreTrainedM
     assert "that costs a KL of" in kv_heads_lines(document)[1]
 
     captured = capture(model)
-    stages = remake(model, captured, chosen, "cpu", calibration=None, scratch=tmp_path, progress=silent)
+    stages = replay(model, captured, chosen, "cpu", calibration=None, scratch=tmp_path, progress=silent)
     prompts = [[5, 9, 200, 31, 7], [77, 3]]
     with LLM(path) as llm:
         info = llm.info()

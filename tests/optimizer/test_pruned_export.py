@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.bisect import Given, bisect
 from enginewright.optimizer.bisect.bisection import EMISSION
-from enginewright.optimizer.bisect.remake import remake
+from enginewright.optimizer.bisect.replay import replay
 from enginewright.optimizer.capture import capture
 from enginewright.optimizer.export import export
 from enginewright.optimizer.export.report import ExportReport
@@ -51,7 +51,7 @@ def test_a_pruned_bundle_is_served_as_its_program_says(
 ) -> None:
     path, _ = exported
     captured = capture(model)
-    stages = remake(
+    stages = replay(
         model,
         captured,
         recipe(),
@@ -108,10 +108,10 @@ def test_a_planted_bug_is_found_in_a_pruned_bundle(
     path, _ = exported
     first, last = cached_layers(path)
     module = f"model.layers.{last}.mlp.down_proj"
-    assert bisect(Given(model), Given(path)).parting is None
+    assert bisect(Given(model), Given(path)).first_divergence is None
     planting = Planting(path, tmp_path / "planted")
     scale_rows(planting, f"{module}.weight", 16, 48)
-    found = bisect(Given(model), Given(planting.folder)).parting
+    found = bisect(Given(model), Given(planting.folder)).first_divergence
     assert found is not None
     assert found.stage == EMISSION and found.module == module
     assert any(f"{module}.weight[0:64]" in tensor for tensor in found.tensors)
@@ -119,7 +119,7 @@ def test_a_planted_bug_is_found_in_a_pruned_bundle(
     gate = f"model.layers.{first}.mlp.gate_proj"
     planting = Planting(path, tmp_path / "planted too")
     scale_rows(planting, f"{gate.removesuffix('gate_proj')}gate_proj+up_proj.weight", 0, 64)
-    found = bisect(Given(model), Given(planting.folder)).parting
+    found = bisect(Given(model), Given(planting.folder)).first_divergence
     assert found is not None and found.module == gate
     assert any(f"{gate}.weight[" in tensor for tensor in found.tensors)
 

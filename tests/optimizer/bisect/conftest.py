@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.bisect import bisection
-from enginewright.optimizer.bisect.remake import Stage, remake
+from enginewright.optimizer.bisect.replay import Stage, replay
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.shared.progress import silent
@@ -34,11 +34,11 @@ class Made:
         found = self.captures[id(source)]
         return replace(found, program=found.program.copy())
 
-    def remake(self, source: Any, captured: CapturedModel, recipe: Recipe, *args: Any, **options: Any) -> list[Stage]:
-        """As ``remake``, once."""
+    def replay(self, source: Any, captured: CapturedModel, recipe: Recipe, *args: Any, **options: Any) -> list[Stage]:
+        """As ``replay``, once."""
         key = id(source), recipe.name
         if key not in self.stages:
-            self.stages[key] = remake(source, captured, recipe, *args, **options)
+            self.stages[key] = replay(source, captured, recipe, *args, **options)
         return self.stages[key]
 
 
@@ -54,9 +54,9 @@ def captured_once(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
 
 
 @pytest.fixture
-def remade_once(captured_once: None, monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
+def replayed_once(captured_once: None, monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
     """And go through the passes of a recipe once."""
-    monkeypatch.setattr(bisection, "remake", made.remake)
+    monkeypatch.setattr(bisection, "replay", made.replay)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +69,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Bundles:
         if not path.exists():
             model, chosen = tiny(family)[0], load_recipe(recipe)
             captured = made.capture(model)
-            stages = made.remake(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
+            stages = made.replay(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
             write_bundle(captured, chosen, stages[-1].program, path)
         return path
 

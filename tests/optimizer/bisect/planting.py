@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.bisect.remake import remake
+from enginewright.optimizer.bisect.replay import replay
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
@@ -139,7 +139,7 @@ def emit_bundle(model: PreTrainedModel | Path, folder: Path, recipe: str = "f32"
     chosen, captured = load_recipe(recipe), capture(model)
     scratch = folder.parent / f"{folder.name}.scratch"
     scratch.mkdir()
-    stages = remake(model, captured, chosen, "cpu", calibration=None, scratch=scratch, progress=silent)
+    stages = replay(model, captured, chosen, "cpu", calibration=None, scratch=scratch, progress=silent)
     return write_bundle(captured, chosen, stages[-1].program, folder)
 
 

@@ -1,4 +1,4 @@
-"""What can be compared beside a model and its bundle, and what is refused."""
+"""What can be compared besides a model and its bundle, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import make_tiny_model
 from tests.optimizer.bisect.planting import Bundles, Planting, emit_bundle, scale_rows
 from tests.passes.captured import tiny
 
-pytestmark = pytest.mark.usefixtures("remade_once")
+pytestmark = pytest.mark.usefixtures("replayed_once")
 
 QKV = "model.layers.0.self_attn.q_proj+k_proj+v_proj.weight"
 
@@ -32,39 +32,39 @@ def model_of(family: str) -> Given:
 def test_two_instruction_sets_of_a_bundle_agree(recipe: str, bundles: Bundles) -> None:
     bundle = bundles("Qwen2", recipe)
     report = bisect(Given(bundle), Given(bundle, isa="portable"))
-    assert report.parting is None and report.points > 30
+    assert report.first_divergence is None and report.values_compared > 30
     assert report.a.endswith(f"({isas()[0]})") and report.b.endswith("(portable)")
     # Float32 sums with and without fma.
     assert report.largest_error is not None and report.largest_error < 1e-5
 
 
-def test_two_bundles_part_where_one_was_changed(bundles: Bundles, tmp_path: Path) -> None:
+def test_two_bundles_differ_where_one_was_changed(bundles: Bundles, tmp_path: Path) -> None:
     planting = Planting(bundles("Qwen2", "f32"), tmp_path / "other")
     scale_rows(planting, QKV, 96, 128)
-    found = bisect(Given(bundles("Qwen2", "f32")), Given(planting.folder)).parting
+    found = bisect(Given(bundles("Qwen2", "f32")), Given(planting.folder)).first_divergence
     assert found is not None and found.stage == "" and found.pass_name is None
-    assert found.point == "output of model.layers.0.self_attn.v_proj"
+    assert found.value_name == "output of model.layers.0.self_attn.v_proj"
     assert "1.0100 times" in found.reasons[0]
 
 
 def test_bundles_of_other_formats_are_allowed_what_rounding_does(bundles: Bundles) -> None:
     report = bisect(Given(bundles("Qwen2", "f32")), Given(bundles("Qwen2", "int8")))
-    assert report.parting is None and "other formats" in report.notes[0]
+    assert report.first_divergence is None and "other formats" in report.notes[0]
     strict = bisect(Given(bundles("Qwen2", "f32")), Given(bundles("Qwen2", "int8")), Options(tolerance=1e-5))
-    assert strict.parting is not None and strict.parting.tolerance == 1e-5
+    assert strict.first_divergence is not None and strict.first_divergence.tolerance == 1e-5
 
 
-def test_two_models_part_where_one_was_changed() -> None:
+def test_two_models_differ_where_one_was_changed() -> None:
     original = tiny("Qwen2")[0]
     changed = copy.deepcopy(original)
     with torch.no_grad():
         changed.get_submodule("model.layers.1.self_attn.o_proj").weight.mul_(1.01)
-    found = bisect(Given(original), Given(changed)).parting
+    found = bisect(Given(original), Given(changed)).first_divergence
     assert found is not None and found.layer == "model.layers.1"
-    assert found.point == "output of model.layers.1.self_attn.o_proj"
+    assert found.value_name == "output of model.layers.1.self_attn.o_proj"
     assert found.gain == pytest.approx(1.01, rel=1e-4)
     same = bisect(Given(original), Given(copy.deepcopy(original)))
-    assert same.parting is None and same.largest_error == 0
+    assert same.first_divergence is None and same.largest_error == 0
 
 
 @pytest.mark.parametrize("dropped_in", ["A", "B"])
@@ -75,8 +75,8 @@ def test_a_bias_that_one_of_two_models_has(dropped_in: str) -> None:
     with torch.no_grad():
         changed.get_submodule(name).bias.zero_()
     a, b = (changed, original) if dropped_in == "A" else (original, changed)
-    found = bisect(Given(a), Given(b)).parting
-    assert found is not None and found.point == f"output of {name}"
+    found = bisect(Given(a), Given(b)).first_divergence
+    assert found is not None and found.value_name == f"output of {name}"
     assert not any("inf" in reason for reason in found.reasons)
     if dropped_in == "A":
         assert found.reasons[0].startswith(f"A adds no bias there, as it is all zeros; B adds {name}.bias")
@@ -146,7 +146,7 @@ def test_bad_tokens_and_targets(bundles: Bundles) -> None:
         bisect(bundle, Given(bundles("Qwen2", "f32"), target="gpu"))
 
 
-def test_what_a_side_cannot_have_is_refused(bundles: Bundles) -> None:
+def test_what_a_run_cannot_have_is_refused(bundles: Bundles) -> None:
     model, bundle = model_of("Qwen2"), Given(bundles("Qwen2", "f32"))
     with pytest.raises(ComparisonError, match="no instruction set to choose"):
         bisect(Given(model.what, isa="portable"), bundle)
@@ -163,8 +163,8 @@ def test_a_step_that_was_changed_is_named(bundles: Bundles, tmp_path: Path) -> N
         step["attrs"]["scale"] *= 1.25
 
     planting.change_program(other_scale)
-    found = bisect(model_of("Qwen2"), Given(planting.folder)).parting
-    assert found is not None and found.point == "what attention gives in model.layers.1.self_attn"
+    found = bisect(model_of("Qwen2"), Given(planting.folder)).first_divergence
+    assert found is not None and found.value_name == "what attention gives in model.layers.1.self_attn"
     assert "has scale 0.3125, where the recipe makes 0.25" in found.reasons[-1]
 
 
@@ -172,5 +172,5 @@ def test_given_tokens_are_taken_and_progress_is_told(bundles: Bundles) -> None:
     events: list[ProgressEvent] = []
     bundle = bundles("Qwen2", "f32")
     report = bisect(Given(bundle), Given(bundle), Options(tokens=[[5], [6, 7, 8]]), events.append)
-    assert report.sequences == [1, 3] and report.parting is None
+    assert report.sequences == [1, 3] and report.first_divergence is None
     assert {event.stage for event in events} == {"compare"}

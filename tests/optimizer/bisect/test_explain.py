@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.optimizer.bisect.explain import how_tensors_part
-from enginewright.optimizer.bisect.explain_values import value_reasons
-from enginewright.optimizer.bisect.points import Point
-from enginewright.optimizer.bisect.sides import Tensor
+from enginewright.optimizer.bisect.explain import how_tensors_differ, value_reasons
+from enginewright.optimizer.bisect.runs import Tensor
+from enginewright.optimizer.bisect.values import ValueName
 from enginewright.plugins.ops.activation import ACTIVATIONS
 from enginewright.plugins.shared.contracts import FloatArray
 
 QUERY, GATE, UP, DOWN = (
-    Point("l.0.attn", "query"),
-    Point("l.0.mlp.gate", "output"),
-    Point("l.0.mlp.up", "output"),
-    Point("l.0.mlp.down", "input"),
+    ValueName("l.0.attn", "query"),
+    ValueName("l.0.mlp.gate", "output"),
+    ValueName("l.0.mlp.up", "output"),
+    ValueName("l.0.mlp.down", "input"),
 )
 
 
@@ -24,14 +23,14 @@ def random(*shape: int, seed: int = 0) -> FloatArray:
 
 
 class NoTensors:
-    """A side that knows of no tensors but a bias."""
+    """A run that knows of no tensors but a bias."""
 
-    name, leaves, points = "A", frozenset[str](), ()
+    name, leaves, names = "A", frozenset[str](), ()
 
     def __init__(self, bias: FloatArray | None = None) -> None:
         self.bias = bias
 
-    def run(self, *_: object) -> dict[Point, FloatArray]:
+    def run(self, *_: object) -> dict[ValueName, FloatArray]:
         return {}
 
     def tensors(self, path: str) -> list[Tensor]:
@@ -40,29 +39,29 @@ class NoTensors:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 5), (64, 96)])
-def test_how_two_tensors_part(rows: int, columns: int) -> None:
+def test_how_two_tensors_differ(rows: int, columns: int) -> None:
     a = random(rows, columns)
-    assert how_tensors_part(a, a.copy(), chance=False) is None
-    assert how_tensors_part(a, a * np.float32(1.01), chance=False) == "is 1.0100 times what it is on side A"
-    assert how_tensors_part(a, a * 0, chance=False) == "is all zeros"
+    assert how_tensors_differ(a, a.copy(), chance=False) is None
+    assert how_tensors_differ(a, a * np.float32(1.01), chance=False) == "is 1.0100 times what it is in A"
+    assert how_tensors_differ(a, a * 0, chance=False) == "is all zeros"
     some = a.copy()
     some[2:4] *= 0.5
-    assert how_tensors_part(a, some, chance=False) == (
-        f"differs in 2 of {rows} rows, 2:4; there it is 0.5000 times what it is on side A"
+    assert how_tensors_differ(a, some, chance=False) == (
+        f"differs in 2 of {rows} rows, 2:4; there it is 0.5000 times what it is in A"
     )
     one = a.copy()
     one[1, 3] += 1
-    assert f"differs in 1 of {rows} rows, 1:2" in str(how_tensors_part(a, one, chance=False))
+    assert f"differs in 1 of {rows} rows, 1:2" in str(how_tensors_differ(a, one, chance=False))
     broken = a.copy()
     broken[0, 0] = np.inf
-    assert how_tensors_part(a, broken, chance=False) == "has values that are not finite"
+    assert how_tensors_differ(a, broken, chance=False) == "has values that are not finite"
 
 
 def test_rounding_is_no_difference_and_a_factor_on_top_is() -> None:
     a = random(64, 64)
     rounded = a * (1 + 0.005 * random(64, 64, seed=1))
-    assert how_tensors_part(a, rounded, chance=True) is None
-    reason = how_tensors_part(a, rounded * np.float32(1.01), chance=True)
+    assert how_tensors_differ(a, rounded, chance=True) is None
+    reason = how_tensors_differ(a, rounded * np.float32(1.01), chance=True)
     assert reason is not None
     assert float(reason.split()[1]) == pytest.approx(1.01, abs=2e-4)
 

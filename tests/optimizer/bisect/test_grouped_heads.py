@@ -35,27 +35,27 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_bundle_as_exported_agrees(bundle: Path) -> None:
-    """Behind the conversion everything is exact again, and is compared as such, point by point."""
+    """After the conversion everything is exact again, and is compared as such, value by value."""
     report = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(bundle))
-    assert report.parting is None
+    assert report.first_divergence is None
     assert report.largest_error is not None and report.largest_error < 2e-6
-    assert report.points > 40
+    assert report.values_compared > 40
 
 
 def test_a_weight_times_1_01(bundle: Path, tmp_path: Path) -> None:
     name = f"{LAYER}.q_proj+k_proj+v_proj.weight"  # 64 rows of queries, 32 of keys, 32 of values
     planting = Planting(bundle, tmp_path / "key")
     scale_rows(planting, name, 64, 96)
-    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).parting
+    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
     assert found is not None and found.stage == EMISSION
-    assert found.layer == "model.layers.1" and found.point == f"output of {LAYER}.k_proj"
+    assert found.layer == "model.layers.1" and found.value_name == f"output of {LAYER}.k_proj"
     # Each new head is made of two of the source's.
     assert any(f"{LAYER}.k_proj.weight[0:32]" in t and f"{LAYER}.k_proj.weight[32:64]" in t for t in found.tensors)
     assert "k_proj" in found.reasons[0] and "is 1.0100 times" in found.reasons[0]
 
     planting = Planting(bundle, tmp_path / "output")
     scale_rows(planting, f"{LAYER}.o_proj.weight", 0, 64)
-    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).parting
+    found = bisect(Given(tiny("Llama", num_key_value_heads=4)[0]), Given(planting.folder)).first_divergence
     assert found is not None and found.layer == "model.layers.1"  # its product goes right into the residual
     assert any(f"{LAYER}.o_proj.weight[0:64]" in tensor for tensor in found.tensors)
     assert f"{LAYER}.o_proj.weight" in found.reasons[0] and "is 1.0100 times" in found.reasons[0]

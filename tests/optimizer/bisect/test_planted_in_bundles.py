@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.bisect import Given, Parting, bisect
+from enginewright.optimizer.bisect import FirstDivergence, Given, bisect
 from enginewright.optimizer.bisect.bisection import EMISSION
 from enginewright.runtime.bundle.reader import Bundle
 from tests.optimizer.bisect.planting import Bundles, Planting, drop_bias, scale_rows, shift_rope, swap_halves
 from tests.passes.captured import tiny
 
-pytestmark = pytest.mark.usefixtures("remade_once")
+pytestmark = pytest.mark.usefixtures("replayed_once")
 
 CASES = [("Qwen2", "f32"), ("Qwen2", "int8"), ("Qwen2", "int4"), ("Gemma2", "f32"), ("Gemma2", "int8")]
 LAYER = "model.layers.1"
 
 
-def parting(family: str, bundle: Path) -> Parting:
-    found = bisect(Given(tiny(family)[0]), Given(bundle)).parting
+def divergence(family: str, bundle: Path) -> FirstDivergence:
+    found = bisect(Given(tiny(family)[0]), Given(bundle)).first_divergence
     assert found is not None
     assert found.stage == EMISSION and found.pass_name is None
     assert found.error > found.tolerance
@@ -42,20 +42,20 @@ def weights(bundle: Path, prefix: str) -> list[str]:
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_a_bundle_as_exported_agrees(family: str, recipe: str, bundles: Bundles) -> None:
     report = bisect(Given(tiny(family)[0]), Given(bundles(family, recipe)))
-    assert report.parting is None
+    assert report.first_divergence is None
     # Float32 sums in two orders; of rounded activations, and of keys and values in bf16 (2^-8 apart), some may fall on
-    # the other side.
+    # the other run.
     assert report.largest_error is not None and report.largest_error < (2e-6 if recipe == "f32" else 8e-3)
-    assert report.points > 40
+    assert report.values_compared > 40
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_a_weight_times_1_01(family: str, recipe: str, bundles: Bundles, tmp_path: Path) -> None:
     bundle = bundles(family, recipe)
     name = f"{LAYER}.self_attn.q_proj+k_proj+v_proj.weight" + ("" if recipe == "f32" else ".scales")
-    found = parting(family, planted(bundle, tmp_path, lambda p: scale_rows(p, name, 64, 96)))
+    found = divergence(family, planted(bundle, tmp_path, lambda p: scale_rows(p, name, 64, 96)))
     assert found.layer == LAYER
-    assert found.point == f"output of {LAYER}.self_attn.k_proj"
+    assert found.value_name == f"output of {LAYER}.self_attn.k_proj"
     assert any(f"{LAYER}.self_attn.k_proj.weight[0:32]" in tensor for tensor in found.tensors)
     assert re.search(r"is 1\.010[0-2] times", found.reasons[0])  # scales and offsets are rounded to f16
     assert "k_proj" in found.reasons[0]
@@ -71,9 +71,9 @@ def test_gate_and_up_swapped(family: str, recipe: str, bundles: Bundles, tmp_pat
         for name in weights(bundle, f"{LAYER}.mlp.gate_proj+up_proj.weight"):
             swap_halves(planting, name)
 
-    found = parting(family, planted(bundle, tmp_path, swap))
+    found = divergence(family, planted(bundle, tmp_path, swap))
     assert found.layer == LAYER
-    assert found.point == f"output of {LAYER}.mlp.gate_proj"
+    assert found.value_name == f"output of {LAYER}.mlp.gate_proj"
     assert "are swapped" in found.reasons[0]
     assert "gate_proj.weight" in found.reasons[0] and "up_proj.weight" in found.reasons[0]
     assert found.others == [f"output of {LAYER}.mlp.up_proj"]
@@ -81,9 +81,11 @@ def test_gate_and_up_swapped(family: str, recipe: str, bundles: Bundles, tmp_pat
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_a_rope_one_position_off(family: str, recipe: str, bundles: Bundles, tmp_path: Path) -> None:
-    found = parting(family, planted(bundles(family, recipe), tmp_path, lambda p: shift_rope(p, f"{LAYER}.self_attn")))
+    found = divergence(
+        family, planted(bundles(family, recipe), tmp_path, lambda p: shift_rope(p, f"{LAYER}.self_attn"))
+    )
     assert found.layer == LAYER
-    assert found.point == f"key, as attention gets it, of {LAYER}.self_attn"
+    assert found.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
     assert any("inv_freq" in tensor for tensor in found.tensors)
     assert "position that rope has is off by +1" in found.reasons[0]
     assert found.others == [f"query, as attention gets it, of {LAYER}.self_attn"]
@@ -112,9 +114,9 @@ def test_a_rope_one_position_off(family: str, recipe: str, bundles: Bundles, tmp
 def test_a_dropped_bias(
     family: str, layer: str, where: str, module: str, tensor: str, recipe: str, bundles: Bundles, tmp_path: Path
 ) -> None:
-    found = parting(family, planted(bundles(family, recipe), tmp_path, lambda p: drop_bias(p, where)))
+    found = divergence(family, planted(bundles(family, recipe), tmp_path, lambda p: drop_bias(p, where)))
     assert found.layer == layer
-    assert found.point == f"output of {layer}.{module}"
+    assert found.value_name == f"output of {layer}.{module}"
     assert found.reasons[0].startswith("B doesn't add the bias") and f"{layer}.{tensor}" in found.reasons[0]
     assert "it was dropped" in found.reasons[1]
     assert f"{layer}.{tensor}" in found.tensors[0] and found.tensors[0].endswith("which B doesn't add")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.bisect import Given, Options, Parting, bisect
+from enginewright.optimizer.bisect import FirstDivergence, Given, Options, bisect
 from enginewright.optimizer.pipeline import pipeline
 from enginewright.passes.framework.base import Pass
 from tests.optimizer.bisect.buggy_passes import (
@@ -30,8 +30,8 @@ def put(monkeypatch: pytest.MonkeyPatch, new: Pass, *, behind: str | None = None
     monkeypatch.setattr(pipeline, "default_pipeline", lambda: passes)
 
 
-def parting(family: str, recipe: str, name: str) -> Parting:
-    found = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe)).parting
+def divergence(family: str, recipe: str, name: str) -> FirstDivergence:
+    found = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe)).first_divergence
     assert found is not None
     assert found.pass_name == name and found.stage == f"the pass {name}"
     assert found.layer == LAYER
@@ -45,8 +45,8 @@ def parting(family: str, recipe: str, name: str) -> Parting:
 )
 def test_a_weight_times_1_01(behind: str, family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(scale_weight, f"{LAYER}.mlp.down_proj"), behind=behind)
-    found = parting(family, recipe, "polish")
-    assert found.point == f"output of {LAYER}.mlp.down_proj"
+    found = divergence(family, recipe, "polish")
+    assert found.value_name == f"output of {LAYER}.mlp.down_proj"
     assert "1.0100 times" in found.reasons[0] and f"{LAYER}.mlp.down_proj.weight" in found.reasons[0]
     assert any(call.startswith("node ") and "linear" in call for call in found.calls)
 
@@ -54,23 +54,23 @@ def test_a_weight_times_1_01(behind: str, family: str, recipe: str, monkeypatch:
 @pytest.mark.parametrize("family", ["Qwen2", "Gemma2"])
 def test_gate_and_up_swapped(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(swap_gate_up, f"{LAYER}.mlp"), behind="fuse_gate_up")
-    found = parting(family, "f32", "polish")
-    assert found.point == f"input of {LAYER}.mlp.down_proj"
+    found = divergence(family, "f32", "polish")
+    assert found.value_name == f"input of {LAYER}.mlp.down_proj"
     assert any("gate_proj and" in reason and "up_proj are swapped" in reason for reason in found.reasons)
 
 
 @pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "int8"), ("Gemma2", "f32")])
 def test_a_rope_one_position_off(family: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(shift_rope, f"{LAYER}.self_attn"), behind="fuse_add_norm")
-    found = parting(family, recipe, "polish")
-    assert found.point == f"key, as attention gets it, of {LAYER}.self_attn"
+    found = divergence(family, recipe, "polish")
+    assert found.value_name == f"key, as attention gets it, of {LAYER}.self_attn"
     assert "position that rope has is off by +1" in found.reasons[0]
 
 
 def test_a_dropped_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, buggy(drop_bias, f"{LAYER}.self_attn.v_proj"), behind="normalize_linear")
-    found = parting("Qwen2", "int8", "polish")
-    assert found.point == f"output of {LAYER}.self_attn.v_proj"
+    found = divergence("Qwen2", "int8", "polish")
+    assert found.value_name == f"output of {LAYER}.self_attn.v_proj"
     assert any("doesn't add the bias" in r and f"{LAYER}.self_attn.v_proj.bias" in r for r in found.reasons)
 
 
@@ -78,8 +78,8 @@ def test_a_dropped_bias(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pass_that_rounds_has_a_bug(bug: object, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 % is less than what rounding makes of a product, and is found all the same: it is the same everywhere."""
     put(monkeypatch, buggy_quantization(bug, f"{LAYER}.self_attn.q_proj"))  # type: ignore[arg-type]
-    found = parting("Qwen2", recipe, "quantize_linears")
-    assert found.point == f"output of {LAYER}.self_attn.q_proj"
+    found = divergence("Qwen2", recipe, "quantize_linears")
+    assert found.value_name == f"output of {LAYER}.self_attn.q_proj"
     expected = "1.01" if bug is scale_weight else "doesn't add the bias"
     assert any(expected in reason for reason in found.reasons)
 
@@ -87,5 +87,5 @@ def test_a_pass_that_rounds_has_a_bug(bug: object, recipe: str, monkeypatch: pyt
 @pytest.mark.parametrize(("family", "recipe"), [("Qwen2", "bf16"), ("Gemma2", "int8"), ("GPT2", "int4")])
 def test_passes_as_they_are_agree_with_the_source(family: str, recipe: str) -> None:
     report = bisect(Given(tiny(family)[0]), Given(tiny(family)[0]), Options(recipe=recipe))
-    assert report.parting is None
+    assert report.first_divergence is None
     assert report.largest_error is not None and report.largest_error < 8e-3  # keys and values in bf16 are 2^-8 apart

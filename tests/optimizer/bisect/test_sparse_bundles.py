@@ -12,7 +12,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from tests.optimizer.bisect.planting import Planting, emit_bundle, scale_rows
 from tests.passes.captured import tiny
 
-pytestmark = pytest.mark.usefixtures("remade_once")
+pytestmark = pytest.mark.usefixtures("replayed_once")
 
 LAYER = "model.layers.1.self_attn"
 RECIPE = """
@@ -34,15 +34,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bundle_as_exported_agrees(bundle: Path) -> None:
     assert sum(t.layout == "sparse32" for t in Bundle.open(bundle).index.tensors.values()) == 8
     report = bisect(Given(tiny("Llama")[0]), Given(bundle))
-    assert report.parting is None
-    assert report.points > 40
+    assert report.first_divergence is None
+    assert report.values_compared > 40
 
 
 def test_a_weight_times_1_01(bundle: Path, tmp_path: Path) -> None:
     name = next(n for n in Bundle.open(bundle).index.tensors if n.startswith(f"{LAYER}.q_proj+k_proj+v_proj.weight"))
     planting = Planting(bundle, tmp_path / "key")
     scale_rows(planting, name, 64, 96)
-    found = bisect(Given(tiny("Llama")[0]), Given(planting.folder)).parting
+    found = bisect(Given(tiny("Llama")[0]), Given(planting.folder)).first_divergence
     assert found is not None and found.stage == EMISSION
-    assert found.layer == "model.layers.1" and found.point == f"output of {LAYER}.k_proj"
+    assert found.layer == "model.layers.1" and found.value_name == f"output of {LAYER}.k_proj"
     assert any(f"{LAYER}.k_proj.weight[0:32]" in tensor for tensor in found.tensors)

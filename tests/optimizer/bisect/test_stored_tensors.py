@@ -23,7 +23,7 @@ from tests.optimizer.bisect.conftest import Made
 from tests.optimizer.bisect.planting import Array, Bundles, Planting, drop_bias, emit_bundle, scale_rows, write_bundle
 from tests.passes.captured import tiny
 
-pytestmark = pytest.mark.usefixtures("remade_once")
+pytestmark = pytest.mark.usefixtures("replayed_once")
 
 LAYER = "model.layers.1"
 QKV = f"{LAYER}.self_attn.q_proj+k_proj+v_proj"
@@ -139,7 +139,7 @@ def distinct(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Callable[[
         if recipe not in found:
             captured: CapturedModel = made.capture(model)
             chosen = load_recipe(recipe)
-            stages = made.remake(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
+            stages = made.replay(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
             path = write_bundle(captured, chosen, stages[-1].program, folder / recipe)
             found[recipe] = path, lower_program(stages[-1].program)
         return found[recipe]
@@ -212,8 +212,8 @@ def test_values_show_a_product_without_its_residual(module: str, recipe: str, bu
     planting = Planting(bundles("Qwen2", recipe), tmp_path / "planted")
     scale_rows(planting, f"{LAYER}.{module}.weight.scales", 0, 64)
     report = run("Qwen2", planting.folder)
-    found = report.parting
-    assert found is not None and found.point == f"output of {LAYER}.{module}"
+    found = report.first_divergence
+    assert found is not None and found.value_name == f"output of {LAYER}.{module}"
     assert found.gain == pytest.approx(1.01, abs=1e-3) and found.others == []
     assert any("is 1.01" in reason and module in reason for reason in found.reasons)
 
@@ -226,8 +226,8 @@ def test_a_fused_norm_is_named_and_not_the_linear_behind_it(
     name = f"{LAYER}.post_attention_layernorm"
     planting.change_weight(f"{name}.weight", lambda weight: weight * np.float32(1.05))
     model = tiny("Qwen2", initializer_range=0.021)[0]
-    found = bisect(Given(model), Given(planting.folder)).parting
-    assert found is not None and found.point == f"output of {LAYER}.mlp.gate_proj"
+    found = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert found is not None and found.value_name == f"output of {LAYER}.mlp.gate_proj"
     assert found.reasons[0].startswith(f"{name}.weight") and "is 1.0500 times" in found.reasons[0]
     assert not any("gate_proj" in reason for reason in found.reasons)
 
@@ -242,7 +242,7 @@ def test_what_no_token_uses(bundles: Bundles, tmp_path: Path) -> None:
     scale_rows(planting, f"{EXPERTS}.down_proj.scales", expert, expert + 1)
     scale_rows(planting, "model.embed_tokens.weight.scales", UNUSED, UNUSED + 1)
     report = run("Mixtral", planting.folder)
-    assert report.parting is None and not report.agrees
+    assert report.first_divergence is None and not report.agrees
     assert report.tensors is not None
     assert [(d.name, d.places) for d in report.tensors.differing] == [
         ("model.embed_tokens.weight.scales", f"row {UNUSED}"),
@@ -256,11 +256,12 @@ def test_layers_restrict_what_is_compared(bundles: Bundles, tmp_path: Path) -> N
     scale_rows(planting, f"{LAYER}.mlp.down_proj.weight.scales", 0, 64)
     whole, zero, one = (run("Qwen2", planting.folder, layers=layers) for layers in (None, [0], [1]))
     assert zero.agrees and zero.layers == [0] and zero.not_covered == []
-    assert not one.agrees and one.parting is not None and whole.parting is not None
-    assert one.parting.point == whole.parting.point and one.parting.error == pytest.approx(
-        whole.parting.error, rel=0.02
+    assert not one.agrees and one.first_divergence is not None and whole.first_divergence is not None
+    assert (
+        one.first_divergence.value_name == whole.first_divergence.value_name
+        and one.first_divergence.error == pytest.approx(whole.first_divergence.error, rel=0.02)
     )
-    assert zero.points + one.points < whole.points
+    assert zero.values_compared + one.values_compared < whole.values_compared
     assert zero.tensors is not None and one.tensors is not None and whole.tensors is not None
     assert zero.tensors.compared == one.tensors.compared < whole.tensors.compared
     with pytest.raises(RequestError, match=r"layer 2 is not one of the model's: it has 0 to 1"):
@@ -269,7 +270,7 @@ def test_layers_restrict_what_is_compared(bundles: Bundles, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("recipe", ["f32", "int8"])
 def test_the_smallest_factor_is_one_that_is_seen(recipe: str, bundles: Bundles, tmp_path: Path) -> None:
-    """Just above it a planted factor is found by its values, at the very point that sees least; half of it isn't."""
+    """Just above it a planted factor is found by its values, at the least sensitive value; half of it isn't."""
     clean = bisect(Given(tiny("Qwen2")[0]), Given(bundles("Qwen2", recipe)))
     (of_bundle,) = [s for s in clean.smallest_factors if s.between == "steps of the bundle"]
     assert 1 < of_bundle.factor < 1.02
@@ -278,7 +279,7 @@ def test_the_smallest_factor_is_one_that_is_seen(recipe: str, bundles: Bundles, 
         planting = Planting(bundles("Qwen2", recipe), tmp_path / f"{share}")
         scale_rows(planting, name, 0, 64, 1 + share * (of_bundle.factor - 1))
         report = bisect(Given(tiny("Qwen2")[0]), Given(planting.folder))
-        assert (report.parting is not None) == seen
+        assert (report.first_divergence is not None) == seen
         assert not report.agrees  # the tensor itself is another by a bit
 
 
@@ -329,10 +330,10 @@ def test_plants_in_smollm2(recipe: str, smollm2_gguf: Path, tmp_path: Path) -> N
     scale_rows(planting, "lm_head.weight.scales", 40_000, 40_001)  # the embedding's table too
     names["lm_head.weight.scales"] = "token_embd.weight[40000:40001]"
     report = bisect(Given(smollm2_gguf), Given(planting.folder))
-    assert report.tensors is not None and report.parting is not None
+    assert report.tensors is not None and report.first_divergence is not None
     found = {one.name: one for one in report.tensors.differing}
     assert {name for name in found if not name.endswith(".offsets")} == names.keys()
     for name, source in names.items():
         assert found[name].sources == [source] and found[name].factor == pytest.approx(1.01, abs=5e-4)
-    assert report.parting.module == "model.layers.0.self_attn.q_proj"
-    assert report.parting.others_count >= len(SMOLLM2) - 1
+    assert report.first_divergence.module == "model.layers.0.self_attn.q_proj"
+    assert report.first_divergence.others_count >= len(SMOLLM2) - 1

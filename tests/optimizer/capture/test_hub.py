@@ -77,7 +77,7 @@ def test_everything_that_takes_a_source_takes_an_id(
     found = evaluate(tiny_bundle, text=tmp_path / "text.txt", against=MODEL, window=32)
     assert found.comparison is not None
     assert found.comparison.kl_mean < 1e-6
-    assert bisect(Given(Path(MODEL)), Given(tiny_bundle), Options(tokens=[[5, 6, 7, 8]])).parting is None
+    assert bisect(Given(Path(MODEL)), Given(tiny_bundle), Options(tokens=[[5, 6, 7, 8]])).first_divergence is None
     bundle = ew.export(MODEL, tmp_path / "a.bundle", targets=("cpu",)).path
     facts = source_facts(Bundle.open(bundle), MODEL)
     assert facts.name == MODEL

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
-from enginewright.optimizer.cli.bisect import EXIT_PARTED
+from enginewright.optimizer.cli.bisect import EXIT_DIFFERS
 from tests.optimizer.bisect.planting import Planting, scale_rows
 
 CLI = CliRunner()
@@ -24,22 +24,22 @@ def changed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return planting.folder
 
 
-def test_sides_that_agree(tiny_bundle: Path) -> None:
+def test_runs_that_agree(tiny_bundle: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_bundle), "--isa-b", "portable", "--text", "Hello there"])
     assert done.exit_code == 0, done.output
     assert "they agree" in done.stdout and "11 tokens in 1 sequences" in done.stdout
 
 
-def test_sides_that_part(tiny_folder: Path, changed: Path) -> None:
+def test_runs_that_differ(tiny_folder: Path, changed: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_folder), str(changed), "--quiet"])
-    assert done.exit_code == EXIT_PARTED
+    assert done.exit_code == EXIT_DIFFERS
     for words in (
-        "they part in emission, stored weights or kernels",
+        "they first differ in emission, stored weights or kernels",
         "layer     model.layers.1\n",
         "at        output of model.layers.1.self_attn.v_proj",
         "made by   step ",
         f"with      {NAME}[96:128] (of model.layers.1.self_attn.v_proj.weight[0:32])",
-        "is 1.0100 times what it is on side A",
+        "is 1.0100 times what it is in A",
         "farthest apart at token ",
     ):
         assert words in done.stdout, done.stdout
@@ -47,9 +47,13 @@ def test_sides_that_part(tiny_folder: Path, changed: Path) -> None:
 
 def test_json(tiny_bundle: Path, changed: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_bundle), str(changed), "--json", "--tokens", "5,6,7", "--tokens", "8"])
-    assert done.exit_code == EXIT_PARTED
+    assert done.exit_code == EXIT_DIFFERS
     report = json.loads(done.stdout)
     assert report["sequences"] == [3, 1]
+    assert report.keys() >= {"agrees", "points", "largest_error_at", "not_covered"}  # names that scripts know
+    assert report["parting"].keys() >= {"pass_name", "point", "calls", "largest", "others_count"}
+    assert all(list(factor) == ["between", "factor", "point"] for factor in report["smallest_factors"])
+    assert report["parting"]["point"] == "output of model.layers.1.self_attn.v_proj"
     assert report["parting"]["module"] == "model.layers.1.self_attn.v_proj"
     assert report["parting"]["gain"] == pytest.approx(1.01, rel=1e-3)
 
@@ -74,7 +78,7 @@ def test_bad_options(options: list[str], code: int, words: str, tiny_bundle: Pat
 
 def test_stored_tensors_are_named(tiny_folder: Path, changed: Path) -> None:
     done = CLI.invoke(app, ["bisect", str(tiny_folder), str(changed), "--quiet", "--layers", "1"])
-    assert done.exit_code == EXIT_PARTED
+    assert done.exit_code == EXIT_DIFFERS
     for words in (
         "layers    1\n",
         "compared bit for bit",
@@ -93,7 +97,7 @@ def test_a_row_that_no_token_has_is_named(tiny_folder: Path, tiny_bundle: Path, 
     planting = Planting(tiny_bundle, tmp_path / "row.bundle")
     scale_rows(planting, "model.embed_tokens.weight", 77, 78)
     done = CLI.invoke(app, ["bisect", str(tiny_folder), str(planting.folder), "--tokens", "5,6,7"])
-    assert done.exit_code == EXIT_PARTED
+    assert done.exit_code == EXIT_DIFFERS
     for words in (
         "stored tensors differ; the values on these tokens agree",
         "model.embed_tokens.weight (of model.embed_tokens.weight[77:78])",

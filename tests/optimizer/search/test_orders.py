@@ -118,9 +118,9 @@ def test_layers_heads_groups_and_buckets_in_one_bundle(tmp_path: Path) -> None:
     attention = f"model.layers.{layers[-1]}.self_attn"
     planting = Planting(path, tmp_path / "planted")
     scale_rows(planting, f"{attention}.q_proj+k_proj+v_proj.weight", 32, 48)  # behind 2 query heads: the one of keys
-    parting = bisect(Given(model), Given(planting.folder)).parting
-    assert parting is not None and parting.stage == EMISSION and parting.layer == f"model.layers.{layers[-1]}"
-    assert any(f"{attention}.k_proj.weight[" in tensor for tensor in parting.tensors)
+    found = bisect(Given(model), Given(planting.folder)).first_divergence
+    assert found is not None and found.stage == EMISSION and found.layer == f"model.layers.{layers[-1]}"
+    assert any(f"{attention}.k_proj.weight[" in tensor for tensor in found.tensors)
 
 
 def changed_in(passes: list[object], *names: str) -> list[str]:

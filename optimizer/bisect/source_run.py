@@ -1,4 +1,4 @@
-"""A source as a side: transformers' own forward pass with eager attention, seen through hooks.
+"""A run of a source: transformers' own forward pass with eager attention, seen through hooks.
 
 Nothing of ours computes here: a hook on each module without modules in it sees its input and its output, and an
 attention function around the model's own eager one sees what attention gets and gives.
@@ -24,9 +24,8 @@ from enginewright.optimizer.measure.source_runner import SourceRunner
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import UnsupportedModelError
 
-from .points import LOGITS, Point, Recording, Values, What
-from .rows import batch_axis, from_rows, to_rows
-from .sides import Role, Tensor
+from .runs import Role, Tensor
+from .values import LOGITS, Recording, ValueName, Values, What, batch_axis, from_rows, to_rows
 
 _OF_LEAF: tuple[What, ...] = ("input", "output")
 _OF_ATTENTION: tuple[What, ...] = ("query", "key", "value", "context")
@@ -35,7 +34,7 @@ _NAME = "enginewright_watched"
 """The attention implementation to ask transformers for."""
 
 
-class SourceSide:
+class SourceRun:
     """A Hugging Face directory, a GGUF file or a transformers model, which is not touched.
 
     Args:
@@ -61,13 +60,13 @@ class SourceSide:
         self.leaves = frozenset(children - {""})
 
     @property
-    def points(self) -> Collection[Point]:
-        """See ``Side.points``."""
-        modules = {Point(path, what) for path in self.leaves for what in _OF_LEAF}
-        return modules | {Point(path, what) for path in self._paths.values() for what in _OF_ATTENTION} | {LOGITS}
+    def value_names(self) -> Collection[ValueName]:
+        """See ``Run.value_names``."""
+        modules = {ValueName(path, what) for path in self.leaves for what in _OF_LEAF}
+        return modules | {ValueName(path, what) for path in self._paths.values() for what in _OF_ATTENTION} | {LOGITS}
 
-    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values at its points, of sequences [S], each by itself; see ``Recording`` for ``given``."""
+    def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
+        """The values of sequences [S], each by itself; see ``Recording`` for ``given``."""
         recording = Recording(sum(len(s) for s in sequences), given)
         start = 0
         for ids in sequences:
@@ -79,7 +78,7 @@ class SourceSide:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Side.tensors``. Of modules other than products and embeddings nothing is known."""
+        """See ``Run.tensors``. Of modules other than products and embeddings nothing is known."""
         module = self.model.get_submodule(path)
         found = []
         for role in _ROLES:
@@ -106,19 +105,19 @@ class _Forward:
         self.tokens = tokens
         self._recording = recording
         self._paths = paths
-        self._seen: set[Point] = set()
+        self._seen: set[ValueName] = set()
 
     def see(self, module: torch.nn.Module, what: What, value: object, axis: int | None = None) -> torch.Tensor | None:
         """What to go on with instead of ``value``, if it is another."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return None
-        point = Point(self._paths[id(module)], what)
+        name = ValueName(self._paths[id(module)], what)
         axis = batch_axis(value.shape, len(self.tokens)) if axis is None else axis
-        if point in self._seen or axis is None:
-            self._recording.drop(point)  # a module that runs twice, or a value that isn't one of each token
+        if name in self._seen or axis is None:
+            self._recording.drop(name)  # a module that runs twice, or a value that isn't one of each token
             return None
-        self._seen.add(point)
-        given = self._recording.see(point, to_rows(value, axis), self.tokens)
+        self._seen.add(name)
+        given = self._recording.see(name, to_rows(value, axis), self.tokens)
         return None if given is None else from_rows(given, value, axis)
 
     def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -1,4 +1,4 @@
-"""When two values of a point are one value but for what has to be expected, and when they are not."""
+"""How far apart two values are, and how far they may be."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.plugins.shared.contracts import FloatArray
 
-from .points import Point, Values, in_layers
-from .values import Difference, difference
+from .values import ValueName, Values, in_layers
 
 ROUNDING = 1e-4
 """Largest relative error between two orders of the same float32 sums. Up to 2e-6 is seen on models of all families; a
@@ -38,21 +37,21 @@ SAME_GAIN = 1e-3
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What is allowed between two values.
+class Tolerance:
+    """How far two values may be apart.
 
     Attributes:
-        tolerance: of the largest relative error (``Difference.error``).
+        error: the largest relative error (``Difference.error``).
         chance: values may be apart by chance, as after rounding to fewer bits: then the lack of a bias is looked for in
             what the tolerance would let pass.
         gain: what a common factor may be off from 1, which is looked for as well; None: nothing is looked for.
     """
 
-    tolerance: float
+    error: float
     chance: bool = False
     gain: float | None = None
 
-    def parts(
+    def exceeded(
         self, a: FloatArray, b: FloatArray, bias: FloatArray | None = None, apart: Difference | None = None
     ) -> Difference | None:
         """How b is apart from a, [T, N] each, if it is by more than is allowed.
@@ -60,7 +59,7 @@ class Judge:
         ``bias`` [N]: what a was added to. ``apart``: their difference, where it is known.
         """
         found = apart or difference(a, b)
-        if not found.error <= self.tolerance:
+        if not found.error <= self.error:
             return found
         if self.gain is None:
             return None
@@ -79,9 +78,9 @@ class Judge:
         ``found``: how b is apart from ``a`` as it is. A factor f adds (f - 1) to the relative error of each column, of
         which at least one is no smaller than the average.
         """
-        least = self.tolerance + found.error
+        least = self.error + found.error
         if self.gain is not None and a.shape[1]:
-            # A factor is apart from a by chance and by itself; ``parts`` sees it beyond what it allows to that.
+            # A factor is apart from a by chance and by itself; ``exceeded`` sees it beyond what it allows to that.
             tried = np.geomspace(self.gain / 2, max(least, self.gain), _TRIED)
             scatter = np.hypot(found.scatter, tried)
             beyond = tried - abs(found.gain - 1) - self.gain - scatter**2
@@ -108,10 +107,10 @@ def lacks(a: FloatArray, b: FloatArray, bias: FloatArray) -> bool:
     return bool(np.linalg.norm(b - (a - bias)) < 0.5 * apart)
 
 
-def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> list[Point]:
-    """The points of both sides that can be compared, in the order of a; of some layers only, or all."""
-    both = [point for point, value in a.items() if point in b and b[point].shape == value.shape]
-    return [point for point in both if in_layers(point.path, layers)]
+def comparable(a: Values, b: Values, layers: Collection[int] | None = None) -> list[ValueName]:
+    """The values of both runs that can be compared, in the order of a; of some layers only, or all."""
+    both = [name for name, value in a.items() if name in b and b[name].shape == value.shape]
+    return [name for name in both if in_layers(name.path, layers)]
 
 
 def coarsest(recipe: Recipe) -> float:
@@ -120,3 +119,55 @@ def coarsest(recipe: Recipe) -> float:
     if recipe.sparse:
         return SPARSE
     return max(COARSENESS[storage] for storage in [*blocks, *(f.storage for f in recipe.weights.formats)])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How value b differs from value a, [T, N] each.
+
+    Attributes:
+        error: of the column that is worst: the norm of the difference over all tokens, relative to the norm of a's
+            column, or of a column of a on average where that is larger. One row of a weight that is off shows, and
+            what is small compared to its neighbours is not measured by its rounding.
+        gain: the factor that brings a closest to b, by least squares.
+        scatter: the norm of b - a relative to a's, over everything.
+        token, column, a, b: where the two are farthest apart, and the values there.
+    """
+
+    error: float
+    gain: float
+    scatter: float
+    token: int
+    column: int
+    a: float
+    b: float
+
+
+def difference(a: FloatArray, b: FloatArray) -> Difference:
+    """Of a and b, [T, N]. What is not finite in one alone makes the error infinite; what is the same counts 0."""
+    if np.array_equal(a, b):
+        first = (float(a[0, 0]), float(b[0, 0])) if a.size else (0.0, 0.0)
+        return Difference(0.0, 1.0, 0.0, 0, 0, *first)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    same = (wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.where(same, 0.0, wide_b - wide_a)
+    apart = np.where(np.isfinite(apart), apart, np.inf)
+    token, column = np.unravel_index(int(np.abs(apart).argmax()), apart.shape) if apart.size else (0, 0)
+    finite = np.where(np.isfinite(wide_a), wide_a, 0.0)
+    columns = np.linalg.norm(finite, axis=0)
+    average = float(np.sqrt((columns**2).mean())) if columns.size else 0.0
+    off = np.linalg.norm(apart, axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = np.where(off == 0, 0.0, off / np.maximum(columns, average))
+    power = float((finite**2).sum())
+    other = np.where(np.isfinite(wide_b), wide_b, 0.0)
+    return Difference(
+        error=float(relative.max(initial=0.0)),
+        gain=float((finite * other).sum() / power) if power else 1.0,
+        scatter=float(np.linalg.norm(apart) / np.sqrt(power)) if power else float(np.linalg.norm(apart) > 0),
+        token=int(token),
+        column=int(column),
+        a=float(a[token, column]) if a.size else 0.0,
+        b=float(b[token, column]) if b.size else 0.0,
+    )

@@ -1,4 +1,4 @@
-"""A Program as a side: evaluated in torch, its nodes found by the module paths that they come from."""
+"""A run of a Program: evaluated in torch, its nodes found by the module paths that they come from."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from enginewright.passes.ir.provenance import WHERE, join_where
 from enginewright.plugins.ops.cache import rounded_heads
 from enginewright.plugins.shared.contracts import FloatArray
 
-from .points import Point, Recording, Used, Values, in_layers, leaves_of
-from .rows import from_rows, to_rows, token_axis
-from .scaling import scaling_of
-from .sides import Role, Tensor
-from .taps import LINEARS, Call, Piece, Store, Tap, find_taps, owner_of, pieces_of, store_of
-from .tensors import Stored, cut, dequantized
+from .probes import Call, Probe, find_probes
+from .program_calls import calls_of, op_name, scaling_of, value_key
+from .runs import Role, Stored, Tensor, cut, dequantized
+from .values import Recording, Used, ValueName, Values, from_rows, in_layers, leaves_of, to_rows, token_axis
 
 
-class ProgramSide:
+class ProgramRun:
     """A program at some stage.
 
     Args:
         program: not changed.
         name: what to call it, such as "after fuse_qkv".
         cache: values of weights, shared among the stages of one model.
-        leaves: paths of the modules that have none in them; by default as far as the program tells.
+        leaves: paths of the modules that have none in them; by default as far as the program shows.
     """
 
     def __init__(
@@ -46,31 +44,31 @@ class ProgramSide:
         self.calls = calls_of(program)
         paths = (path for call in self.calls for path in call.where)
         self.leaves = leaves_of(paths) if leaves is None else leaves
-        self.taps = find_taps(self.calls, self.leaves, _value_of(program.logits))
+        self.probes = find_probes(self.calls, self.leaves, value_key(program.logits))
         self.scaling = scaling_of(program, self.calls)
         self._fast = FastEvaluation(program, cache)
         self.used: Used = {}
-        """What tokens of the last run have used; see ``points.not_covered``."""
+        """What tokens of the last run have used; see ``values.not_covered``."""
 
     @property
-    def points(self) -> Collection[Point]:
-        """See ``Side.points``."""
-        return {tap.point for tap in self.taps}
+    def value_names(self) -> Collection[ValueName]:
+        """See ``Run.value_names``."""
+        return {probe.name for probe in self.probes}
 
-    def run(
+    def values(
         self,
         sequences: Sequence[torch.Tensor],
         given: Values | None = None,
         layers: Collection[int] | None = None,
     ) -> Values:
-        """The values at its points, of sequences [S] packed in one step; see ``Recording`` for ``given``.
+        """The values of sequences [S] packed in one step; see ``Recording`` for ``given``.
 
         Of ``layers`` only, if there are some: then nothing is computed that values given can stand for.
         """
         tokens = sum(len(s) for s in sequences)
         recording = Recording(tokens, given, self.scaling.scales, self.scaling.unknown)
         self.used = recording.used
-        places = _Places(self.program, self.taps, recording)
+        places = _Probes(self.program, self.probes, recording)
         needed = None if layers is None else places.needed(layers)
         weights = None if needed is None else {str(a.target) for node in needed for a in node.all_input_nodes}
 
@@ -92,17 +90,17 @@ class ProgramSide:
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Side.tensors``."""
+        """See ``Run.tensors``."""
         found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in found if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """See ``Calls.tensors_of``."""
+        """See ``TracedRun.tensors_of``."""
         assert isinstance(call.key, Node)
         return cut(call, _stored(self.program, call.key))
 
     def describe(self, call: Call) -> str:
-        """See ``Calls.describe``."""
+        """See ``TracedRun.describe``."""
         assert isinstance(call.key, Node)
         return f"node {call.key.name}: {call.op}" + (f" ({join_where(call.where)})" if call.where else "")
 
@@ -142,20 +140,22 @@ _TENSORS: tuple[tuple[Role, tuple[str, str, str]], ...] = (
 """What ops call their weights: the values, and the scales and offsets that these may have."""
 
 
-class _Places:
-    """The taps of a run, by node."""
+class _Probes:
+    """The probes of a run, by node."""
 
-    def __init__(self, program: Program, taps: Sequence[Tap], recording: Recording) -> None:
+    def __init__(self, program: Program, probes: Sequence[Probe], recording: Recording) -> None:
         self._program = program
         self._recording = recording
-        self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
+        self._probes: dict[tuple[Hashable, bool], list[Probe]] = defaultdict(list)
         self._replaced: dict[Node, torch.Tensor] = {}  # values that their other readers go on with too
-        for tap in taps:
-            self._taps[tap.key, tap.before].append(tap)
+        for probe in probes:
+            self._probes[probe.key, probe.before].append(probe)
 
     def needed(self, layers: Collection[int]) -> set[Node]:
         """The calls that values in some layers are computed by, from values that are given."""
-        wanted = {tap.key for taps in self._taps.values() for tap in taps if in_layers(tap.point.path, layers)}
+        wanted = {
+            probe.key for probes in self._probes.values() for probe in probes if in_layers(probe.name.path, layers)
+        }
         found: set[Node] = set()
         waiting = list(wanted)
         while waiting:
@@ -178,11 +178,11 @@ class _Places:
         shape = [self._recording.tokens if i == axis else int(n) for i, n in enumerate(fake.shape)]
         width = math.prod(shape) // self._recording.tokens
         pieces: list[tuple[int, FloatArray]] = []
-        for tap in self._taps.get((node, False), ()):
-            if tap.residual or tap.added or tap.cached:
+        for probe in self._probes.get((node, False), ()):
+            if probe.residual or probe.added or probe.cached:
                 continue
-            first, last = tap.columns or (0, width)
-            given = self._recording.instead(tap.point, last - first)
+            first, last = probe.columns or (0, width)
+            given = self._recording.instead(probe.name, last - first)
             if given is not None:
                 pieces.append((first, given))
         pieces.sort(key=lambda piece: piece[0])
@@ -199,21 +199,21 @@ class _Places:
             return self._replaced.get(argument, value) if isinstance(argument, Node) else value
 
         values = [current(a, v) for a, v in zip(node.args, args, strict=True)]
-        for tap in self._taps.get((node, True), ()):
-            source = node.args[tap.slot]
+        for probe in self._probes.get((node, True), ()):
+            source = node.args[probe.slot]
             assert isinstance(source, Node)
-            given = self._see(tap, values[tap.slot], source.meta["val"])
+            given = self._see(probe, values[probe.slot], source.meta["val"])
             if given is not None:
-                values[tap.slot] = self._replaced[source] = given
+                values[probe.slot] = self._replaced[source] = given
         return values, {key: current(node.kwargs[key], value) for key, value in kwargs.items()}
 
     def before_sum(self, node: Node, values: list[Any]) -> torch.Tensor | None:
         """Makes a call that adds its first two arguments find the sum that is given; what the first one was."""
-        for tap in self._taps.get((node, False), ()):
-            axis = _axis(self._program, node.meta["val"][tap.slot]) if tap.added else None
+        for probe in self._probes.get((node, False), ()):
+            axis = _axis(self._program, node.meta["val"][probe.slot]) if probe.added else None
             if axis is not None:
                 first, second = values[:2]
-                given = self._recording.instead(tap.point, first.numel() // first.shape[axis])
+                given = self._recording.instead(probe.name, first.numel() // first.shape[axis])
                 if given is not None:
                     values[0] = from_rows(given, first, axis) - second
                     return first  # type: ignore[no-any-return]
@@ -224,12 +224,12 @@ class _Places:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Makes a product add something of its own size, so that nothing is lost when that is taken off again; what it
         would have added, and what it adds."""
-        for tap in self._taps.get((node, False), ()):
-            axis = _axis(self._program, node.meta["val"]) if tap.residual else None
+        for probe in self._probes.get((node, False), ()):
+            axis = _axis(self._program, node.meta["val"]) if probe.residual else None
             if axis is not None:
                 position = list(bound_arguments(node)).index("residual")
                 residual = named["residual"] if "residual" in named else values[position]
-                given = self._recording.instead(tap.point, residual.numel() // residual.shape[axis])
+                given = self._recording.instead(probe.name, residual.numel() // residual.shape[axis])
                 other = torch.zeros_like(residual) if given is None else from_rows(given, residual, axis)
                 if "residual" in named:
                     named["residual"] = other
@@ -247,54 +247,54 @@ class _Places:
         residual: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> Any:
         """A call's result, as the program is to go on with it; see ``before_sum`` and ``before_residual``."""
-        for tap in self._taps.get((node, False), ()):
-            if tap.residual:
+        for probe in self._probes.get((node, False), ()):
+            if probe.residual:
                 if residual is not None:
                     real, added = residual
                     product = result - added
-                    given = self._see(tap, product, node.meta["val"])
+                    given = self._see(probe, product, node.meta["val"])
                     result = (product if given is None else given) + real
                 continue
-            if tap.added and own is not None:
+            if probe.added and own is not None:
                 # Its own sum: what it would have been, and what the call does to a sum.
-                axis = _axis(self._program, node.meta["val"][tap.slot])
+                axis = _axis(self._program, node.meta["val"][probe.slot])
                 assert axis is not None
-                self._recording.see(tap.point, to_rows(own + (result[tap.slot] - args[0]), axis))
+                self._recording.see(probe.name, to_rows(own + (result[probe.slot] - args[0]), axis))
                 continue
-            if tap.cached:
-                result = self._after_write(tap, node, args[list(bound_arguments(node)).index("slots")], result)
+            if probe.cached:
+                result = self._after_write(probe, node, args[list(bound_arguments(node)).index("slots")], result)
                 continue
             several = isinstance(result, (tuple, list))
-            value = result[tap.slot] if several else result
-            fake = node.meta["val"][tap.slot] if several else node.meta["val"]
-            given = self._see(tap, value, fake)
+            value = result[probe.slot] if several else result
+            fake = node.meta["val"][probe.slot] if several else node.meta["val"]
+            given = self._see(probe, value, fake)
             if given is not None:
-                result = (*result[: tap.slot], given, *result[tap.slot + 1 :]) if several else given
+                result = (*result[: probe.slot], given, *result[probe.slot + 1 :]) if several else given
         return result
 
     def _after_write(
-        self, tap: Tap, node: Node, slots: torch.Tensor, result: Sequence[torch.Tensor]
+        self, probe: Probe, node: Node, slots: torch.Tensor, result: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """The second of the results is the cache of keys, [P, K, Nkv, D]; ``slots`` [T] are those just written. What is
         given is rounded as the cache rounds it: a program that isn't fused does that with what it is given before."""
         query, cache, *others = result
         keys = cache.flatten(0, 1)[slots.long()]
-        given = self._recording.see(tap.point, to_rows(keys, 0))
+        given = self._recording.see(probe.name, to_rows(keys, 0))
         if given is not None:
             new = rounded_heads(from_rows(given, keys, 0), bound_arguments(node)["dtype"])
             cache = cache.flatten(0, 1).index_put((slots.long(),), new).view_as(cache)
         return query, cache, *others
 
-    def _see(self, tap: Tap, value: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
+    def _see(self, probe: Probe, value: torch.Tensor, fake: torch.Tensor) -> torch.Tensor | None:
         axis = _axis(self._program, fake)
         if axis is None:
             return None
-        if tap.columns is None:
-            given = self._recording.see(tap.point, to_rows(value, axis))
+        if probe.columns is None:
+            given = self._recording.see(probe.name, to_rows(value, axis))
             return None if given is None else from_rows(given, value, axis)
-        start, stop = tap.columns
+        start, stop = probe.columns
         part = value[..., start:stop]
-        given = self._recording.see(tap.point, to_rows(part, axis))
+        given = self._recording.see(probe.name, to_rows(part, axis))
         if given is None:
             return None
         return torch.cat([value[..., :start], from_rows(given, part, axis), value[..., stop:]], -1)
@@ -334,66 +334,3 @@ def _axis(program: Program, fake: torch.Tensor) -> int | None:
     """The axis of tokens. The sampled rows are all tokens, in order."""
     sizes = [str(program.expression(size)) for size in fake.shape]
     return token_axis(["T" if size == "R" else size for size in sizes], "T")
-
-
-def calls_of(program: Program) -> list[Call]:
-    """The calls of a program, but those that only pick one of several results."""
-    return [
-        _call(program, node)
-        for node in program.graph.nodes
-        if node.op == "call_function" and node.target is not operator.getitem
-    ]
-
-
-def _call(program: Program, node: Node) -> Call:
-    value = node.meta["val"]
-    results = value if isinstance(value, (tuple, list)) else (value,)
-    several = isinstance(value, (tuple, list))
-    writes = tuple((i, (node, i) if several else node) for i, v in enumerate(results) if _is_float(v))
-    reads: list[tuple[int, Hashable]] = []
-    for slot, argument in enumerate(node.args):
-        if isinstance(argument, Node):
-            reads += [(slot, _value_of(argument))] if _is_computed(argument) else []
-        elif isinstance(argument, (list, tuple)):
-            reads += [(-1, _value_of(a)) for a in argument if isinstance(a, Node) and _is_computed(a)]
-    reads += [(-1, _value_of(a)) for a in node.kwargs.values() if isinstance(a, Node) and _is_computed(a)]
-    op, where = op_name(node), tuple(node.meta.get(WHERE, ()))
-    pieces: tuple[Piece, ...] = ()
-    store: Store = ""
-    if op in LINEARS:
-        given = bound_arguments(node)
-        expr = program.weight_of(given["weight"])
-        if expr is not None:
-            parts = [(part.source, part.size) for part in expr.parts(0)]
-            pieces = pieces_of(where, str(given["weight"].target), parts)
-        store = store_of(bool(given.get("activation")), given.get("residual") is not None)
-    weight = bound_arguments(node).get("weight") if "norm" in op else None
-    owner = owner_of(where, str(weight.target)) if isinstance(weight, Node) else None
-    return Call(node, op, where, tuple(reads), writes, pieces, store, owner or "")
-
-
-def op_name(node: Node) -> str:
-    """ "linear" of ew.linear, "aten.linear" of another library's."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        namespace, _, name = node.target._schema.name.partition("::")
-        if name in ("_to_copy", "to") and node.meta["val"].dtype == torch.bfloat16:
-            return "cast_bf16"
-        return name if namespace == "ew" else f"{namespace}.{name}"
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _value_of(node: Node) -> Hashable:
-    """What names a node's value: of one of several results, the call and the result's number."""
-    if node.target is operator.getitem:
-        source, index = node.args
-        assert isinstance(source, Node)
-        return source, index
-    return node
-
-
-def _is_computed(node: Node) -> bool:
-    return node.op == "call_function" and _is_float(node.meta.get("val"))
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""A target of a bundle as a side: the cpu program, watched step by step while the runtime's kernels run it."""
+"""A run of a bundle's target: the cpu program, observed step by step while the runtime's kernels compute it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ import numpy.typing as npt
 import torch
 
 from enginewright.plugins.cpu.executable import CpuProgram
-from enginewright.plugins.shared.contracts import FloatArray, Int32Array, StepInput
+from enginewright.plugins.ops.quantized_cache import quantize_heads
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, FloatArray, Int32Array, StepInput
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand, Step
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.weights import unpack
 
-from .cached_keys import put_keys
-from .points import Point, Recording, Used, Values, leaves_of
-from .rows import token_axis
-from .scaling import Scaling
-from .sides import Role, Tensor
-from .taps import LINEARS, Call, Piece, Tap, find_taps, owner_of, pieces_of, store_of
-from .tensors import Stored, cut, dequantized
+from .probes import LINEARS, Call, Piece, Probe, epilogue_of, find_probes, owner_of, pieces_of
+from .program_calls import Scaling
+from .runs import Role, Stored, Tensor, cut, dequantized
+from .values import Recording, Used, ValueName, Values, leaves_of, token_axis
 
 _TOKENS, _ROWS = Affine(t=1), Affine(r=1)
 _SEED = 0
 """Of the order in which KV blocks are dealt out."""
 
 
-class BundleSide:
+class BundleRun:
     """A target of a bundle.
 
     The sequences are run as they are served: a chunk of each, the rest but one token, and a decode step. So keys and
@@ -42,7 +40,7 @@ class BundleSide:
         bundle: open.
         target: a ready target that has a lowered program.
         isa: instruction set; None takes the best there is.
-        leaves: as of ``ProgramSide``.
+        leaves: as of ``ProgramRun``.
         scaling: what the passes of its recipe have done to the channels of values.
 
     Raises:
@@ -61,7 +59,7 @@ class BundleSide:
     ) -> None:
         self.scaling = scaling or Scaling()
         self.used: Used = {}
-        """What tokens of the last run have used; see ``points.not_covered``."""
+        """What tokens of the last run have used; see ``values.not_covered``."""
         self.bundle = bundle
         self.name = name
         self.program = bundle.program(target)
@@ -69,15 +67,15 @@ class BundleSide:
         self.calls = calls_of(self.program, bundle)
         paths = (path for call in self.calls for path in call.where)
         self.leaves = leaves_of(paths) if leaves is None else leaves
-        self.taps = find_taps(self.calls, self.leaves, self.program.outputs["logits"].name)
+        self.probes = find_probes(self.calls, self.leaves, self.program.outputs["logits"].name)
 
     @property
-    def points(self) -> Collection[Point]:
-        """See ``Side.points``."""
-        return {tap.point for tap in self.taps}
+    def value_names(self) -> Collection[ValueName]:
+        """See ``Run.value_names``."""
+        return {probe.name for probe in self.probes}
 
-    def run(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
-        """The values at its points, of sequences [S]; see ``Recording`` for ``given``."""
+    def values(self, sequences: Sequence[torch.Tensor], given: Values | None = None) -> Values:
+        """The values of sequences [S]; see ``Recording`` for ``given``."""
         lengths = [len(s) for s in sequences]
         recording = Recording(sum(lengths), given, self.scaling.scales, self.scaling.unknown)
         self.used = recording.used
@@ -87,22 +85,22 @@ class BundleSide:
         self.isa = executable.isa
         ids = np.concatenate([s.numpy().astype(np.int32) for s in sequences])
         for tokens, step in plan.steps(ids):
-            watcher = _Places(executable, self.taps, recording, tokens, step)
+            watcher = _Probes(executable, self.probes, recording, tokens, step)
             executable.watch(step, watcher.watch)
         return recording.values
 
     def tensors(self, path: str) -> list[Tensor]:
-        """See ``Side.tensors``."""
+        """See ``Run.tensors``."""
         found = [tensor for call in self.calls if path in call.where for tensor in self.tensors_of(call)]
         return [tensor for tensor in found if tensor.path == path]
 
     def tensors_of(self, call: Call) -> list[Tensor]:
-        """See ``Calls.tensors_of``."""
+        """See ``TracedRun.tensors_of``."""
         assert isinstance(call.key, int)
         return cut(call, _stored(self.bundle, self.program.steps[call.key]))
 
     def describe(self, call: Call) -> str:
-        """See ``Calls.describe``."""
+        """See ``TracedRun.describe``."""
         return f"step {call.key}: {call.op}" + (f" ({' + '.join(call.where)})" if call.where else "")
 
 
@@ -201,13 +199,13 @@ class _Sum:
     other: npt.NDArray[Any]
 
 
-class _Places:
-    """The taps of one step of the run, by step of the program and before or after."""
+class _Probes:
+    """The probes of one step of the run, by step of the program and before or after."""
 
     def __init__(
         self,
         executable: CpuProgram,
-        taps: Sequence[Tap],
+        probes: Sequence[Probe],
         recording: Recording,
         tokens: npt.NDArray[np.int64],
         given: StepInput,
@@ -219,9 +217,9 @@ class _Places:
         self._residual: _Sum | None = None
         self._recording = recording
         self._tokens = tokens
-        self._taps: dict[tuple[Hashable, bool], list[Tap]] = defaultdict(list)
-        for tap in taps:
-            self._taps[tap.key, tap.before].append(tap)
+        self._probes: dict[tuple[Hashable, bool], list[Probe]] = defaultdict(list)
+        for probe in probes:
+            self._probes[probe.key, probe.before].append(probe)
 
     def watch(self, index: int, before: bool, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
         step = self._program.steps[index]
@@ -233,26 +231,26 @@ class _Places:
             starts = arrays[-1]
             assert starts is not None
             self._recording.use(step.where, "experts", np.flatnonzero(np.diff(starts)), len(starts) - 1)
-        for tap in self._taps.get((index, before), ()):
-            if tap.residual:
-                self._after_residual(tap, arrays[tap.slot])
+        for probe in self._probes.get((index, before), ()):
+            if probe.residual:
+                self._after_residual(probe, arrays[probe.slot])
                 continue
-            if tap.cached:
-                self._after_write(tap, step)
+            if probe.cached:
+                self._after_write(probe, step)
                 continue
-            if tap.added and self._own is not None:
-                self._after_sum(tap, arrays[tap.slot])
+            if probe.added and self._own is not None:
+                self._after_sum(probe, arrays[probe.slot])
                 continue
-            operand = (step.inputs if before else step.outputs)[tap.slot]
-            array = arrays[tap.slot]
+            operand = (step.inputs if before else step.outputs)[probe.slot]
+            array = arrays[probe.slot]
             axis = _axis(operand)
             if array is None or axis is None:
                 continue
-            if tap.columns is not None:
-                array = array[..., slice(*tap.columns)]
+            if probe.columns is not None:
+                array = array[..., slice(*probe.columns)]
             moved = np.moveaxis(array, axis, 0)  # a view of the arena
             rows: FloatArray = moved.reshape(len(self._tokens), -1).astype(np.float32)
-            given = self._recording.see(tap.point, rows, self._tokens)
+            given = self._recording.see(probe.name, rows, self._tokens)
             if given is not None:
                 moved[...] = given.reshape(moved.shape)
 
@@ -269,22 +267,22 @@ class _Places:
 
     def _before_sum(self, index: int, arrays: Sequence[npt.NDArray[Any] | None]) -> None:
         """Makes a step that adds its first two inputs find the sum that is given."""
-        for tap in [tap for tap in self._taps.get((index, False), ()) if tap.added]:
+        for probe in [probe for probe in self._probes.get((index, False), ()) if probe.added]:
             first, second = arrays[:2]
             assert first is not None
             assert second is not None
-            given = self._recording.instead(tap.point, first.size // len(self._tokens), self._tokens)
+            given = self._recording.instead(probe.name, first.size // len(self._tokens), self._tokens)
             if given is not None:
                 self._own = _Sum(first, first.copy(), given.reshape(first.shape) - second)
                 first[...] = self._own.other
 
-    def _after_sum(self, tap: Tap, total: npt.NDArray[Any] | None) -> None:
+    def _after_sum(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
         """Its own sum: what it would have been, and what the step does to a sum. The input is put back."""
         own, self._own = self._own, None
         assert own is not None
         assert total is not None
         rows = own.value + (total - own.other)
-        self._recording.see(tap.point, rows.reshape(len(self._tokens), -1).astype(np.float32), self._tokens)
+        self._recording.see(probe.name, rows.reshape(len(self._tokens), -1).astype(np.float32), self._tokens)
         if not np.may_share_memory(own.place, total):
             own.place[...] = own.value
 
@@ -293,10 +291,10 @@ class _Places:
 
         In a deep layer the residual is a hundred times what the product adds to it.
         """
-        for tap in [tap for tap in self._taps.get((index, False), ()) if tap.residual]:
+        for probe in [probe for probe in self._probes.get((index, False), ()) if probe.residual]:
             *others, residual = arrays
             assert residual is not None
-            given = self._recording.instead(tap.point, residual.size // len(self._tokens), self._tokens)
+            given = self._recording.instead(probe.name, residual.size // len(self._tokens), self._tokens)
             other = np.zeros_like(residual) if given is None else given.reshape(residual.shape)
             value = residual.copy()
             if any(array is not None and np.may_share_memory(array, residual) for array in others):
@@ -304,18 +302,18 @@ class _Places:
             residual[...] = other
             self._residual = _Sum(residual, value, other)
 
-    def _after_residual(self, tap: Tap, total: npt.NDArray[Any] | None) -> None:
+    def _after_residual(self, probe: Probe, total: npt.NDArray[Any] | None) -> None:
         """What the product gave; then the sum as it would have been, of the product that is given."""
         own, self._residual = self._residual, None
         assert own is not None
         assert total is not None
         rows: FloatArray = (total - own.other).reshape(len(self._tokens), -1).astype(np.float32)
-        given = self._recording.see(tap.point, rows, self._tokens)
+        given = self._recording.see(probe.name, rows, self._tokens)
         total[...] = (rows if given is None else given).reshape(total.shape) + own.value
         if not np.may_share_memory(own.place, total):
             own.place[...] = own.value
 
-    def _after_write(self, tap: Tap, step: Step) -> None:
+    def _after_write(self, probe: Probe, step: Step) -> None:
         """Keys are read from the cache, [P, Nkv, D, K], at the slots that were just written, and put back there."""
         (cache,) = [operand for operand in step.inputs if operand.kind == "cache"]
         group, _, layer = cache.name.rpartition("/")
@@ -323,7 +321,7 @@ class _Places:
         slots = self._given.slots[group]
         blocks, places = np.divmod(slots, keys.shape[3])
         rows: FloatArray = keys[blocks, :, :, places]  # [T, Nkv, D], a copy
-        given = self._recording.see(tap.point, rows.reshape(len(rows), -1), self._tokens)
+        given = self._recording.see(probe.name, rows.reshape(len(rows), -1), self._tokens)
         if given is not None:
             put_keys(self._executable, group, int(layer), slots, given.reshape(rows.shape))
 
@@ -349,11 +347,11 @@ def _call(index: int, step: Step, bundle: Bundle) -> Call:
             raise BundleError(f"{bundle.path}: step {index} {step.op} has no weight", hint="Export the bundle again.")
         parts = [(p.source, p.size) for p in bundle.tensor(weight).parts]
         pieces = pieces_of(where, weight, parts)
-    store = store_of(bool(step.attrs.get("activation")), bool(step.attrs.get("has_residual")))
+    epilogue = epilogue_of(bool(step.attrs.get("activation")), bool(step.attrs.get("has_residual")))
     first = next((o.name for o in step.inputs if o.kind == "weight"), "")
     views = {("read", i): _view(o) for i, o in enumerate(step.inputs)}
     views |= {("write", i): _view(o) for i, o in enumerate(step.outputs)}
-    return Call(index, step.op, where, reads, writes, pieces, store, owner_of(where, first) or "", views)
+    return Call(index, step.op, where, reads, writes, pieces, epilogue, owner_of(where, first) or "", views)
 
 
 def _view(operand: Operand) -> Hashable:
@@ -364,3 +362,30 @@ def _view(operand: Operand) -> Hashable:
 
 def _is_float(operand: Operand) -> bool:
     return operand.kind == "buffer" and operand.dtype == "f32"
+
+
+_CODES = {"i8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def put_keys(executable: CpuProgram, group: str, layer: int, slots: Int32Array, keys: FloatArray) -> None:
+    """Writes keys [T, Nkv, D] at slots [T] of a layer, rounded as its cache is where that has fewer bits than 32."""
+    blocks, places = np.divmod(slots, KV_BLOCK_SIZE)
+    (dtype,) = (g.dtype for g in executable.lowered.cache_groups if g.name == group)
+    if dtype == "f32":
+        executable.cache_arrays(group, layer)[0][blocks, :, :, places] = keys
+        return
+    pieces, _ = executable.cache_memory(group, layer)  # [P, Nkv, bytes]: [D/2][K][2], then scales [K]
+    heads, size = keys.shape[1:]
+    channel = np.arange(size)
+    pair = channel // 2 * 2 * KV_BLOCK_SIZE
+    alone = (channel == size - 1) & (size % 2 == 1)  # of an odd D the last row is [K]
+    at = pair + np.where(alone, places[:, None], places[:, None] * 2 + channel % 2)  # [T, D]
+    where = (blocks[:, None, None], np.arange(heads)[:, None], at[:, None])
+    x = torch.from_numpy(np.ascontiguousarray(keys))
+    if dtype == "bf16":
+        pieces.view(np.uint16)[where] = x.bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return
+    codes, scales = quantize_heads(x, _CODES[dtype])
+    pieces[where] = codes.view(torch.uint8).numpy()
+    all_scales = pieces[..., KV_BLOCK_SIZE * size :].view(np.float32)  # [P, Nkv, K]
+    all_scales[blocks[:, None], np.arange(heads), places[:, None]] = scales.numpy()

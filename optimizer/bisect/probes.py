@@ -1,4 +1,4 @@
-"""Where points are to be found among the calls of a program: the nodes of a Program, or the steps of a bundle.
+"""Where values are observed among the calls of a program: the nodes of a Program, or the steps of a bundle.
 
 The rules are the same for both. A module without modules in it (a leaf) is a group of calls that have its path: what
 they read from elsewhere is its input, what others read of them its output, if each is one value. Calls that stand for
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
-from .points import LOGITS, Point, What
+from .values import LOGITS, ValueName, What
 
 LINEARS = frozenset({"linear", "quantized_linear"})
 """Products with a weight whose rows are those of one or several linears of the model."""
@@ -27,7 +27,7 @@ _ATTENTION: Mapping[str, tuple[tuple[int, What], ...]] = {
     "attention": ((0, "query"), (1, "key"), (2, "value")),
     "paged_attention": ((0, "query"),),
 }
-Store = Literal["", "activation", "residual", "both"]
+Epilogue = Literal["", "activation", "residual", "both"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Call:
             hashable names a value.
         writes: its float results, by their numbers.
         pieces: of a product of LINEARS.
-        store: what such a product does to its sums before they are its result.
+        epilogue: what such a product does to its sums before it writes them.
         owner: of a norm: the module that its weight is of; "" if it has none.
         views: ("read", argument) or ("write", result) -> what of a value that is, where values are not always whole.
     """
@@ -62,21 +62,21 @@ class Call:
     reads: tuple[tuple[int, Hashable], ...]
     writes: tuple[tuple[int, Hashable], ...]
     pieces: tuple[Piece, ...] = ()
-    store: Store = ""
+    epilogue: Epilogue = ""
     owner: str = ""
     views: Mapping[tuple[str, int], Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Tap:
-    """A point's place: argument or result number ``slot`` of the call ``key``, or some columns of that.
+class Probe:
+    """Where a value is observed: argument or result number ``slot`` of the call ``key``, or some columns of that.
 
     ``cached``: it is what the call has written for its tokens to the cache of keys. ``added``: it is result ``slot``,
-    the sum of the first two arguments, which the call itself goes on with; for another sum it needs another argument.
+    the sum of the first two arguments, which the call itself continues with; for another sum it needs another argument.
     ``residual``: the value is the result less the residual that the call adds to it.
     """
 
-    point: Point
+    name: ValueName
     key: Hashable
     before: bool
     slot: int
@@ -86,30 +86,30 @@ class Tap:
     residual: bool = False
 
 
-def find_taps(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -> list[Tap]:
-    """The taps of a program, in the order of execution; ``logits`` names its result.
+def find_probes(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -> list[Probe]:
+    """The probes of a program, in the order of execution; ``logits`` names its result.
 
-    A point that would be in two places is left out.
+    A value that would be in two places is left out.
     """
-    found: list[Tap] = []
+    found: list[Probe] = []
     groups = _groups(calls, leaves)
     for path, group in groups.items():
         found += _of_leaf(path, group, calls, logits)
-    known = {tap.point for tap in found}
+    known = {probe.name for probe in found}
     for call in calls:
-        found += [tap for tap in _of_call(call, leaves) if tap.point not in known]
-        found += [Tap(LOGITS, call.key, False, slot) for slot, value in call.writes if value == logits]
+        found += [probe for probe in _of_call(call, leaves) if probe.name not in known]
+        found += [Probe(LOGITS, call.key, False, slot) for slot, value in call.writes if value == logits]
     order = {call.key: i for i, call in enumerate(calls)}
-    count: dict[Point, int] = defaultdict(int)
-    for tap in found:
-        count[tap.point] += 1
-    once = [tap for tap in found if count[tap.point] == 1]
+    count: dict[ValueName, int] = defaultdict(int)
+    for probe in found:
+        count[probe.name] += 1
+    once = [probe for probe in found if count[probe.name] == 1]
     makers: dict[Hashable, list[tuple[Call, int]]] = defaultdict(list)
     for call in calls:
         for slot, value in call.writes:
             makers[value].append((call, slot))
     at = {call.key: call for call in calls}
-    moved = [(_where_made(tap, at, makers), tap) for tap in once]
+    moved = [(_where_made(probe, at, makers), probe) for probe in once]
     # A product without its residual comes before the sum, which is made of it.
     ordered = sorted(
         moved,
@@ -118,25 +118,27 @@ def find_taps(calls: Sequence[Call], leaves: frozenset[str], logits: Hashable) -
             not m[0].before,
             not m[0].residual,
             m[0] is not m[1],
-            m[1].point.what != "input",
+            m[1].name.what != "input",
         ),
     )
-    return [tap for tap, _ in ordered]
+    return [probe for probe, _ in ordered]
 
 
-def _where_made(tap: Tap, calls: Mapping[Hashable, Call], makers: Mapping[Hashable, list[tuple[Call, int]]]) -> Tap:
-    """The tap of an argument at the call that makes it, if that is one: so whatever reads it goes on with the same,
+def _where_made(
+    probe: Probe, calls: Mapping[Hashable, Call], makers: Mapping[Hashable, list[tuple[Call, int]]]
+) -> Probe:
+    """The probe of an argument at the call that makes it, if that is one: so whatever reads it continues with the same,
     in whichever order calls come."""
-    if not tap.before:
-        return tap
-    reader = calls[tap.key]
-    made = makers[dict(reader.reads)[tap.slot]]
+    if not probe.before:
+        return probe
+    reader = calls[probe.key]
+    made = makers[dict(reader.reads)[probe.slot]]
     if len(made) != 1:
-        return tap
+        return probe
     ((maker, slot),) = made
-    if maker.views.get(("write", slot)) != reader.views.get(("read", tap.slot)):
-        return tap
-    return replace(tap, key=maker.key, before=False, slot=slot)
+    if maker.views.get(("write", slot)) != reader.views.get(("read", probe.slot)):
+        return probe
+    return replace(probe, key=maker.key, before=False, slot=slot)
 
 
 def _groups(calls: Sequence[Call], leaves: frozenset[str]) -> dict[str, list[Call]]:
@@ -151,20 +153,20 @@ def _groups(calls: Sequence[Call], leaves: frozenset[str]) -> dict[str, list[Cal
     return {path: group for path, group in groups.items() if path not in shared}
 
 
-def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Hashable) -> list[Tap]:
+def _of_leaf(path: str, group: Sequence[Call], calls: Sequence[Call], logits: Hashable) -> list[Probe]:
     own = {call.key for call in group}
     made = {value: (call, slot) for call in group for slot, value in call.writes}
     read = [(call, slot, value) for call in group for slot, value in call.reads if value not in made]
-    taps = []
+    probes = []
     if len({value for _, _, value in read}) == 1 and all(slot >= 0 for _, slot, _ in read):
         first, slot, _ = read[0]
-        taps.append(Tap(Point(path, "input"), first.key, True, slot))
+        probes.append(Probe(ValueName(path, "input"), first.key, True, slot))
     left = {value for call in calls if call.key not in own for _, value in call.reads if value in made}
     left |= {logits} & made.keys()
     if len(left) == 1:
         call, slot = made[left.pop()]
-        taps.append(Tap(Point(path, "output"), call.key, False, slot))
-    return taps
+        probes.append(Probe(ValueName(path, "output"), call.key, False, slot))
+    return probes
 
 
 def pieces_of(where: Sequence[str], name: str, parts: Sequence[tuple[str, int]]) -> tuple[Piece, ...]:
@@ -225,65 +227,65 @@ def _apart(paths: Sequence[str], pieces: Sequence[Piece]) -> list[str]:
     return others if len(others) == 1 else []
 
 
-def store_of(activation: bool, residual: bool) -> Store:
-    """What a product does before it stores: a residual comes after an activation."""
+def epilogue_of(activation: bool, residual: bool) -> Epilogue:
+    """What a product does before it writes: a residual comes after an activation."""
     if activation and residual:
         return "both"
     return "residual" if residual else "activation" if activation else ""
 
 
-def _of_call(call: Call, leaves: frozenset[str]) -> list[Tap]:
-    def tap(path: str, what: What, slot: int, *, before: bool, columns: tuple[int, int] | None = None) -> Tap:
-        return Tap(Point(path, what), call.key, before, slot, columns)
+def _of_call(call: Call, leaves: frozenset[str]) -> list[Probe]:
+    def probe(path: str, what: What, slot: int, *, before: bool, columns: tuple[int, int] | None = None) -> Probe:
+        return Probe(ValueName(path, what), call.key, before, slot, columns)
 
     reads, writes = dict(call.reads), dict(call.writes)
     own = [path for path in call.where if path in leaves]
-    taps: list[Tap] = []
+    probes: list[Probe] = []
     if call.op in LINEARS:
         if 0 in reads:
-            taps += [tap(piece.path, "input", 0, before=True) for piece in call.pieces]
-        if call.store == "activation":
-            taps += [tap(path, "output", 0, before=False) for path in _apart(own, call.pieces)]
-        elif call.store == "residual" and len(call.pieces) == 1:
-            taps.append(replace(tap(call.pieces[0].path, "output", 0, before=False), residual=True))
-        elif not call.store:
+            probes += [probe(piece.path, "input", 0, before=True) for piece in call.pieces]
+        if call.epilogue == "activation":
+            probes += [probe(path, "output", 0, before=False) for path in _apart(own, call.pieces)]
+        elif call.epilogue == "residual" and len(call.pieces) == 1:
+            probes.append(replace(probe(call.pieces[0].path, "output", 0, before=False), residual=True))
+        elif not call.epilogue:
             whole = len(call.pieces) == 1
             columns = [None if whole else (p.start, p.stop) for p in call.pieces]
-            taps += [
-                tap(piece.path, "output", 0, before=False, columns=c)
+            probes += [
+                probe(piece.path, "output", 0, before=False, columns=c)
                 for piece, c in zip(call.pieces, columns, strict=True)
             ]
     elif call.op in _CASTS and 0 in reads:
-        taps += [tap(path, "input", 0, before=True) for path in own]
+        probes += [probe(path, "input", 0, before=True) for path in own]
     elif call.op.removesuffix("_quantize") in NORMS | ADDED_NORMS and own:
-        taps += _of_norm(call, call.owner or own[0])
+        probes += _of_norm(call, call.owner or own[0])
     elif call.op in _ATTENTION and call.where:
-        taps += [tap(call.where[0], what, slot, before=True) for slot, what in _ATTENTION[call.op] if slot in reads]
-        taps += [tap(call.where[0], "context", slot, before=False) for slot in writes]
+        probes += [probe(call.where[0], what, slot, before=True) for slot, what in _ATTENTION[call.op] if slot in reads]
+        probes += [probe(call.where[0], "context", slot, before=False) for slot in writes]
     elif call.op == "kv_write" and call.where:
-        taps += [
-            tap(call.where[0], what, slot, before=True)
+        probes += [
+            probe(call.where[0], what, slot, before=True)
             for (slot, _), what in zip(call.reads, _KEY_AND_VALUE, strict=False)
         ]
     elif call.op == "rope_kv_write" and call.where and len(call.reads) > _VALUE:
-        taps.append(tap(call.where[0], "value", call.reads[_VALUE][0], before=True))
-        taps.append(Tap(Point(call.where[0], "key"), call.key, False, -1, cached=True))
+        probes.append(probe(call.where[0], "value", call.reads[_VALUE][0], before=True))
+        probes.append(Probe(ValueName(call.where[0], "key"), call.key, False, -1, cached=True))
     elif call.op in ("moe", "combine_experts") and own:
-        taps += [tap(own[0], "output", slot, before=False) for slot in writes]
-    return taps
+        probes += [probe(own[0], "output", slot, before=False) for slot in writes]
+    return probes
 
 
-def _of_norm(call: Call, path: str) -> list[Tap]:
+def _of_norm(call: Call, path: str) -> list[Probe]:
     plain, added = call.op.removesuffix("_quantize"), call.op.removesuffix("_quantize") in ADDED_NORMS
-    taps = []
+    probes = []
     if not added and any(slot == 0 for slot, _ in call.reads):
-        taps.append(Tap(Point(path, "input"), call.key, True, 0))
+        probes.append(Probe(ValueName(path, "input"), call.key, True, 0))
     if plain == call.op:
-        taps.append(Tap(Point(path, "output"), call.key, False, 0))
+        probes.append(Probe(ValueName(path, "output"), call.key, False, 0))
     if added:
         total = 1 if plain == call.op else _SUM_OF_QUANTIZED
-        taps.append(Tap(Point(path, "input"), call.key, False, total, added=True))
-    return taps
+        probes.append(Probe(ValueName(path, "input"), call.key, False, total, added=True))
+    return probes
 
 
 _KEY_AND_VALUE: tuple[What, What] = ("key", "value")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewright.optimizer.bisect.same_model import check_same_cache, check_same_model
+from enginewright.optimizer.bisect.request import check_same_cache, check_same_model
 from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
 from enginewright.plugins.shared.errors import ComparisonError
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.bisect.points import Point
-from enginewright.optimizer.bisect.region import region
-from enginewright.optimizer.bisect.taps import Call, Piece, find_taps, pieces_of
+from enginewright.optimizer.bisect.first_divergence import area
+from enginewright.optimizer.bisect.probes import Call, Piece, find_probes, pieces_of
+from enginewright.optimizer.bisect.values import ValueName
 
 LAYER = "layers.0"
 LEAVES = frozenset({f"{LAYER}.norm", f"{LAYER}.q", f"{LAYER}.k", f"{LAYER}.o", f"{LAYER}.act", "embed", "head"})
@@ -16,7 +16,7 @@ def call(key: int, op: str, where: str, reads: list[str], writes: list[str], **m
 
 
 def places(calls: list[Call], logits: str = "logits") -> dict[str, tuple[int, bool, int]]:
-    return {str(t.point): (t.key, t.before, t.slot) for t in find_taps(calls, LEAVES, logits)}  # type: ignore[misc]
+    return {str(t.name): (t.key, t.before, t.slot) for t in find_probes(calls, LEAVES, logits)}  # type: ignore[misc]
 
 
 def test_a_leaf_in_many_calls_has_one_input_and_one_output() -> None:
@@ -43,7 +43,7 @@ def test_a_fused_product_has_its_linears_columns() -> None:
         call(1, "linear", f"{LAYER}.q + {LAYER}.k", ["x"], ["qk"], pieces=pieces),
         call(2, "rope", LAYER, ["qk"], ["logits"]),
     ]
-    columns = {str(t.point): t.columns for t in find_taps(calls, LEAVES, "logits")}
+    columns = {str(t.name): t.columns for t in find_probes(calls, LEAVES, "logits")}
     assert columns[f"output of {LAYER}.q"] == (0, 8) and columns[f"output of {LAYER}.k"] == (8, 12)
     found = places(calls)
     assert found[f"output of {LAYER}.q"] == found[f"output of {LAYER}.k"] == (1, False, 0)
@@ -53,17 +53,17 @@ def test_a_fused_product_has_its_linears_columns() -> None:
 def test_a_product_that_does_more_is_known_by_what_comes_out() -> None:
     pieces = (Piece(f"{LAYER}.o", 0, 8),)
     embed = call(0, "aten.embedding", "embed", [], ["x"])
-    active = call(1, "linear", f"{LAYER}.act + {LAYER}.o", ["x"], ["y"], pieces=pieces, store="activation")
-    added = call(2, "linear", f"{LAYER}.o + {LAYER}", ["x", "x"], ["y"], pieces=pieces, store="residual")
+    active = call(1, "linear", f"{LAYER}.act + {LAYER}.o", ["x"], ["y"], pieces=pieces, epilogue="activation")
+    added = call(2, "linear", f"{LAYER}.o + {LAYER}", ["x", "x"], ["y"], pieces=pieces, epilogue="residual")
     norm = call(3, "rms_norm", f"{LAYER}.norm + {LAYER}", ["y"], ["logits"])
     assert places([embed, active, norm])[f"output of {LAYER}.act"] == (1, False, 0)
     assert f"output of {LAYER}.o" not in places([embed, active, norm])
     found = places([embed, added, norm])
     assert found[f"output of {LAYER}.o"] == (2, False, 0)  # without the residual
     assert found[f"input of {LAYER}.norm"] == (2, False, 0)  # with it, where it is made
-    (product, total) = [t for t in find_taps([embed, added, norm], LEAVES, "logits") if t.key == 2][:2]
+    (product, total) = [t for t in find_probes([embed, added, norm], LEAVES, "logits") if t.key == 2][:2]
     assert product.residual and not total.residual  # in this order: the sum is made of the product
-    both = call(2, "linear", f"{LAYER}.act + {LAYER}.o", ["x", "x"], ["y"], pieces=pieces, store="both")
+    both = call(2, "linear", f"{LAYER}.act + {LAYER}.o", ["x", "x"], ["y"], pieces=pieces, epilogue="both")
     assert not {f"output of {LAYER}.o", f"output of {LAYER}.act"} & places([embed, both, norm]).keys()
 
 
@@ -75,7 +75,7 @@ def test_sums_within_norms_and_keys_in_caches() -> None:
         call(2, "rope_kv_write", LAYER, ["sum", "sum", "sum", "x"], ["turned"]),
         call(3, "paged_attention", LAYER, ["turned"], ["logits"]),
     ]  # fmt: skip
-    found = {str(t.point): t for t in find_taps(calls, LEAVES, "logits")}
+    found = {str(t.name): t for t in find_probes(calls, LEAVES, "logits")}
     total = found[f"input of {LAYER}.norm"]
     assert (total.key, total.before, total.slot, total.added) == (1, False, 3, True)
     assert f"output of {LAYER}.norm" not in found
@@ -86,7 +86,7 @@ def test_sums_within_norms_and_keys_in_caches() -> None:
     assert (given.key, given.before) == (3, False)
 
 
-def test_a_module_that_runs_twice_is_no_point() -> None:
+def test_a_module_that_runs_twice_is_not_compared() -> None:
     calls = [
         call(0, "aten.embedding", "embed", [], ["x"]),
         call(1, "linear", f"{LAYER}.q", ["x"], ["a"], pieces=(Piece(f"{LAYER}.q", 0, 4),)),
@@ -114,7 +114,7 @@ def test_whose_rows_a_fused_weight_has(
     assert [(p.path, p.start, p.stop) for p in pieces_of(where, name, parts)] == expected
 
 
-def test_the_calls_between_agreeing_points_and_a_fault() -> None:
+def test_the_calls_between_agreeing_values_and_a_fault() -> None:
     calls = [
         call(0, "aten.embedding", "embed", [], ["x"]),
         call(1, "linear", f"{LAYER}.q", ["x"], ["q"], pieces=(Piece(f"{LAYER}.q", 0, 4),)),
@@ -122,9 +122,9 @@ def test_the_calls_between_agreeing_points_and_a_fault() -> None:
         call(3, "rope", LAYER, ["q", "table"], ["turned"]),
         call(4, "attention", LAYER, ["turned", "turned", "turned"], ["logits"]),
     ]
-    taps = find_taps(calls, LEAVES, "logits")
-    known = {tap.point for tap in taps}
-    between = region(calls, taps, Point(LAYER, "context"), known)
+    probes = find_probes(calls, LEAVES, "logits")
+    known = {probe.name for probe in probes}
+    between = area(calls, probes, ValueName(LAYER, "context"), known)
     assert [c.key for c in between] == [4]
-    some = known - {Point(LAYER, "query"), Point(LAYER, "key"), Point(LAYER, "value")}
-    assert [c.key for c in region(calls, taps, Point(LAYER, "context"), some)] == [2, 3, 4]
+    some = known - {ValueName(LAYER, "query"), ValueName(LAYER, "key"), ValueName(LAYER, "value")}
+    assert [c.key for c in area(calls, probes, ValueName(LAYER, "context"), some)] == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""Sides of one model, watched: the same values at the same points, and gone on with where they are given."""
+"""Runs of one model, observed: the same values by the same names, and replaced where others are given."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from enginewright.optimizer.bisect import Given, Options, bisect
-from enginewright.optimizer.bisect.bundle_side import BundleSide
-from enginewright.optimizer.bisect.points import LOGITS, Point
-from enginewright.optimizer.bisect.program_side import ProgramSide
-from enginewright.optimizer.bisect.source_side import SourceSide
-from enginewright.optimizer.bisect.values import difference
+from enginewright.optimizer.bisect.bundle_run import BundleRun
+from enginewright.optimizer.bisect.program_run import ProgramRun
+from enginewright.optimizer.bisect.source_run import SourceRun
+from enginewright.optimizer.bisect.tolerance import difference
+from enginewright.optimizer.bisect.values import LOGITS, ValueName
 from enginewright.runtime.bundle.reader import Bundle
 from tests.optimizer.bisect.conftest import Made
 from tests.optimizer.bisect.planting import Bundles
@@ -27,15 +27,15 @@ def sequences(lengths: tuple[int, ...]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
-def test_source_and_captured_program_have_the_same_points_and_values(family: str, lengths: tuple[int, ...]) -> None:
+def test_source_and_captured_program_have_the_same_values(family: str, lengths: tuple[int, ...]) -> None:
     model = tiny(family)[0]
-    source = SourceSide(model, "source")
-    values = source.run(sequences(lengths))
-    program = ProgramSide(captured(family), "program", leaves=source.leaves)
-    found = program.run(sequences(lengths))  # on its own
+    source = SourceRun(model, "source")
+    values = source.values(sequences(lengths))
+    program = ProgramRun(captured(family), "program", leaves=source.leaves)
+    found = program.values(sequences(lengths))  # on its own
     assert set(found) <= set(values) and len(values) - len(found) < 3
-    for point, value in found.items():
-        np.testing.assert_allclose(value, values[point], rtol=2e-4, atol=2e-4, err_msg=str(point))
+    for name, value in found.items():
+        np.testing.assert_allclose(value, values[name], rtol=2e-4, atol=2e-4, err_msg=str(name))
     with torch.no_grad():
         expected = torch.cat([model(input_ids=s[None]).logits[0] for s in sequences(lengths)])
     np.testing.assert_allclose(values[LOGITS], expected.numpy(), rtol=1e-5, atol=1e-5)
@@ -47,37 +47,37 @@ def test_source_and_captured_program_have_the_same_points_and_values(family: str
 def test_a_bundle_in_chunks_has_the_values_of_its_program(
     recipe: str, lengths: tuple[int, ...], bundles: Bundles
 ) -> None:
-    source = SourceSide(tiny("Qwen2")[0], "source")
-    given = source.run(sequences(lengths))
-    bundle = BundleSide(Bundle.open(bundles("Qwen2", recipe)), "bundle", leaves=source.leaves)
-    values = bundle.run(sequences(lengths), given)
+    source = SourceRun(tiny("Qwen2")[0], "source")
+    given = source.values(sequences(lengths))
+    bundle = BundleRun(Bundle.open(bundles("Qwen2", recipe)), "bundle", leaves=source.leaves)
+    values = bundle.values(sequences(lengths), given)
     assert len(values) > 30
-    for point, value in values.items():
-        if point in given:
-            assert value.shape == given[point].shape
+    for name, value in values.items():
+        if name in given:
+            assert value.shape == given[name].shape
             # What int8 makes of a product of 64 or 128 terms; nothing adds up.
-            assert np.linalg.norm(value - given[point]) < (1e-5 if recipe == "f32" else 0.02) * np.linalg.norm(
-                given[point]
-            ), point
+            assert np.linalg.norm(value - given[name]) < (1e-5 if recipe == "f32" else 0.02) * np.linalg.norm(
+                given[name]
+            ), name
 
 
 @pytest.mark.parametrize("kind", ["program", "source", "bundle"])
 def test_what_is_given_is_gone_on_with(kind: str, bundles: Bundles) -> None:
     """Other keys in one layer change what attention gives there, and leave the layer before as it was."""
     model = tiny("Qwen2")[0]
-    source = SourceSide(model, "source")
-    side: SourceSide | ProgramSide | BundleSide = source
+    source = SourceRun(model, "source")
+    run: SourceRun | ProgramRun | BundleRun = source
     if kind == "program":
-        side = ProgramSide(captured("Qwen2"), "program", leaves=source.leaves)
+        run = ProgramRun(captured("Qwen2"), "program", leaves=source.leaves)
     if kind == "bundle":
-        side = BundleSide(Bundle.open(bundles("Qwen2", "f32")), "bundle", leaves=source.leaves)
+        run = BundleRun(Bundle.open(bundles("Qwen2", "f32")), "bundle", leaves=source.leaves)
     tokens = sequences((9, 5))
-    plain = side.run(tokens)
-    key, context = (Point("model.layers.1.self_attn", what) for what in ("key", "context"))  # type: ignore[arg-type]
-    other = side.run(tokens, {key: plain[key][::-1].copy()})
+    plain = run.values(tokens)
+    key, context = (ValueName("model.layers.1.self_attn", what) for what in ("key", "context"))  # type: ignore[arg-type]
+    other = run.values(tokens, {key: plain[key][::-1].copy()})
     np.testing.assert_array_equal(other[key], plain[key])  # its own
     assert np.abs(other[context] - plain[context]).max() > 0.01
-    before = Point("model.layers.0.self_attn", "context")
+    before = ValueName("model.layers.0.self_attn", "context")
     np.testing.assert_array_equal(other[before], plain[before])
 
 
@@ -86,32 +86,32 @@ def test_calibrated_recipes_agree_with_the_source(recipe: str) -> None:
     """AWQ scales channels on purpose, GPTQ chooses integers by what they give: neither is a fault."""
     model = tiny("Qwen2")[0]
     report = bisect(Given(model), Given(model), Options(recipe=recipe))
-    assert report.parting is None and report.points > 45
+    assert report.first_divergence is None and report.values_compared > 45
 
 
 def test_experts() -> None:
     model = tiny("Mixtral", num_local_experts=4, num_experts_per_tok=2)[0]
     report = bisect(Given(model), Given(model), Options(recipe="int8"))
-    assert report.parting is None and report.points > 40
+    assert report.first_divergence is None and report.values_compared > 40
 
 
 def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bundles, made: Made) -> None:
     """Keys that are given are rounded, fused with the rotation or not, and queries as kernels round them: with queries
     as long as a trained model's, what is left is the rounding of attention's weights, 2^-9."""
-    source = SourceSide(tiny("Qwen2")[0], "source")
+    source = SourceRun(tiny("Qwen2")[0], "source")
     tokens = sequences((37, 23))
-    given = dict(source.run(tokens))
+    given = dict(source.values(tokens))
     for layer in range(2):
-        query = Point(f"model.layers.{layer}.self_attn", "query")
+        query = ValueName(f"model.layers.{layer}.self_attn", "query")
         given[query] = given[query] * np.float32(24)
-    bundle = BundleSide(Bundle.open(bundles("Qwen2", "int8")), "bundle", leaves=source.leaves)
+    bundle = BundleRun(Bundle.open(bundles("Qwen2", "int8")), "bundle", leaves=source.leaves)
     stages = {stage.name: stage for stage in made.stages[id(tiny("Qwen2")[0]), "int8"]}
     before, after = (
-        ProgramSide(stages[name].program, name, leaves=source.leaves)
+        ProgramRun(stages[name].program, name, leaves=source.leaves)
         for name in ("fuse_norm_quantize", "fuse_rope_kv_write")
     )
-    values = [side.run(tokens, given) for side in (before, after, bundle)]
+    values = [run.values(tokens, given) for run in (before, after, bundle)]
     for layer in range(2):
-        point = Point(f"model.layers.{layer}.self_attn", "context")
-        assert difference(values[0][point], values[1][point]).error < 1e-6
-        assert difference(values[1][point], values[2][point]).error < 4e-3
+        name = ValueName(f"model.layers.{layer}.self_attn", "context")
+        assert difference(values[0][name], values[1][name]).error < 1e-6
+        assert difference(values[1][name], values[2][name]).error < 4e-3

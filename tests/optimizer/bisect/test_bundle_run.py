@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from enginewright.optimizer.bisect.cached_keys import put_keys
+from enginewright.optimizer.bisect.bundle_run import put_keys
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.ops.cache import rounded_heads
 from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, CacheDtype

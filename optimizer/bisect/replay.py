@@ -1,8 +1,7 @@
-"""The way from a source to a target's program once more: captured, then pass by pass as a recipe says."""
+"""Repeats an export: the source is captured, then rewritten pass by pass as a recipe says."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +18,7 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
-from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.plugins.shared.errors import ComparisonError
-from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 from enginewright.runtime.text.tokenizer import Tokenizer
-
-_REPORT = "report/report.json"
 
 
 @dataclass(frozen=True)
@@ -57,37 +50,7 @@ class Stage:
 CAPTURE = "capture"
 
 
-def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None:
-    """Raises ComparisonError if the bundle was calibrated with a file, and none is given to repeat that with."""
-    if not recipe.calibrated or file is not None:
-        return
-    try:
-        report = json.loads(read_regular(bundle.path / _REPORT, most=MOST_JSON_BYTES))
-    except (OSError, ValueError):
-        return  # without its report nothing says so; then the programs part at a calibrated weight
-    calibration = report.get("calibration") if isinstance(report, dict) else None
-    origin = calibration.get("origin") if isinstance(calibration, dict) else None
-    if isinstance(origin, str) and not origin.startswith("sampled"):
-        raise ComparisonError(
-            f"{bundle.path}: its recipe can't be repeated without the file {origin} that it was calibrated with",
-            hint="Pass that file with --calibration.",
-        )
-
-
-def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
-    """What was trained for a bundle. Raises ComparisonError if the folder is missing, or there is none of it."""
-    trained = any(p.name == LoadRecovered.name and p.matched for p in bundle.manifest.passes)
-    if trained == (folder is not None):
-        return None if folder is None else FinishedRecovery.open(folder)
-    if trained:
-        raise ComparisonError(
-            f"{bundle.path}: its weights were recovered, and can't be made again without the folder of that",
-            hint="Pass it with --recovered.",
-        )
-    raise ComparisonError(f"{bundle.path}: its weights are not recovered ones", hint="Leave --recovered out.")
-
-
-def remake(
+def replay(
     source: Path | PreTrainedModel,
     captured: CapturedModel,
     recipe: Recipe,

@@ -1,0 +1,326 @@
+"""Where two runs first differ: the pass and the value, then the calls and tensors that computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.fast_evaluation import WeightCache
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import ComparisonError
+
+from .explain import explain, missing_biases
+from .probes import Call, Probe
+from .program_run import ProgramRun
+from .replay import Stage
+from .report import FirstDivergence, Place
+from .runs import Run, Tensor, TracedRun
+from .tolerance import Difference, Tolerance, comparable, difference
+from .values import ValueName, Values
+
+_SHOWN = 5
+"""Further values that differ, that are named."""
+
+
+def describe_divergence(
+    stage: str,
+    pass_name: str | None,
+    a: Run,
+    b: TracedRun,
+    values_a: Values,
+    values_b: Values,
+    comparison: Comparison,
+    tolerance: Tolerance,
+    given: Values,
+) -> FirstDivergence | None:
+    """Describes the first value that differs; None if none does.
+
+    Args:
+        stage, pass_name: what made b of a.
+        a, b: the runs; b's calls are examined.
+        values_a, values_b: their values.
+        comparison, tolerance: of these.
+        given: the values that b continued with.
+    """
+    if not comparison.differing:
+        return None
+    name, found = comparison.differing[0]
+    calls = area(b.calls, b.probes, name, given.keys())
+    of_calls = [b.tensors_of(call) for call in calls]
+    all_tensors = [tensor for of_call in of_calls for tensor in of_call]
+    tensors = _concerned(name, of_calls)
+    others = [str(other) for other, _ in comparison.differing[1:]]
+    return FirstDivergence(
+        stage=stage,
+        pass_name=pass_name,
+        a=a.name,
+        b=b.name,
+        layer=name.layer,
+        module=name.path,
+        value_name=str(name),
+        calls=[b.describe(call) for call in calls],
+        tensors=[
+            *(f"{tensor}, which B doesn't add" for tensor in missing_biases(a, tensors)),
+            *(str(tensor) for tensor in tensors),
+        ],
+        error=found.error,
+        tolerance=tolerance.error,
+        gain=found.gain,
+        largest=Place(found.token, found.column, found.a, found.b),
+        reasons=explain(name, a, values_a, values_b, tensors, all_tensors, chance=tolerance.chance),
+        others=others[:_SHOWN],
+        others_count=len(others),
+    )
+
+
+def _concerned(name: ValueName, of_calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Of a fused product's tensors those of the value's own module; and those of what comes before it, as a norm that
+    is fused with rounding."""
+    found: list[Tensor] = []
+    for tensors in of_calls:
+        own = [tensor for tensor in tensors if tensor.path == name.path]
+        found += own if own and name.what == "output" else tensors
+    return found
+
+
+def area(calls: Sequence[Call], probes: Sequence[Probe], name: ValueName, known: Collection[ValueName]) -> list[Call]:
+    """The calls that compute the value ``name`` from the values ``known``, in their order."""
+    made = {}
+    for call in calls:
+        for slot, value in call.writes:
+            made[value] = (call, slot)
+    probe = next(probe for probe in probes if probe.name == name)
+    # A product without its residual is only a part of the value there, and doesn't replace it.
+    given = {
+        (probe.key, probe.before, probe.slot)
+        for probe in probes
+        if probe.name in known and probe.name != name and not probe.residual
+    }
+    at = {call.key: call for call in calls}
+    first = at[probe.key]
+    waiting: list[Hashable] = [value for slot, value in first.reads if probe.before and slot == probe.slot]
+    found: dict[Hashable, Call] = {}
+
+    def enter(call: Call) -> None:
+        if call.key not in found:
+            found[call.key] = call
+            waiting.extend(value for slot, value in call.reads if (call.key, True, slot) not in given)
+
+    if not probe.before:
+        enter(first)
+    while waiting:
+        value = waiting.pop()
+        if value in made:
+            call, slot = made[value]
+            if (call.key, False, slot) not in given:
+                enter(call)
+    return [call for call in calls if call.key in found]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The values that two runs have in common.
+
+    Attributes:
+        values_compared: how many there are.
+        differing: those that differ, in the order of execution, and how.
+        largest_error: the largest error among the others, and where it is.
+        least_sensitive: of the linears' outputs and the logits, the value where a common factor is hardest to see, and
+            the smallest factor that would be found there.
+    """
+
+    values_compared: int
+    differing: tuple[tuple[ValueName, Difference], ...]
+    largest_error: tuple[float, ValueName] | None
+    least_sensitive: tuple[float, ValueName] | None = None
+
+
+def compare(
+    a: Run, b: Run, values_a: Values, values_b: Values, tolerance: Tolerance, layers: Collection[int] | None = None
+) -> Comparison:
+    """Compares the values of both runs, of some layers or all.
+
+    Raises ComparisonError if they have no value in common.
+    """
+    names = comparable(values_a, values_b, layers)
+    if not names:
+        raise ComparisonError(
+            f"{a.name} and {b.name} have no value in common that could be compared",
+            hint="Are they the same model? Their modules have to have the same paths.",
+        )
+    differing: list[tuple[ValueName, Difference]] = []
+    largest_error: tuple[float, ValueName] | None = None
+    least_sensitive: tuple[float, ValueName] | None = None
+    calls: Sequence[Call] = getattr(b, "calls", ())  # a source has none: there all outputs count
+    linears = {piece.path for call in calls for piece in call.pieces}
+    for name in names:
+        apart = difference(values_a[name], values_b[name])
+        bias = _bias(a, name) if tolerance.chance and name.what == "output" else None
+        found = tolerance.exceeded(values_a[name], values_b[name], bias, apart)
+        if found is not None:
+            differing.append((name, found))
+        else:
+            largest_error = max(largest_error or (apart.error, name), (apart.error, name))
+            weighed = name.what == "output" and (not linears or name.path in linears)
+            if weighed or name.what == "logits":
+                factor = tolerance.smallest_factor(values_a[name], apart)
+                least_sensitive = max(least_sensitive or (factor, name), (factor, name))
+    return Comparison(len(names), tuple(differing), largest_error, least_sensitive)
+
+
+def _bias(run: Run, name: ValueName) -> FloatArray | None:
+    return next((t.read() for t in run.tensors(name.path) if t.role == "bias"), None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The stage at which the program differs from the one before (or from the source), and both with their values."""
+
+    stage: Stage
+    before: Run
+    after: ProgramRun
+    values_before: Values
+    values_after: Values
+    comparison: Comparison
+    tolerance: Tolerance
+    given: Values
+
+
+class PassSearch:
+    """Compares a source with the stages of its program.
+
+    All of them continue with the source's values, wherever both of two stages have them. So each stage's values show
+    its own calls, and two stages can be compared whatever rounding there was before; errors don't add up,
+    neither along the program nor from pass to pass.
+
+    Args:
+        source: the source, or None to begin with what was captured.
+        given: the source's values.
+        stages: what was captured, and what each pass left.
+        tolerances: of exact passes before anything is rounded, of exact ones after that, and of those that round.
+        layers: to compare; None: all.
+    """
+
+    def __init__(
+        self,
+        source: Run,
+        given: Values,
+        stages: Sequence[Stage],
+        sequences: Sequence[torch.Tensor],
+        tolerances: tuple[Tolerance, Tolerance, Tolerance],
+        cache: WeightCache,
+        progress: Progress,
+        layers: Collection[int] | None = None,
+    ) -> None:
+        self.given = given
+        self._source, self._stages, self._sequences = source, stages, sequences
+        self._tolerances, self._cache, self._progress = tolerances, cache, progress
+        self._layers = layers
+        self._kept: dict[tuple[int, frozenset[ValueName]], Values] = {}
+        self._runs: dict[int, ProgramRun] = {}
+        self._evaluations = 0
+        self.largest_error: tuple[float, ValueName] | None = None
+        """The largest error of an exact stage at which the runs don't diverge."""
+        self.values_compared = 0
+        self.least_sensitive: dict[str, tuple[float, ValueName]] = {}
+        """Of exact passes, and of those that round: see ``Comparison``."""
+
+    def run(self, index: int) -> Run:
+        """A stage's run; -1 is the source."""
+        return self._source if index < 0 else self.program(index)
+
+    def program(self, index: int) -> ProgramRun:
+        if index not in self._runs:
+            stage = self._stages[index]
+            name = f"the program after {stage.label}"
+            self._runs[index] = ProgramRun(stage.program, name, cache=self._cache, leaves=self._source.leaves)
+        return self._runs[index]
+
+    def common(self, index: int, other: Run) -> Values:
+        """The source's values that a stage and ``other`` have too; -1 is the source."""
+        names = set(self.given) if index < 0 else set(self.program(index).value_names)
+        names &= set(self.given) if other is self._source else set(other.value_names)
+        return {name: value for name, value in self.given.items() if name in names}
+
+    def values(self, index: int, given: Values) -> Values:
+        """What a stage computes if it continues with ``given``."""
+        if index < 0:
+            return self.given
+        key = index, frozenset(given)
+        if key not in self._kept:
+            self._evaluations += 1
+            self._progress(ProgressEvent("compare", self._evaluations, 0, self._stages[index].label))
+            self._kept[key] = self.program(index).values(self._sequences, given, self._layers)
+        return self._kept[key]
+
+    def first(self) -> Found | None:
+        """The first stage that differs from the one before; None if all agree.
+
+        Exact stages one after the other are compared from end to end, and bisected if they differ. A stage that
+        changes the model on purpose isn't compared; what follows is compared with it.
+        """
+        base, at = -1, 0
+        while at < len(self._stages):
+            if self._stages[at].reshapes:
+                base, at = at, at + 1
+                continue
+            last = at
+            while self._stages[last].exact and self._continues(last + 1):
+                last += 1
+            if self._differs(base, last):
+                low, high = at, last
+                while low < high:
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if self._differs(base, middle) else (middle + 1, high)
+                return self._found(low, base)
+            self._kept = {key: values for key, values in self._kept.items() if key[0] == last}
+            base, at = last, last + 1
+        return None
+
+    def _continues(self, index: int) -> bool:
+        return index < len(self._stages) and self._stages[index].exact and not self._stages[index].reshapes
+
+    def _differs(self, before: int, after: int) -> bool:
+        found = self._compare(before, after)
+        if not found.differing and self._stages[after].exact and found.largest_error is not None:
+            self.largest_error = max(self.largest_error or found.largest_error, found.largest_error)
+        if not found.differing and found.least_sensitive is not None:
+            kind = "exact passes" if self._stages[after].exact else "passes that round"
+            self.least_sensitive[kind] = max(
+                self.least_sensitive.get(kind, found.least_sensitive), found.least_sensitive
+            )
+        self.values_compared = max(self.values_compared, found.values_compared)
+        return bool(found.differing)
+
+    def _compare(self, before: int, after: int) -> Comparison:
+        given = self.common(before, self.program(after))
+        values_before, values_after = self.values(before, given), self.values(after, given)
+        run, tolerance = self.program(after), self._tolerance(after)
+        return compare(self.run(before), run, values_before, values_after, tolerance, self._layers)
+
+    def _tolerance(self, index: int) -> Tolerance:
+        exact, after_rounding, coarse = self._tolerances
+        if not self._stages[index].exact:
+            return coarse
+        rounded = any(not stage.exact and not stage.reshapes for stage in self._stages[:index])
+        return after_rounding if rounded else exact
+
+    def _found(self, index: int, base: int) -> Found:
+        before = index - 1
+        comparison = self._compare(before, index)
+        if not comparison.differing:  # each of several passes was just within the tolerance
+            before, comparison = base, self._compare(base, index)
+        given = self.common(before, self.program(index))
+        return Found(
+            self._stages[index],
+            self.run(before),
+            self.program(index),
+            self.values(before, given),
+            self.values(index, given),
+            comparison,
+            self._tolerance(index),
+            given,
+        )

@@ -1,0 +1,225 @@
+"""What is to be compared: two runs of one model, the tokens, and whether they can be compared at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.capture.find_source import describe_source, find_source
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recover import FinishedRecovery
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.recovery.load_recovered import LoadRecovered
+from enginewright.plugins.shared.contracts import CacheGroup, ModelInfo
+from enginewright.plugins.shared.errors import ComparisonError, RequestError
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+from enginewright.runtime.text.tokenizer import Tokenizer
+
+from .values import layer_number
+
+
+@dataclass(frozen=True)
+class Given:
+    """One of the two things to compare.
+
+    Attributes:
+        what: a bundle's folder, a Hugging Face directory, a GGUF file, a Hub id, or a transformers model.
+        target, isa: of a bundle: which of its targets, and the instruction set; None takes the first, and the best.
+    """
+
+    what: Path | PreTrainedModel
+    target: str | None = None
+    isa: str | None = None
+
+    @property
+    def is_bundle(self) -> bool:
+        return isinstance(self.what, Path) and (self.what / MANIFEST_PATH).is_file()
+
+    @property
+    def name(self) -> str:
+        return describe_source(self.what).name if isinstance(self.what, Path) else type(self.what).__name__
+
+    def found(self, progress: Progress) -> Given:
+        """The same with a path that is there: of a Hub id, that of what was fetched."""
+        return replace(self, what=find_source(self.what, progress=progress)) if isinstance(self.what, Path) else self
+
+    def is_same(self, other: Given) -> bool:
+        """Whether it is the same model or bundle, whatever target is meant."""
+        if isinstance(self.what, Path) and isinstance(other.what, Path):
+            return self.what.resolve() == other.what.resolve()
+        return self.what is other.what
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare.
+
+    Attributes:
+        tolerance: of relative errors, in place of what is allowed by default.
+        recipe: of a source that is compared with itself through the passes: a name or a file; None takes f32.
+        calibration: a file, for a recipe that needs one.
+        tokens, texts: sequences to compare on; none of both: random ones by ``seed``.
+        recovered: the folder of ``recover``, for a bundle of what was trained.
+        layers: numbers of the layers to compare; None: all, and what is outside of layers.
+    """
+
+    tolerance: float | None = None
+    recipe: str | None = None
+    calibration: Path | None = None
+    tokens: Sequence[Sequence[int]] = ()
+    texts: Sequence[str] = ()
+    seed: int = 0
+    recovered: Path | None = None
+    layers: Collection[int] | None = None
+
+
+def check_meaning(a: Given, b: Given, options: Options) -> None:
+    """Raises ComparisonError for what is asked of a run that can't have it, instead of leaving it out."""
+    for given in (a, b):
+        if not given.is_bundle and given.isa is not None:
+            raise ComparisonError(
+                f"{given.name} is a model, which transformers computes: it has no instruction set to choose",
+                hint="Instruction sets are for bundles.",
+            )
+    if options.recipe is not None and (a.is_bundle or b.is_bundle or not a.is_same(b)):
+        raise ComparisonError(
+            f"a recipe is given ({options.recipe}), but {a.name} and {b.name} aren't a model and itself",
+            hint="A bundle goes by the recipe that it was made by; leave it out.",
+        )
+
+
+def check_same_model(a: ModelInfo, name_a: str, b: ModelInfo, name_b: str) -> None:
+    """Raises ComparisonError, naming what differs, for models of another architecture or vocabulary."""
+    facts = [{"architecture": info.architecture, "vocabulary": f"{info.vocab_size:,} tokens"} for info in (a, b)]
+    _check(facts[0], name_a, facts[1], name_b)
+
+
+def check_same_cache(a: Sequence[CacheGroup], name_a: str, b: Sequence[CacheGroup], name_b: str) -> None:
+    """Raises ComparisonError, naming what differs, for models with other layers, heads or windows."""
+    _check(_facts(a), name_a, _facts(b), name_b)
+
+
+def check_layers(layers: Collection[int] | None, paths: Collection[str]) -> None:
+    """Raises RequestError for a layer that none of a model's module paths is in."""
+    if layers is None:
+        return
+    there = sorted({number for path in paths if (number := layer_number(path)) is not None})
+    if missing := sorted(set(layers) - set(there)):
+        known = f"0 to {there[-1]}" if there == list(range(len(there))) and there else f"{there or 'none'}"
+        raise RequestError(f"layer {missing[0]} is not one of the model's: it has {known}", hint="See --layers.")
+
+
+def _facts(groups: Sequence[CacheGroup]) -> dict[str, str]:
+    layers = sorted((layer, group) for group in groups for layer in group.layers)
+    return {
+        "layers": f"{len(layers)}",
+        "key and value heads": _each([f"{g.kv_heads}" for _, g in layers]),
+        "head size": _each([f"{g.key_head_size}/{g.value_head_size}" for _, g in layers]),
+        "window": _each([f"{g.window}" if g.window else "none" for _, g in layers]),
+    }
+
+
+def _each(values: Sequence[str]) -> str:
+    """What all layers have, or each of them."""
+    return values[0] if len(set(values)) == 1 else ", ".join(values)
+
+
+def _check(a: Mapping[str, str], name_a: str, b: Mapping[str, str], name_b: str) -> None:
+    differing = [f"{key} {a[key]} and {b[key]}" for key in a if a[key] != b[key]]
+    if differing:
+        raise ComparisonError(
+            f"{name_a} and {name_b} are different models: {'; '.join(differing)}",
+            hint="Compare a bundle with the model that it was made of, or two bundles of one model.",
+        )
+
+
+_REPORT = "report/report.json"
+
+
+def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None:
+    """Raises ComparisonError if the bundle was calibrated with a file, and none is given to repeat that with."""
+    if not recipe.calibrated or file is not None:
+        return
+    try:
+        report = json.loads(read_regular(bundle.path / _REPORT, most=MOST_JSON_BYTES))
+    except (OSError, ValueError):
+        return  # without its report nothing says so; then the programs differ at a calibrated weight
+    calibration = report.get("calibration") if isinstance(report, dict) else None
+    origin = calibration.get("origin") if isinstance(calibration, dict) else None
+    if isinstance(origin, str) and not origin.startswith("sampled"):
+        raise ComparisonError(
+            f"{bundle.path}: its recipe can't be repeated without the file {origin} that it was calibrated with",
+            hint="Pass that file with --calibration.",
+        )
+
+
+def recovery_of(bundle: Bundle, folder: Path | None) -> FinishedRecovery | None:
+    """What was trained for a bundle. Raises ComparisonError if the folder is missing, or there is none of it."""
+    trained = any(p.name == LoadRecovered.name and p.matched for p in bundle.manifest.passes)
+    if trained == (folder is not None):
+        return None if folder is None else FinishedRecovery.open(folder)
+    if trained:
+        raise ComparisonError(
+            f"{bundle.path}: its weights were recovered, and can't be made again without the folder of that",
+            hint="Pass it with --recovered.",
+        )
+    raise ComparisonError(f"{bundle.path}: its weights are not recovered ones", hint="Leave --recovered out.")
+
+
+LENGTHS = (37, 23)
+"""Of random sequences. The first goes into a second block of keys and values; both are sizes that models don't have."""
+
+LONGEST = 512
+"""Tokens in all: every value of the model is in memory for each."""
+
+
+def choose_tokens(
+    info: ModelInfo,
+    *,
+    tokens: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    seed: int,
+    tokenizer: Tokenizer | None,
+) -> list[torch.Tensor]:
+    """Sequences of token ids, int32 [S] each: ``tokens`` and ``texts``, or random ones if there are none.
+
+    Raises RequestError for ids that the model doesn't have, an empty sequence, one that is too long, and a text where
+    there is no tokenizer.
+    """
+    given = [list(ids) for ids in tokens]
+    if texts and tokenizer is None:
+        raise RequestError("a text is given, but the model has no tokenizer", hint="Give token ids with --tokens.")
+    for text in texts:
+        assert tokenizer is not None
+        given.append(list(tokenizer.encode(text)))
+    if not given:
+        generator = np.random.default_rng(seed)
+        lengths = [min(length, info.context_length) for length in LENGTHS]
+        given = [generator.integers(0, info.vocab_size, length).tolist() for length in lengths]
+    for ids in given:
+        if not ids:
+            raise RequestError("a sequence to compare on has no tokens", hint="Give at least one token.")
+        if len(ids) > info.context_length:
+            raise RequestError(
+                f"a sequence to compare on has {len(ids):,} tokens, the model takes {info.context_length:,}",
+                hint="Give a shorter one.",
+            )
+        if wrong := [i for i in ids if not 0 <= i < info.vocab_size]:
+            raise RequestError(
+                f"token {wrong[0]} is not one of the model's {info.vocab_size:,}",
+                hint=f"Token ids are 0 to {info.vocab_size - 1}.",
+            )
+    if (total := sum(len(ids) for ids in given)) > LONGEST:
+        raise RequestError(
+            f"{total:,} tokens to compare on are more than {LONGEST}, of which every value is kept",
+            hint="Give fewer, or shorter, sequences.",
+        )
+    return [torch.tensor(ids, dtype=torch.int32) for ids in given]
