@@ -94,7 +94,7 @@ def main() -> None:
             copy, PassContext(kv_heads=options, calibration=tuple(calibration), recipe="kv_heads")
         )
         seconds = time.perf_counter() - start
-        errors = [f.value for f in record.figures if f.name.startswith("relative error")]
+        errors = [f.value for f in record.metrics if f.name.startswith("relative error")]
         after = _logits(copy, windows)
         error = sum(errors) / len(errors) if errors else None
         rows.append(_row(method, grouping, windows, before, after, error, seconds))

@@ -364,16 +364,16 @@ class LLM:
             text = OutputText(self._tokenizer.detokenizer(prompt), params.stop)
         elif params.stop:
             raise RequestError("stop: strings need a tokenizer, and the bundle has none", hint="Use stop_token_ids.")
-        room = context - len(prompt)
+        longest = context - len(prompt)
         wanted = params.max_tokens
         if wanted is None:  # the last new token needs no place in the cache
             cached = PoolPlan.of(self._executor.cache_groups, self._executor.blocks).tokens
-            wanted = max(min(room, cached - len(prompt) + 1), 1) if self._executor.cache_groups else room
+            wanted = max(min(longest, cached - len(prompt) + 1), 1) if self._executor.cache_groups else longest
         request = Request(
             prompt,
             params,
             end_token_ids=self.model.eos_token_ids,
-            max_tokens=min(wanted, room),
+            max_tokens=min(wanted, longest),
             prompt_text=encoded_prompt.text,
             text=text,
         )

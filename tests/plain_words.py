@@ -1,6 +1,6 @@
 """Phrases that a reader has to decode, and what to write instead; ``make lint`` looks for them in docs and sources.
 
-    python tests/plain_words.py [FILE ...]     # by default every page and Python file that git tracks
+    python tests/plain_words.py [FILE ...]     # by default every page, Python and C++ file that git tracks
 
 A space in a pattern also matches a line's end, in comments too. Names in code are left alone: these are phrases.
 """
@@ -31,6 +31,9 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\btold the stages?\b|\bprogress: told\b", "called with"),
     (r"\bcome(s)? by\b", "computed"),
     (r"\bgo(es|ne|ing)? over in\b", "tiled, processed"),
+    (r"\brests? in memory\b", "is spilled"),
+    (r"\bnobody knows (what|which|whose)\b", "unknown, ambiguous"),
+    (r"\bgo(es|ne|ing)? on with\b", "continue with"),
     (r"\bno doing of\b", "outside our control"),
     (r"\bsoon enough for\b", "precedes"),
     (r"\bis what is taken\b", "the default is"),
@@ -39,9 +42,6 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\bis no good\b", "is invalid"),
 )
 """(regular expression, what to write instead)."""
-
-NOT_YET = ("plugins/cpu/", "tests/plugins/cpu/", "tests/plugins/onnxruntime/")
-"""Folders that haven't been gone through."""
 
 QUOTES_THEM = ("tests/plain_words.py", "tests/test_plain_words.py", "CHANGELOG.md", "docs/use/families.md")
 
@@ -56,7 +56,7 @@ def findings(text: str) -> Iterator[tuple[int, str, str]]:
 def anywhere(pattern: str) -> re.Pattern[str]:
     """The pattern, with each space outside of lookbehinds matching a line's end and a comment's mark as well."""
     pieces = re.split(r"(\(\?<![^)]*\))", pattern)
-    return re.compile("".join(p if p.startswith("(?<!") else p.replace(" ", r"\s+(?:#\s+)?") for p in pieces), re.I)
+    return re.compile("".join(p if p.startswith("(?<!") else p.replace(" ", r"\s+(?:(?:#|//)\s+)?") for p in pieces), re.I)
 
 
 COMPILED = [(anywhere(pattern), instead) for pattern, instead in PHRASES]
@@ -65,9 +65,9 @@ COMPILED = [(anywhere(pattern), instead) for pattern, instead in PHRASES]
 def main(names: list[str]) -> int:
     """Prints what it finds; 1 if that is anything."""
     if not names:
-        command = ["git", "-C", str(REPOSITORY), "ls-files", "*.py", "*.md"]
+        command = ["git", "-C", str(REPOSITORY), "ls-files", "*.py", "*.pyi", "*.md", "*.h", "*.cpp"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        names = [str(REPOSITORY / n) for n in listed if not n.startswith((*NOT_YET, *QUOTES_THEM))]
+        names = [str(REPOSITORY / n) for n in listed if not n.startswith(QUOTES_THEM)]
     found = [(name, *one) for name in names for one in findings(Path(name).read_text(encoding="utf-8"))]
     for name, line, said, instead in found:
         print(f'{name}:{line}: "{said}": write {instead}')

@@ -25,6 +25,9 @@ PLANTED = {
     "who is told the stage": "told the stage",
     "however it is come by": "come by",
     "gone over in pieces": "gone over in",
+    "a sum rests in memory": "rests in memory",
+    "scaled by nobody knows what": "nobody knows what",
+    "the run goes on with it": "goes on with",
     "by no doing of ours": "no doing of",
     "soon enough for all": "soon enough for",
     "Wanda is what is taken": "is what is taken",
@@ -37,8 +40,9 @@ PLANTED = {
 @pytest.mark.parametrize("text", PLANTED)
 def test_a_planted_phrase_is_found(text: str) -> None:
     assert PLANTED[text] in {said for _, said, _ in plain_words.findings(f"first line\n{text}\n")}
-    broken = text.replace(" ", "\n    # ")
-    assert {line for line, _, _ in plain_words.findings(broken)}, broken
+    for mark in ("", "# ", "// "):
+        broken = text.replace(" ", f"\n    {mark}")
+        assert {line for line, _, _ in plain_words.findings(broken)}, broken
 
 
 def test_every_pattern_is_planted() -> None:

@@ -103,7 +103,7 @@ def _panel(title: str, x_label: str, lines: Sequence[_Line], written: Callable[[
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
-    """From the least to the greatest, with some room beside them."""
+    """From the least to the greatest, with some margin."""
     return LogAxis(min(values) / 1.3, max(values) * 1.3, start, end)
 
 

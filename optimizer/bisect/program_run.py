@@ -147,7 +147,7 @@ class _Probes:
         self._program = program
         self._recording = recording
         self._probes: dict[tuple[Hashable, bool], list[Probe]] = defaultdict(list)
-        self._replaced: dict[Node, torch.Tensor] = {}  # values that their other readers go on with too
+        self._replaced: dict[Node, torch.Tensor] = {}  # values that their other readers continue with too
         for probe in probes:
             self._probes[probe.key, probe.before].append(probe)
 
@@ -246,7 +246,7 @@ class _Probes:
         own: torch.Tensor | None,
         residual: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> Any:
-        """A call's result, as the program is to go on with it; see ``before_sum`` and ``before_residual``."""
+        """A call's result, as the program is to continue with it; see ``before_sum`` and ``before_residual``."""
         for probe in self._probes.get((node, False), ()):
             if probe.residual:
                 if residual is not None:

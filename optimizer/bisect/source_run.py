@@ -108,7 +108,7 @@ class _Forward:
         self._seen: set[ValueName] = set()
 
     def see(self, module: torch.nn.Module, what: What, value: object, axis: int | None = None) -> torch.Tensor | None:
-        """What to go on with instead of ``value``, if it is another."""
+        """What to continue with instead of ``value``, if it is another."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return None
         name = ValueName(self._paths[id(module)], what)

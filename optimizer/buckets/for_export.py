@@ -19,7 +19,7 @@ from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan, plan_path
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
-from enginewright.runtime.executors.static_shapes import pad, sink_blocks
+from enginewright.runtime.executors.static_shapes import pad, padding_blocks
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 
 from .choose import BucketSource, choose
@@ -112,7 +112,7 @@ def check_programs(
     programs: Sequence[ProgramReport],
     progress: Progress = silent,
     *,
-    room: int | None = None,
+    memory_budget: int | None = None,
     seconds: float = _MOST_SECONDS,
 ) -> BucketsReport:
     """Runs the smallest step that goes to each bucket, padded, in its program, and as it is in the program of any size.
@@ -122,7 +122,7 @@ def check_programs(
         target: one that is run here, or whose report is given back as it is.
         sizes, programs: of ``buckets_of`` and ``write_programs``.
         progress: called with the stage "buckets".
-        room: bytes of memory that may be taken; None: what is free. A bucket that needs more is not run.
+        memory_budget: bytes of memory that may be taken; None: what is free. A bucket that needs more is not run.
         seconds: after so many no other bucket is run; the small ones come first.
 
     Raises:
@@ -132,12 +132,12 @@ def check_programs(
     if target not in _RUN_HERE:
         return BucketsReport(target, sizes, list(programs))
     plan = bundle.buckets[target]
-    start, room = time.perf_counter(), free_memory() if room is None else room
+    start, memory_budget = time.perf_counter(), free_memory() if memory_budget is None else memory_budget
     reports = {report.name: report for report in programs}
     for done, bucket in enumerate(sorted(plan.buckets, key=lambda b: b.tokens)):
         progress(ProgressEvent("buckets", done, len(plan.buckets), bucket.name))
         report = reports[bucket.name]
-        if report.arena_bytes + report.arena_bytes_any > room or time.perf_counter() - start > seconds:
+        if report.arena_bytes + report.arena_bytes_any > memory_budget or time.perf_counter() - start > seconds:
             continue
         below = [b.tokens for b in plan.buckets if b.kind == bucket.kind and b.tokens < bucket.tokens]
         try:
@@ -154,8 +154,8 @@ def _check(bundle: Bundle, target: str, bucket: Bucket, tokens: int, plan: Bucke
     groups = [group.to_group() for group in any_size.cache_groups]
     step = _smallest_step(bucket, tokens, groups, bundle.model)
     used = {name: int(table.max()) + 1 for name, table in step.block_tables.items()}
-    sinks = sink_blocks(plan, groups)
-    blocks = {name: used[name] + sinks[name] for name in used}
+    padding = padding_blocks(plan, groups)
+    blocks = {name: used[name] + padding[name] for name in used}
     weights = {use.name: bundle.weight(use.name) for use in any_size.weights}
     expected = CpuProgram(any_size, weights, blocks=blocks).run(step).logits
     padded = pad(step, bucket, groups, used)

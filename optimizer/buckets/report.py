@@ -122,13 +122,13 @@ class BucketsReport:
 def share_out(prompts: list[Sizes], decodes: list[Sizes], most: int, weight: Fraction) -> tuple[int, int]:
     """How many of ``most`` buckets are for prompts and how many for decode steps.
 
-    The least padding of prompts + ``weight`` * padding of decode steps, over every way to share out; of equal ones that
+    The least padding of prompts + ``weight`` * padding of decode steps, over every split; of equal ones that
     with the most for prompts. With one bucket there is none for decode steps, which then run in that of prompts.
     """
     if most == 1:
         return 1, 0
-    ways = ((p, min(most - p, len(decodes))) for p in range(min(most - 1, len(prompts)), 0, -1))
-    return min(ways, key=lambda way: prompts[way[0] - 1].padded + weight * decodes[way[1] - 1].padded)
+    candidates = ((p, min(most - p, len(decodes))) for p in range(min(most - 1, len(prompts)), 0, -1))
+    return min(candidates, key=lambda shares: prompts[shares[0] - 1].padded + weight * decodes[shares[1] - 1].padded)
 
 
 def text_lines(report: SizesReport) -> list[str]:

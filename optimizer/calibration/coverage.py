@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from enginewright.passes.framework.base import Figure
-from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
+from enginewright.passes.framework.base import Metric
+from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, TOKENS_USED
 
 FEW_TOKENS = 2048
 """Fewer than this make the statistics of wide layers unreliable."""
@@ -44,15 +44,15 @@ class Coverage:
     ranges: tuple[InputRange, ...] = ()
 
 
-def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, figures: Iterable[Figure] = ()) -> Coverage:
+def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = ()) -> Coverage:
     """The coverage of ``sequences`` ([S] each, of a model with so many tokens).
 
-    ``figures``: what passes measured; those called LARGEST_INPUT become the ranges.
+    ``metrics``: what passes measured; those called LARGEST_INPUT become the ranges.
     """
     tokens = sum(len(s) for s in sequences)
     distinct = len(torch.cat(list(sequences)).unique())
     share = distinct / vocab_size
-    measured = tuple(figures)
+    measured = tuple(metrics)
     ranges = tuple(InputRange(f.where, f.value) for f in measured if f.name == LARGEST_INPUT)
     warnings = []
     if tokens < FEW_TOKENS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.base import Metric
 
 from .calibrate import Calibration
 from .coverage import Coverage, measure_coverage
@@ -20,9 +20,9 @@ class CalibrationReport:
 
 
 def calibration_report(
-    calibration: Calibration | None, vocab_size: int, figures: Iterable[Figure]
+    calibration: Calibration | None, vocab_size: int, metrics: Iterable[Metric]
 ) -> CalibrationReport | None:
-    """The report once passes have measured their ``figures``; None if nothing was calibrated."""
+    """The report once passes have measured their ``metrics``; None if nothing was calibrated."""
     if calibration is None:
         return None
-    return CalibrationReport(calibration.origin, measure_coverage(calibration.sequences, vocab_size, figures))
+    return CalibrationReport(calibration.origin, measure_coverage(calibration.sequences, vocab_size, metrics))

@@ -234,17 +234,17 @@ class _Download:
             if blob is not None and blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
                 started = done
 
-                def tell(have: int, name: str = name, started: int = started) -> None:
-                    self._tell(started + have, total, name)
+                def on_bytes(have: int, name: str = name, started: int = started) -> None:
+                    self._report(started + have, total, name)
 
                 url = hf_hub_url(self._wanted.repository, name, revision=self._repository.commit)
-                download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", tell)
+                download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", on_bytes)
             # Finds the bytes there and gives them their name; or fetches them, if nobody knows their hash.
             hf_hub_download(self._wanted.repository, name, revision=self._repository.commit)
             done += self._size(name)
-            self._tell(done, total, name)
+            self._report(done, total, name)
 
-    def _tell(self, done: int, total: int, name: str) -> None:
+    def _report(self, done: int, total: int, name: str) -> None:
         detail = f"{name} ({format_bytes(done)} of {format_bytes(total)})"
         self._progress(ProgressEvent("download", done, total, detail))
 

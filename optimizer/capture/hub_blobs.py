@@ -95,14 +95,14 @@ def _append(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progr
         if have and (start is None or int(start[1]) != have):  # a server without ranges sends everything
             file.truncate(0)
             file.seek(0)
-        told = file.tell()
+        reported = file.tell()
         for chunk in response.iter_bytes():  # as they come: of a chunk that isn't whole nothing would be kept
             file.write(chunk)
             if file.tell() > blob.size:
                 break  # its hash can't be right
-            if file.tell() - told >= _CHUNK_BYTES:
-                told = file.tell()
-                progress(told)
+            if file.tell() - reported >= _CHUNK_BYTES:
+                reported = file.tell()
+                progress(reported)
 
 
 def _is_whole(file: BinaryIO, blob: Blob) -> bool:

@@ -66,10 +66,7 @@ def print_summary(report: BundleReport) -> None:
         measured_lines,
         quantized_lines,
     )
-    from enginewright.optimizer.report.engine_lines import engine_lines
-    from enginewright.optimizer.report.kv_heads_view import kv_heads_lines
-    from enginewright.optimizer.report.pruned_lines import pruned_lines
-    from enginewright.optimizer.report.ways_lines import ways_lines
+    from enginewright.optimizer.report.lines import candidate_lines, engine_lines, kv_heads_lines, pruned_lines
 
     console = stdout_console()
     if (quality := report.quality_line()) is not None:
@@ -102,7 +99,7 @@ def print_summary(report: BundleReport) -> None:
         row("passes", measured_lines(document))
         row("weights", quantized_lines(document))
         row("calibrated", calibration_lines(document))
-        row("ways", ways_lines(document))
+        row("candidates", candidate_lines(document))
         row("KV cache", kv_heads_lines(document))
         row("pruned", pruned_lines(document))
         row("buckets", bucket_lines(document))

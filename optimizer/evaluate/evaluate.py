@@ -114,7 +114,7 @@ def evaluate(
         EnginewrightError: a model's logits are not finite.
     """
     start = time.perf_counter()
-    tell = progress or silent
+    on_progress = progress or silent
     written = read_text(text, "text", EVALUATION_TEXT)
     questions = [] if choices is None else read_questions(choices)
     with ExitStack() as stack:
@@ -125,11 +125,11 @@ def evaluate(
         )
         reference: ScoredModel | None = None
         if against is not None:
-            tell(ProgressEvent("load", 0, 1, str(against)))
+            on_progress(ProgressEvent("load", 0, 1, str(against)))
             reference = stack.enter_context(
-                closing(open_reference(against, threads=threads, memory=memory, progress=tell))
+                closing(open_reference(against, threads=threads, memory=memory, progress=on_progress))
             )
-            tell(ProgressEvent("load", 1, 1, reference.name))
+            on_progress(ProgressEvent("load", 1, 1, reference.name))
             asked = [whole for question in questions for _, whole in question.texts()]
             check_same_tokens(model, reference, [written, *asked])
         prefix, ids = split_prefix(model.tokenizer, written)
@@ -142,11 +142,11 @@ def evaluate(
         most = windows.size + len(prefix)
         encoded = [(q, encode_choices(q, model.tokenizer, most)) for q in questions]
 
-        likelihood, divergence = _read(model, reference, ids, windows, tell)
-        answers = _answers(model, choices, encoded, tell)
+        likelihood, divergence = _read(model, reference, ids, windows, on_progress)
+        answers = _answers(model, choices, encoded, on_progress)
         comparison = None
         if reference is not None:
-            comparison = _comparison(reference, divergence, _answers(reference, choices, encoded, tell))
+            comparison = _comparison(reference, divergence, _answers(reference, choices, encoded, on_progress))
         return EvaluationReport(
             bundle=str(bundle),
             model=model.name,
@@ -167,25 +167,28 @@ def evaluate(
 
 
 def _read(
-    model: ScoredModel, reference: ScoredModel | None, ids: Sequence[int], windows: Windows, tell: Progress
+    model: ScoredModel, reference: ScoredModel | None, ids: Sequence[int], windows: Windows, on_progress: Progress
 ) -> tuple[Likelihood, Divergence]:
     """The text under both models, a window at a time; without a reference the divergence stays empty."""
     likelihood = Likelihood()
     divergence = Divergence(likelihood, Likelihood())
     count = windows.count(len(ids))
-    tell(ProgressEvent("text", 0, count, model.path))
+    on_progress(ProgressEvent("text", 0, count, model.path))
     for done, (tokens, rows, targets) in enumerate(windows.steps(ids), 1):
         logits = finite_logits(model, tokens)[rows]  # [n, V]
         if reference is None:
             likelihood.add(logits, targets)
         else:
             divergence.add(logits, finite_logits(reference, tokens)[rows], targets)
-        tell(ProgressEvent("text", done, count, f"perplexity {likelihood.perplexity:.3f}"))
+        on_progress(ProgressEvent("text", done, count, f"perplexity {likelihood.perplexity:.3f}"))
     return likelihood, divergence
 
 
 def _answers(
-    model: ScoredModel, source: str | Path | None, encoded: list[tuple[Question, list[EncodedChoice]]], tell: Progress
+    model: ScoredModel,
+    source: str | Path | None,
+    encoded: list[tuple[Question, list[EncodedChoice]]],
+    on_progress: Progress,
 ) -> ChoiceReport | None:
     if source is None:
         return None
@@ -194,7 +197,7 @@ def _answers(
     def told() -> None:
         nonlocal done
         done += 1
-        tell(ProgressEvent(f"choices of {model.name}", done, len(encoded), ""))
+        on_progress(ProgressEvent(f"choices of {model.name}", done, len(encoded), ""))
 
     return answer_questions(model, str(source), encoded, told)
 

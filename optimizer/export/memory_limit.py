@@ -12,7 +12,7 @@ LEAST_ROOM = 64 << 20
 """What the export of the smallest model takes beside what the process has when it begins."""
 
 _SHARE = 4
-"""Weights that are kept take a quarter of the room; activations and what is being computed need the rest."""
+"""Weights that are kept take a quarter of the budget; activations and what is being computed need the rest."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class MemoryLimit:
             )
         return MemoryLimit(limit)
 
-    def room(self) -> int | None:
+    def memory_budget(self) -> int | None:
         """Bytes that are left now; None without a limit."""
         return None if self.limit is None else max(0, self.limit - rss_bytes())
 
     def keep_bytes(self) -> int:
         """Bytes of weights that may be kept in memory where that saves reading them again."""
-        room = self.room()
-        return KEEP_BYTES if room is None else min(KEEP_BYTES, room // _SHARE)
+        budget = self.memory_budget()
+        return KEEP_BYTES if budget is None else min(KEEP_BYTES, budget // _SHARE)
 
     def cache_bytes(self) -> int | None:
         """Bytes that keys and values may take while the model is sampled from."""
-        room = self.room()
-        return None if room is None else room // _SHARE
+        budget = self.memory_budget()
+        return None if budget is None else budget // _SHARE
 
     def report(self) -> MemoryReport | None:
         """Whether it was kept, now that the work is done; None without a limit."""

@@ -13,7 +13,7 @@ from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import Measurement, PassVerification, VerificationReport
-from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.base import Metric
 from enginewright.passes.quantization.report import QuantizationReport
 
 from .memory_limit import MemoryReport
@@ -36,7 +36,7 @@ class PassSummary:
     seconds: float
     target: str = ""
     measurement: Measurement | None = None
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Metric] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

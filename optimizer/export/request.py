@@ -36,7 +36,7 @@ class ExportRequest:
         trained: what training has made of the weights.
         limit: of memory.
         tokenizer: of a model object, which brings none.
-        tell: called as the work goes on.
+        on_progress: called as the work goes on.
         inputs: what was named -> its file or folder: nothing of it may be written to.
     """
 
@@ -48,7 +48,7 @@ class ExportRequest:
     trained: FinishedRecovery | None
     limit: MemoryLimit
     tokenizer: PreTrainedTokenizerBase | None
-    tell: Progress
+    on_progress: Progress
     inputs: Inputs
 
     @staticmethod
@@ -64,7 +64,7 @@ class ExportRequest:
         gpus: Sequence[str] | None = None,
         kv_cache: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None,
-        tell: Progress,
+        on_progress: Progress,
     ) -> ExportRequest:
         """Of the arguments of ``export``.
 
@@ -98,7 +98,7 @@ class ExportRequest:
             trained,
             MemoryLimit.of(max_memory),
             tokenizer,
-            tell,
+            on_progress,
             {
                 "the source": None if isinstance(source, PreTrainedModel) else source,
                 "the recipe": None if recipe is None else recipe_file(recipe),

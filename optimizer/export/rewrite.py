@@ -83,7 +83,7 @@ def rewrite(
             round(record.seconds, 4),
             target,
             measurement,
-            list(record.figures),
+            list(record.metrics),
         )
         for record, target, measurement in zip(result.records, owners, measurements.found, strict=True)
     ]

@@ -86,7 +86,7 @@ def export(
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
             much, and what a pass changed most.
     """
-    clock, tell = Clock(), progress or silent
+    clock, on_progress = Clock(), progress or silent
     asked = ExportRequest.of(
         source,
         recipe=recipe,
@@ -98,7 +98,7 @@ def export(
         gpus=gpus,
         kv_cache=kv_cache,
         tokenizer=tokenizer,
-        tell=tell,
+        on_progress=on_progress,
     )
     with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
         # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
@@ -130,14 +130,14 @@ def export(
         ran = run_bundle(asked, model, rewritten, written, writer.folder, clock)
 
         # 5. The report, and the name.
-        tell(ProgressEvent("write", 0, 1, str(output)))
+        on_progress(ProgressEvent("write", 0, 1, str(output)))
         report = _report(asked, model, found, searched, measured, rewritten, written, ran, writer, clock, str(output))
         for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
             writer.write_text(path, text)
         if searched.anything:
             writer.write_text(RECIPE_FILE, to_toml(model.recipe, RECIPE_COMMENT))
         writer.publish()
-        tell(ProgressEvent("write", 1, 1, str(output)))
+        on_progress(ProgressEvent("write", 1, 1, str(output)))
     return report
 
 
@@ -155,7 +155,7 @@ def _report(
     path: str,
 ) -> ExportReport:
     program, info = model.captured.program, model.captured.model_info
-    figures = [figure for record in rewritten.records for figure in record.figures]
+    metrics = [metric for record in rewritten.records for metric in record.metrics]
     grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
     groups = rewritten.programs[asked.targets[0]].cache_groups
     return ExportReport(
@@ -170,7 +170,7 @@ def _report(
         bundle_bytes=writer.bytes_written,
         stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
         passes=rewritten.summaries,
-        calibration=calibration_report(calibration, info.vocab_size, figures),
+        calibration=calibration_report(calibration, info.vocab_size, metrics),
         quantization=quantization_report((name, program.weights[name]) for name in program.weights),
         auto=searched.auto,
         pruning=searched.pruning,

@@ -101,7 +101,7 @@ def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> Expo
                 "revision: it is for models of the Hub, and a model object is given", hint="Leave it out."
             )
         return asked
-    found = find_source(asked.source, revision=revision, progress=asked.tell)
+    found = find_source(asked.source, revision=revision, progress=asked.on_progress)
     if not os.path.exists(asked.source):
         clock.end("download")
     return replace(asked, source=found)
@@ -109,10 +109,10 @@ def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> Expo
 
 def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
-    asked.tell(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
+    asked.on_progress(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
     captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length)
     give_back_freed()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
-    asked.tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+    asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None
     if asked.trained is not None:
         asked.trained.check_source(captured)
@@ -138,7 +138,7 @@ def calibration_tokens(asked: ExportRequest, model: OpenModel) -> Calibration | 
         model.recipe.calibration,
         file=asked.calibration,
         tokenizer=Tokenizer(files) if files is not None and files.tokenizer_json else None,
-        progress=asked.tell,
+        progress=asked.on_progress,
         keep_bytes=asked.limit.keep_bytes(),
         cache_bytes=asked.limit.cache_bytes(),
     )
@@ -149,7 +149,9 @@ def search_within_budget(
 ) -> Searched:
     """What the recipe leaves to a budget, in numbers."""
     weights, shaped_by = _trained(asked) if model.recipe.auto is not None else (None, None)
-    given = Searching(model.captured, sequences, scratch, asked.limit.room(), asked.tell, weights, shaped_by)
+    given = Searching(
+        model.captured, sequences, scratch, asked.limit.memory_budget(), asked.on_progress, weights, shaped_by
+    )
     return search(model.recipe, given)
 
 
@@ -163,7 +165,7 @@ def measure_source(
         model.recipe,
         calibration=sequences,
         started=clock.start,
-        progress=asked.tell,
+        progress=asked.on_progress,
         keep_bytes=asked.limit.keep_bytes(),
     )
 
@@ -183,13 +185,13 @@ def run_passes(
         required,
         sequences,
         scratch=scratch,
-        progress=asked.tell,
-        room=asked.limit.room(),
+        progress=asked.on_progress,
+        memory_budget=asked.limit.memory_budget(),
         recovered=weights,
         shaped_by=shaped_by,
     )
     of_targets = _passes_of_targets(asked, model)
-    return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.tell)
+    return rewrite(model.captured.program, passes, of_targets, context, measurements, asked.on_progress)
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def write_bundle(
         onnx=model.recipe.onnx or OnnxSection(),
     )
     emitted = {
-        name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.tell, options)
+        name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)
         for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
@@ -255,22 +257,22 @@ def run_bundle(
     asked: ExportRequest, model: OpenModel, rewritten: Rewritten, written: Written, folder: Path, clock: Clock
 ) -> Ran:
     """Compares the bundle with its source, and takes its measure."""
-    tell, limit = asked.tell, asked.limit
+    on_progress, limit = asked.on_progress, asked.limit
     opened = Bundle.open(folder)
     here = [name for name in asked.targets if engine_problem(opened, name) is None]
     verification = [
-        verify(folder, asked.source, model.recipe, name, tell, limit.keep_bytes(), Placement(variant=variant))
+        verify(folder, asked.source, model.recipe, name, on_progress, limit.keep_bytes(), Placement(variant=variant))
         for name in here
         for variant in variants_of(opened, name)
     ]
     clock.end("verify")
     bundle, sizes = Bundle.open(folder), model.buckets.sizes if model.buckets else None
     checked = [
-        check_programs(bundle, name, sizes, programs, tell, room=limit.room())
+        check_programs(bundle, name, sizes, programs, on_progress, memory_budget=limit.memory_budget())
         for name, programs in written.specialized.items()
     ]
     clock.end("buckets")
-    storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, tell, limit.room())
+    storage, rooflines = storage_and_speed(folder, asked.targets, clock.elapsed, on_progress, limit.memory_budget())
     check_bytes(storage, model.recipe)
     clock.end("roofline")
     matched = {(s.target, s.name): s.matched for s in rewritten.summaries}
@@ -281,7 +283,7 @@ def run_bundle(
             some,
             {p.name: matched.get((name, p.name), 0) for p in some},
             bundle,
-            room=limit.room(),
+            memory_budget=limit.memory_budget(),
             shortest=_SHORTEST_STEP,
         )
         for name, some in _passes_of_targets(asked, model).items()

@@ -57,7 +57,7 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, WeightExpr]) -> N
 def bring_weights_lazily(model: torch.nn.Module, weights: Mapping[str, WeightExpr]) -> None:
     """Makes ``model`` evaluate its weights module by module, each time that it runs; see ``load_weights``.
 
-    The parameters themselves become NaN without memory, so that nothing can go on with a weight that wasn't brought.
+    The parameters themselves become NaN without memory, so that nothing can continue with a weight that wasn't brought.
     """
     placeholders: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():

@@ -20,7 +20,7 @@ def pass_context(
     *,
     scratch: Path | None,
     progress: Progress,
-    room: int | None = None,
+    memory_budget: int | None = None,
     recovered: RecoveredWeights | None = None,
     shaped_by: Recipe | None = None,
 ) -> PassContext:
@@ -35,7 +35,7 @@ def pass_context(
         formats=recipe.weights,
         calibration=tuple(calibration),
         scratch=scratch,
-        room=room,
+        memory_budget=memory_budget,
         pruning=shapes.pruning,
         kv_heads=shapes.attention,
         recipe=recipe.name,

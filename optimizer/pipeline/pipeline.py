@@ -27,18 +27,18 @@ from enginewright.passes.normalize.normalize_rope import NormalizeRope
 from enginewright.passes.normalize.normalize_slice_writes import NormalizeSliceWrites
 from enginewright.passes.normalize.normalize_spellings import NormalizeSpellings
 from enginewright.passes.normalize.sink_views import SinkViews
+from enginewright.passes.quantization.apply_awq import ApplyAwq
+from enginewright.passes.quantization.apply_gptq import ApplyGptq
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
 from enginewright.passes.quantization.choose_formats import ChooseFormats
-from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
-from enginewright.passes.quantization.scale_channels import ScaleChannels
 from enginewright.passes.recovery.load_recovered import LoadRecovered
-from enginewright.passes.sparsity.choose_kept import ChooseKept
 from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads
+from enginewright.passes.sparsity.select_sparsity_mask import SelectSparsityMask
 from enginewright.plugins.shared.errors import PassError
 from enginewright.plugins.shared.extensions import Extensible
 
@@ -94,9 +94,9 @@ def default_pipeline() -> list[Pass]:
         # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
         # Which weights a sparse format keeps, and which integers are best, passes say that look at calibration tokens.
         ChooseFormats(),
-        ChooseKept(),
-        ScaleChannels(),
-        ChooseIntegers(),
+        SelectSparsityMask(),
+        ApplyAwq(),
+        ApplyGptq(),
         QuantizeLinears(),
         QuantizeEmbeddings(),
         RoundWeightsToFp8(),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, ValidationError, ValidationInfo, field_validator, model_validator
 
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.pruning import Pruning
@@ -41,6 +42,13 @@ from .sections import (
 
 TargetName = Annotated[str, Field(min_length=1)]
 
+RENAMED_PASSES = {
+    "choose_kept": "select_sparsity_mask",
+    "choose_integers": "apply_gptq",
+    "scale_channels": "apply_awq",
+}
+"""Names of passes that recipes and bundles of version 0.1 may have."""
+
 
 class Recipe(Section):
     """What an export does to a model.
@@ -65,6 +73,16 @@ class Recipe(Section):
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
     onnx: OnnxSection | None = None
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _renamed_passes(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for old in [name for name in RENAMED_PASSES if name in given and info.context]:  # a file, which can be changed
+            text = f"{info.context}: the pass {old} is called {RENAMED_PASSES[old]} now"
+            warnings.warn(text, FutureWarning, stacklevel=2)
+        return {RENAMED_PASSES.get(name, name): on for name, on in given.items()}
 
     @property
     def exact(self) -> bool:

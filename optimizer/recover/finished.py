@@ -64,7 +64,7 @@ class FinishedRecovery:
         if description.report is None or not (folder.path / WEIGHTS).is_file():
             raise SourceError(
                 f"{folder.path}: the recovery isn't finished",
-                hint="Go on with it: optimize recover with --resume.",
+                hint="Continue with it: optimize recover with --resume.",
             )
         return FinishedRecovery(folder, description)
 

@@ -163,7 +163,7 @@ class RecoveryFolder:
         if not (self.path / WEIGHTS).is_file():
             raise SourceError(
                 f"{self.path}: the recovery isn't finished: there is no {WEIGHTS}",
-                hint="Go on with it: optimize recover with --resume.",
+                hint="Continue with it: optimize recover with --resume.",
             )
         return _read(self.path / WEIGHTS)
 
@@ -182,7 +182,7 @@ class RecoveryFolder:
         if not overwrite:
             raise RequestError(
                 f"{self.path} is a recovery already",
-                hint="Go on with it (--resume), replace it (--force), or write to another folder.",
+                hint="Continue with it (--resume), replace it (--force), or write to another folder.",
             )
 
     def _why_not_ours(self) -> str | None:

@@ -14,7 +14,7 @@ from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.attention.lower_attention import LowerAttention
-from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.base import Metric
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.weight_formats import WeightFormats
 
@@ -28,12 +28,12 @@ class Prepared:
     Attributes:
         module: its parameters are the model's weights after the recipe's passes that change shapes.
         weights: the same, and what each stands for.
-        figures: what these passes measured.
+        metrics: what these passes measured.
     """
 
     module: TrainableProgram
     weights: MovingWeights
-    figures: tuple[Figure, ...]
+    metrics: tuple[Metric, ...]
 
 
 def prepare(
@@ -75,4 +75,4 @@ def prepare(
         progress(ProgressEvent("passes", done[0], len(some)))
 
     records = PassManager(some, context, after).run(program)
-    return Prepared(TrainableProgram(program, weights), weights, tuple(f for r in records for f in r.figures))
+    return Prepared(TrainableProgram(program, weights), weights, tuple(f for r in records for f in r.metrics))

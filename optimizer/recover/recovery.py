@@ -75,7 +75,7 @@ def recover(
         CapacityError: there is too little memory or disk; says how much of what is needed.
         VerificationError: training has diverged.
     """
-    start, tell = time.perf_counter(), progress or silent
+    start, on_progress = time.perf_counter(), progress or silent
     wanted = options or RecoverOptions()
     wanted.check()
     chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
@@ -88,19 +88,19 @@ def recover(
         folder.refuse_if_there(overwrite, {"the source": given, **named})
     with _threads(wanted.threads), tempfile.TemporaryDirectory() as scratch:
         if not isinstance(source, torch.nn.Module):
-            source = find_source(source, progress=tell)
-        tell(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
+            source = find_source(source, progress=on_progress)
+        on_progress(ProgressEvent("capture", 0, 1, str(getattr(source, "name_or_path", source))))
         captured = capture(source, tokenizer=tokenizer, context_length=chosen.context_length)
-        tell(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
+        on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
         if resume:
             old = _to_resume(folder, captured, asked, wanted)
             chosen = old.recipe
             sequences, looked_at = folder.tokens(old.origin)
         else:
-            sequences = read_or_sample(source, captured, text, wanted, tell, _KEEP_ALL)
-            looked_at = _calibration(source, captured, chosen, calibration, tell)
-            chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, tell)).recipe
-        prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=tell)
+            sequences = read_or_sample(source, captured, text, wanted, on_progress, _KEEP_ALL)
+            looked_at = _calibration(source, captured, chosen, calibration, on_progress)
+            chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, on_progress)).recipe
+        prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=on_progress)
         description = Description(
             format=FORMAT,
             source=fingerprint(captured),
@@ -122,7 +122,7 @@ def recover(
                 resumed_at = found.step
         else:
             folder.begin(description, sequences, looked_at, overwrite=overwrite)
-        training.run(tell, folder.checkpoint)
+        training.run(on_progress, folder.checkpoint)
     report = RecoveryReport(
         path=str(output),
         recipe=chosen.name,
@@ -207,13 +207,15 @@ def _calibration(
     captured: CapturedModel,
     recipe: Recipe,
     file: str | Path | None,
-    tell: Progress,
+    on_progress: Progress,
 ) -> tuple[torch.Tensor, ...]:
     if not recipe.calibrated:
         return ()
     files = captured.tokenizer_files
     tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
-    found = calibrate(source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=tell)
+    found = calibrate(
+        source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=on_progress
+    )
     return found.sequences
 
 

@@ -86,8 +86,8 @@ def pareto_chart(entry: AutoReport) -> ParetoChart | None:
     kls = [_kl(p) for p in points] + ([entry.max_kl] if entry.max_kl else [])
     y = LogAxis.around(kls, HEIGHT - _BOTTOM, _TOP)
     low, high = min(p.bytes for p in points), max(p.bytes for p in points)
-    room = (high - low) * 0.06 or high * 0.06
-    low, high = max(0, int(low - room)), int(high + room)
+    margin = (high - low) * 0.06 or high * 0.06
+    low, high = max(0, int(low - margin)), int(high + margin)
 
     def x(nbytes: float) -> float:
         return round(_LEFT + (nbytes - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 2)

@@ -16,15 +16,15 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 
 from . import numbers
 from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedReport, read_report
+from .lines import quality_sentence
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
-from .quality import quality_sentence
 from .roofline import Roofline, measure
 
 MEASURE_SECONDS = 15.0
 """About as long as steps are timed when a report is asked to."""
 
-# As passes/quantization/choose_integers.py and held_out.py call themselves and figures; importing it would load torch.
-CHOOSE_INTEGERS = "choose_integers"
+# As passes/quantization/apply_gptq.py and held_out.py call themselves and metrics; importing it would load torch.
+APPLY_GPTQ, APPLY_GPTQ_IN_0_1 = "apply_gptq", "choose_integers"
 HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
 BETTER_HELD_OUT = "better on held-out tokens"
 
@@ -193,13 +193,14 @@ def calibration_lines(document: ReportDocument) -> list[str]:
 
 def _gptq_lines(document: ReportDocument) -> list[str]:
     """How GPTQ compares with the nearest integers on tokens that were held out; none without it."""
-    figures = [f for entry in document.passes if entry.name == CHOOSE_INTEGERS for f in entry.figures]
+    passes = [entry for entry in document.passes if entry.name in (APPLY_GPTQ, APPLY_GPTQ_IN_0_1)]
+    figures = [f for entry in passes for f in entry.figures]
     own, nearest = (
         {f.where: f.value for f in figures if f.name == name} for name in (HELD_OUT_ERROR, HELD_OUT_NEAREST)
     )
     if not own or own.keys() != nearest.keys():
         return []
-    reasons = [r.reason for entry in document.passes if entry.name == CHOOSE_INTEGERS for r in entry.rejected]
+    reasons = [r.reason for entry in passes for r in entry.rejected]
     fell_back = sum(BETTER_HELD_OUT in reason for reason in reasons)
     errors = " and ".join(f"{sum(found.values()) / len(found):.4f}" for found in (own, nearest))
     line = f"GPTQ's and the nearest integers' errors of a linear's output on held-out tokens: {errors} on average"

@@ -32,7 +32,7 @@ _RUN_HERE = ("cpu",)
 
 
 def storage_and_speed(
-    folder: Path, targets: Sequence[str], elapsed: float, progress: Progress, room: int | None = None
+    folder: Path, targets: Sequence[str], elapsed: float, progress: Progress, memory_budget: int | None = None
 ) -> tuple[list[StoredBytes], list[Roofline]]:
     """What ``ExportReport`` has of a complete bundle.
 
@@ -41,17 +41,19 @@ def storage_and_speed(
         targets: those that run here are timed, for a small share of ``elapsed`` seconds; of the others, and where
             there is no memory for it, bytes and multiply-adds are predicted alone.
         progress: called with the stage "roofline".
-        room: bytes of memory that may be taken; None: what is free.
+        memory_budget: bytes of memory that may be taken; None: what is free.
     """
     bundle = Bundle.open(folder)
     seconds = min(_MOST_SECONDS, _SHARE * elapsed)
-    rooflines = [_roofline(bundle, name, seconds, progress, room) for name in targets if name in bundle.programs]
+    rooflines = [
+        _roofline(bundle, name, seconds, progress, memory_budget) for name in targets if name in bundle.programs
+    ]
     return stored_weights(bundle), rooflines
 
 
-def _roofline(bundle: Bundle, target: str, seconds: float, progress: Progress, room: int | None) -> Roofline:
+def _roofline(bundle: Bundle, target: str, seconds: float, progress: Progress, memory_budget: int | None) -> Roofline:
     needed = _BESIDE_WEIGHTS + sum(stored_bytes(use) for use in bundle.program(target).weights)
-    if target in _RUN_HERE and needed < (free_memory() if room is None else room):
+    if target in _RUN_HERE and needed < (free_memory() if memory_budget is None else memory_budget):
         try:
             return measure(bundle, seconds=seconds, measured="export", progress=progress)
         except CapacityError:

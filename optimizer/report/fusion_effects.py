@@ -94,7 +94,7 @@ def fusion_effects(
     matched: Mapping[str, int],
     bundle: Bundle,
     *,
-    room: int | None = None,
+    memory_budget: int | None = None,
     seconds: float = 1.5,
     shortest: float = 0.0,
     threads: int = 0,
@@ -106,7 +106,7 @@ def fusion_effects(
         passes: those of the target, less what the recipe turns off.
         matched: how many places each changed, by its name.
         bundle: with the target and its weights.
-        room: bytes of memory that may be taken; None: what is free.
+        memory_budget: bytes of memory that may be taken; None: what is free.
         seconds: about how long to measure. Where even a few steps take longer nothing is measured.
         shortest: seconds of a decode step below which nothing is measured, as it would be noise.
         threads: of the kernels; 0 takes as many as there are cores.
@@ -122,7 +122,9 @@ def fusion_effects(
     if not compared:
         return skipped("no fusion changed anything")
     whole = bundle.program("cpu")
-    if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > (free_memory() if room is None else room):
+    if sum(stored_bytes(use) for use in whole.weights) + _BESIDE_WEIGHTS > (
+        free_memory() if memory_budget is None else memory_budget
+    ):
         return skipped("there is no memory for it")
     decode = StepSizes(lengths=(1,), contexts=(context,))
     prefills = [_prefill(n) for n in _PREFILL if n <= bundle.model.context_length] or [_prefill(1)]

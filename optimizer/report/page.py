@@ -16,12 +16,10 @@ from enginewright.runtime.bundle.reader import Bundle
 from . import numbers
 from .auto_view import auto_view
 from .document import FigureEntry, PassEntry, ReportDocument, SavedReport
-from .kv_heads_view import kv_heads_lines
-from .quality import quality_sentence
+from .lines import candidate_lines, kv_heads_lines, quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, chart, shape_view
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
-from .ways_lines import ways_lines
 
 _LETTER = 6.9
 """Width of a letter of the charts' text, about."""
@@ -99,7 +97,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         buckets=document.buckets,
         kv_heads=document.kv_heads,
         kv_heads_lines=kv_heads_lines(document),
-        ways=ways_lines(document),
+        candidates=candidate_lines(document),
         figures=figure_views(entries),
         storage=storage_view(stored_weights(bundle)),
         column_height=COLUMN_HEIGHT,

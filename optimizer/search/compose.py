@@ -135,7 +135,7 @@ def _search(kind: type[Search[Report]], recipe: Recipe, given: Searching) -> Fou
         given.sequences,
         scratch=given.scratch,
         progress=given.progress,
-        room=given.memory_budget,
+        memory_budget=given.memory_budget,
         recovered=given.recovered,
         shaped_by=given.shaped_by,
     )

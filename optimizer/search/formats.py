@@ -52,7 +52,7 @@ class FormatSearch(Search[AutoReport]):
         self.plan = plan_measurements(self.units, self.task.parameters, self.auto.tokens)
         tokens = beginnings(self.task.sequences, self.plan.tokens, LENGTH)
         costs = measure_sensitivities(
-            self.program, self.units, self.plan.groups, tokens, self.on_progress, self.context.room
+            self.program, self.units, self.plan.groups, tokens, self.on_progress, self.context.memory_budget
         )
         self.options = [Options(u.sizes, c) for u, c in zip(self.units, costs, strict=True)]
         self.fixed = bytes_of_others(self.program, self.units)

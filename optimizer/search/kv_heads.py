@@ -82,7 +82,7 @@ class KvHeadSearch(Search[KvSearchReport]):
         affordable = max(FEWEST_TOKENS, affordable_tokens(len(self.units), self.task.parameters))
         self.tokens = min(self.attention.tokens, affordable)
         seen, method = some_tokens(self.task.sequences, self.tokens), self.attention
-        costs = measure_layers(self.program, self.units, method, seen, self.on_progress, self.context.room)
+        costs = measure_layers(self.program, self.units, method, seen, self.on_progress, self.context.memory_budget)
         self.options = [Options(s, c) for s, c in zip(sizes, costs, strict=True)]
         self.check = self.checked_on([GroupKvHeads()])
 

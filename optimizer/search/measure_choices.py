@@ -68,7 +68,7 @@ class Check:
         source: Program | None = None,
     ) -> None:
         self._program, self._passes, self._context = program, passes, context
-        self._cache = WeightCache(cache_bytes(context.room))
+        self._cache = WeightCache(cache_bytes(context.memory_budget))
         self._kinds = {
             name: _Checked(tuple(sequences), self._logits(source or program, sequences))
             for name, sequences in kinds.items()

@@ -77,7 +77,7 @@ class PruningSearch(Search[PruneReport]):
         seen = beginnings(self.context.calibration, TOKENS, LENGTH)
         self.tokens = sum(map(len, seen))
         layers, rejected = measure_layers(
-            self.program, self.context.pruning, seen, self.on_progress, cache_bytes(self.context.room)
+            self.program, self.context.pruning, seen, self.on_progress, cache_bytes(self.context.memory_budget)
         )
         if not layers:
             raise NothingToChooseError(

@@ -173,10 +173,10 @@ def heads_report(record: PassRecord, groups: Sequence[CacheGroup], search: KvSea
     """
 
     def each(name: str) -> dict[str, int]:
-        return {f.where: int(f.value) for f in record.figures if f.name == name}
+        return {f.where: int(f.value) for f in record.metrics if f.name == name}
 
     before, now, sizes = each("key/value heads before"), each("key/value heads"), each("numbers of a key and a value")
-    errors = [f.value for f in record.figures if f.name.startswith("relative error")]
+    errors = [f.value for f in record.metrics if f.name.startswith("relative error")]
     total = sum(group.bytes_per_block // group.block_size for group in groups)
     width = BYTES_PER_ELEMENT[groups[0].dtype]
     saved = sum((before[path] - heads) * sizes[path] * width for path, heads in now.items())

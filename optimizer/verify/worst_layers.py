@@ -1,7 +1,7 @@
 """Where a pass changed what a program computes: each place's own error, with what it is given put right.
 
 The program before the pass and the one after it run on the same tokens. Wherever both have a value for the same place
-they are compared, and the program after the pass goes on with the value from before: so an error is told where it is
+they are compared, and the program after the pass continues with the value from before: so an error is told where it is
 made, and not once more in every layer behind it.
 """
 

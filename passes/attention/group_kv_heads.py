@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection, contains, free_of
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection, contains, free_of
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.match import bound_arguments
@@ -77,16 +77,16 @@ class GroupKvHeads(Pass):
             sweep = _Sweep(program, sites, options, context)
             sweep.run()
             found = sweep.found
-            result.figures += sweep.figures
+            result.metrics += sweep.metrics
         else:
             found = {site: plain_mixes(program, site, count) for site, count in sites.items()}
         for number, (site, mixes) in enumerate(found.items()):
             if mixes.note:
                 result.rejected.append(Rejection(site.k.linear.name, site.path, mixes.note))
-            result.figures += [
-                Figure(site.path, "key/value heads before", sum(map(len, mixes.groups))),
-                Figure(site.path, "key/value heads", len(mixes.groups)),
-                Figure(site.path, "numbers of a key and a value", mixes.keys.shape[1] + mixes.values.shape[1]),
+            result.metrics += [
+                Metric(site.path, "key/value heads before", sum(map(len, mixes.groups))),
+                Metric(site.path, "key/value heads", len(mixes.groups)),
+                Metric(site.path, "numbers of a key and a value", mixes.keys.shape[1] + mixes.values.shape[1]),
             ]
             regroup_site(program, site, mixes, _file(context, number))
             result.matched += 1
@@ -140,7 +140,7 @@ class _Sweep:
     options: KvOptions
     context: PassContext
     found: dict[Site, HeadMixes] = field(default_factory=dict)
-    figures: list[Figure] = field(default_factory=list)
+    metrics: list[Metric] = field(default_factory=list)
 
     def run(self) -> None:
         self._fast = FastEvaluation(self.program, WeightCache(0))
@@ -158,7 +158,7 @@ class _Sweep:
             self.context.progress(len(self.found), len(self.sites), site.path)
             one = regroup(self._observer.seen(site, args, kwargs), self.sites[site], self.options)
             self.found[site], self._outputs[site.output] = one.mixes, one.output
-            self.figures.append(Figure(site.path, "relative error of what attention adds", one.error))
+            self.metrics.append(Metric(site.path, "relative error of what attention adds", one.error))
             return one.context
         weight = self._outputs.pop(node, None)
         value = self._fast.compute(node, args if weight is None else [args[0], weight, *args[2:]], kwargs)

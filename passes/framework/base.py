@@ -51,7 +51,7 @@ class PassContext:
         calibration: token ids of some sequences, [S] int32 each, for passes that look at what a model computes.
         scratch: a folder for what such a pass makes and memory can't hold; it goes when the export ends. None: memory
             holds it.
-        room: bytes that such a pass may take on top of what the process has; None doesn't say.
+        memory_budget: bytes that such a pass may take on top of what the process has; None doesn't say.
         recovered: what training has made of the weights, to be exported in their places.
         pruning: which shares of channels and heads, and how many layers, go; fitting the groups of all formats.
         kv_heads: how many key/value heads attentions are to have; None: those they have.
@@ -65,7 +65,7 @@ class PassContext:
     formats: WeightFormats = field(default_factory=WeightFormats)
     calibration: tuple[torch.Tensor, ...] = ()
     scratch: Path | None = None
-    room: int | None = None
+    memory_budget: int | None = None
     recovered: RecoveredWeights | None = None
     pruning: Pruning | None = None
     kv_heads: KvOptions | None = None
@@ -76,7 +76,7 @@ class PassContext:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A number that a pass measured at one place of the model, such as a layer's relative error after rounding."""
 
     where: str
@@ -86,11 +86,11 @@ class Figure:
 
 @dataclass
 class PassResult:
-    """What ``call`` reports. ``matched`` counts places changed; ``figures`` are for the report."""
+    """What ``call`` reports. ``matched`` counts places changed; ``metrics`` are for the report."""
 
     matched: int = 0
     rejected: list[Rejection] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    metrics: list[Metric] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class PassRecord:
     nodes_before: int
     nodes_after: int
     seconds: float
-    figures: tuple[Figure, ...] = ()
+    metrics: tuple[Metric, ...] = ()
     parameters_removed: int = 0
 
 
@@ -170,7 +170,7 @@ class Pass(ABC):
             before,
             len(program.graph.nodes),
             time.perf_counter() - start,
-            tuple(result.figures),
+            tuple(result.metrics),
             parameters - _parameters(program) if self.reshapes else 0,
         )
 

@@ -14,7 +14,7 @@ Method = Literal["nearest", "gptq", "awq"]
 """How integers are chosen: each by itself to the nearest, or by what a layer gives on calibration tokens."""
 
 Sparsify = Literal["magnitude", "wanda", "sparsegpt"]
-"""How the two of every four weights that a sparse format keeps are chosen: see ``passes/sparsity/choose_kept.py``."""
+"""How a sparse format chooses which two of every four weights it keeps: ``passes/sparsity/select_sparsity_mask.py``."""
 
 
 class GptqOptions(Section):

@@ -10,7 +10,7 @@ from torch.fx.node import Node, Target
 from enginewright.passes.framework.match import Call, Match, RewritePass, Rule, bound_arguments
 
 from ..ir.program import Program
-from .linear_store import LINEARS, linear_of, linear_storing, why_not_storable
+from .linear_epilogue import LINEARS, linear_of, with_epilogue, why_no_epilogue
 
 aten = torch.ops.aten
 
@@ -31,13 +31,13 @@ class Activation(Rule):
     pattern = Call(tuple(_ACTIVATIONS), Call(LINEARS, activation=""))
 
     def check(self, program: Program, match: Match) -> str | None:
-        return why_not_storable(program, linear_of(match))
+        return why_no_epilogue(program, linear_of(match))
 
     def rewrite(self, program: Program, match: Match) -> Node:
         kind = _ACTIVATIONS[match.root.target]
         if bound_arguments(match.root).get("approximate") == "tanh":
             kind = "gelu_tanh"
-        return linear_storing(program, linear_of(match), match.where, activation=kind)
+        return with_epilogue(program, linear_of(match), match.where, activation=kind)
 
 
 class SquaredRelu(Rule):
@@ -49,10 +49,10 @@ class SquaredRelu(Rule):
     def check(self, program: Program, match: Match) -> str | None:
         if len({n for n in match.covered if n.target in LINEARS}) > 1:
             return "it is a product of two linears' results"
-        return why_not_storable(program, linear_of(match))
+        return why_no_epilogue(program, linear_of(match))
 
     def rewrite(self, program: Program, match: Match) -> Node:
-        return linear_storing(program, linear_of(match), match.where, activation="relu2")
+        return with_epilogue(program, linear_of(match), match.where, activation="relu2")
 
 
 class FuseLinearActivation(RewritePass):

@@ -12,7 +12,7 @@ from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, 
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE, where_of
-from .linear_store import PLAIN_LINEARS, linear_of, linear_storing, why_not_storable
+from .linear_epilogue import PLAIN_LINEARS, linear_of, with_epilogue, why_no_epilogue
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -25,7 +25,7 @@ class _Residual(Rule):
 
     def check(self, program: Program, match: Match) -> str | None:
         linear, residual = linear_of(match), match.node("residual")
-        if (reason := why_not_storable(program, linear)) is not None:
+        if (reason := why_no_epilogue(program, linear)) is not None:
             return reason
         if residual is linear:
             return "the linear is added to itself"
@@ -39,7 +39,7 @@ class _Residual(Rule):
         """The linear with the residual."""
         linear = linear_of(match)
         where = where_of([linear, match.root])
-        return linear_storing(program, linear, where, residual=match.node("residual"))
+        return with_epilogue(program, linear, where, residual=match.node("residual"))
 
 
 class LinearAdd(_Residual):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from enginewright.passes.framework.base import Figure
+from enginewright.passes.framework.base import Metric
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.quantization import quantize_activation
 from enginewright.plugins.shared.weight_format import WeightFormat
@@ -22,7 +22,7 @@ FEWEST_TOKENS = 64
 DAMPING = "damping"
 NEAREST_ERROR, ERROR = "nearest: relative error", "relative error"
 HELD_OUT_NEAREST, HELD_OUT_ERROR = "nearest, held-out tokens: relative error", "held-out tokens: relative error"
-"""The names of figures. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
+"""The names of metrics. Errors are of a linear's output: ||X W^T - X Q^T|| / ||X W^T||, for up to MEASURED tokens and
 as many outputs, evenly spread, with the integers that are used and with the nearest ones. Held-out tokens are those
 that no integers were fitted to."""
 
@@ -124,13 +124,13 @@ class OutputErrors:
         size = size or own  # outputs that are all 0 have no relative error
         return f"a relative error of {(nearest / size) ** 0.5:.4f}, with GPTQ {(own / size) ** 0.5:.4f}"
 
-    def figures(self, where: str) -> list[Figure]:
+    def metrics(self, where: str) -> list[Metric]:
         """None without a matrix."""
         found = [
-            Figure(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
+            Metric(where, name, (error / self._outputs[name]) ** 0.5 if self._outputs[name] else 0.0)
             for name, error in self._sums.items()
         ]
-        return [*found, Figure(where, DAMPING, self._damping)] if found else []
+        return [*found, Metric(where, DAMPING, self._damping)] if found else []
 
 
 def tensors_of(codes: Codes) -> list[torch.Tensor]:

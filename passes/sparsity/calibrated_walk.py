@@ -78,18 +78,18 @@ def calibration_tokens(
     total = sum(map(len, sequences))
     count = max(1, min(len(sequences), len(sequences) * most // total))
     lengths = sorted(map(len, sequences), reverse=True)
-    if context.room is not None:
+    if context.memory_budget is not None:
         until = list(working)[-1]
 
         def needed(count: int) -> int:
             return evaluation_bytes(program, sum(lengths[:count]), working, until=until)
 
-        while count > 1 and needed(count) > context.room:
+        while count > 1 and needed(count) > context.memory_budget:
             count = count * 3 // 4
-        if (least := needed(count)) > context.room:
+        if (least := needed(count)) > context.memory_budget:
             raise CapacityError(
-                f"max_memory: the pass {who} takes {least:,} bytes, and there are {context.room:,} beside what the "
-                "process has already",
-                hint=f"Allow {least - context.room:,} bytes more.",
+                f"max_memory: the pass {who} takes {least:,} bytes, and there are {context.memory_budget:,} beside "
+                "what the process has already",
+                hint=f"Allow {least - context.memory_budget:,} bytes more.",
             )
     return spread(sequences, count)

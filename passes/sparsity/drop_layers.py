@@ -9,7 +9,7 @@ numbers, and so do their caches.
 
 from __future__ import annotations
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
 from enginewright.passes.framework.pruning import Pruning, matches, unmatched
 from enginewright.plugins.shared.errors import PassError
 
@@ -26,7 +26,7 @@ CANDIDATES = 6
 """So many more than are to go are tried, of those that change their stream least."""
 
 SIMILARITY, KL = "cosine of the stream before and behind", "KL without this layer and those before"
-"""Names of figures."""
+"""Names of metrics."""
 
 
 class DropLayers(Pass):
@@ -56,16 +56,16 @@ class DropLayers(Pass):
                 f"prune.layers: {pruning.layers} layers are to go, and only {len(layers)} can: {rejected[0].reason}",
                 hint="Drop fewer layers.",
             )
-        figures: list[Figure] = []
+        metrics: list[Metric] = []
         if pruning.layers:
             sequences = some_tokens(context, self.name, TOKENS, LENGTH)
-            keep = 1 << 30 if context.room is None else min(1 << 30, context.room // 4)
+            keep = 1 << 30 if context.memory_budget is None else min(1 << 30, context.memory_budget // 4)
             runs = LeavingOut(program, layers, sequences, keep)
-            chosen, figures = least_missed(runs, layers, dropped, pruning.layers, context)
+            chosen, metrics = least_missed(runs, layers, dropped, pruning.layers, context)
             dropped += chosen
         for layer in sorted(dropped, key=layers.index, reverse=True):
             program.replace(layer.behind, layer.before)
-        return PassResult(len(dropped), rejected, figures)
+        return PassResult(len(dropped), rejected, metrics)
 
 
 def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
@@ -79,11 +79,11 @@ def named_layers(layers: list[Layer], pruning: Pruning) -> list[Layer]:
 
 def least_missed(
     runs: LeavingOut, layers: list[Layer], dropped: list[Layer], count: int, context: PassContext
-) -> tuple[list[Layer], list[Figure]]:
+) -> tuple[list[Layer], list[Metric]]:
     """So many layers beside those that are dropped already, in the order in which they go, and what was measured."""
     left = sorted((x for x in layers if x not in dropped), key=lambda x: -runs.similarity[x])[: count + CANDIDATES]
     chosen: list[Layer] = []
-    figures: list[Figure] = []
+    metrics: list[Metric] = []
     total = sum(len(left) - n for n in range(count))
     done = 0
     for _ in range(count):
@@ -95,6 +95,6 @@ def least_missed(
         best = min(costs, key=costs.__getitem__)
         left.remove(best)
         chosen.append(best)
-        figures += [Figure(best.path, SIMILARITY, runs.similarity[best]), Figure(best.path, KL, costs[best])]
+        metrics += [Metric(best.path, SIMILARITY, runs.similarity[best]), Metric(best.path, KL, costs[best])]
     context.progress(total, total, "")
-    return chosen, figures
+    return chosen, metrics

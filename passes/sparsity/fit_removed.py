@@ -10,7 +10,7 @@ import torch
 
 from ..ir.chosen_rows import Chosen, Mix, MixedColumns, others
 from ..ir.weights import WeightExpr
-from .eliminate import Moments, eliminate, make_up, output_error
+from .eliminate import Moments, compensation, eliminate, output_error
 
 CHOICE_DAMPING = 1e-3
 """Of the moments by which inputs are chosen."""
@@ -19,7 +19,7 @@ DAMPINGS = (1e-7, 1e-2, 1e-1, 1.0, 3.0)
 """Of the fit. One half of the tokens is fitted, the other says which damping leaves the least error."""
 
 ERROR, PLAIN_ERROR = "relative error", "relative error, only removed"
-"""Names of figures. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
+"""Names of metrics. Errors are of a product, ||Y - Y'||^2 / ||Y||^2, on tokens that weren't fitted; the second is that
 of removing what adds the least by itself, with nothing compensated."""
 
 
@@ -77,21 +77,23 @@ def fitted(halves: Sequence[Moments], weight: torch.Tensor, choose: Choose, plai
     def errors(removed: torch.Tensor) -> dict[float, float]:
         """By damping, on the half that isn't fitted."""
         kept = others(removed.tolist(), weight.shape[1])
-        mixes = ((d, make_up(first, removed, kept, d)) for d in DAMPINGS)
+        mixes = ((d, compensation(first, removed, kept, d)) for d in DAMPINGS)
         return {d: output_error(second, weight, removed, kept, mix) for d, mix in mixes}
 
     least = plainly(both, weight)
     kept = others(least.tolist(), weight.shape[1])
     plain = output_error(second, weight, least, kept, None)
     if correct:
-        ways = [
-            (error, damping, way) for way in (choose, plainly) for damping, error in errors(way(first, weight)).items()
+        candidates = [
+            (error, damping, criterion)
+            for criterion in (choose, plainly)
+            for damping, error in errors(criterion(first, weight)).items()
         ]
-        error, damping, way = min(ways, key=lambda w: w[0])
+        error, damping, criterion = min(candidates, key=lambda w: w[0])
         if error < plain:
-            removed = way(both, weight)
+            removed = criterion(both, weight)
             rest = others(removed.tolist(), weight.shape[1])
-            return Fit(removed, rest, make_up(both, removed, rest, damping), error, plain)
+            return Fit(removed, rest, compensation(both, removed, rest, damping), error, plain)
     return Fit(least, kept, None, plain, plain)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import PassError
 from enginewright.plugins.shared.panel_layouts import PANEL
@@ -32,7 +32,7 @@ MOST_TOKENS = 8192
 """Of the calibration's: a few for each channel of a wide network."""
 
 CHANNELS, KEPT = "channels", "channels kept"
-"""Names of figures."""
+"""Names of metrics."""
 
 
 class PruneChannels(Pass):
@@ -72,7 +72,7 @@ class PruneChannels(Pass):
         for network in chosen:
             kept, down = sweep.found[network]
             network.keep(program, kept, down)
-        return PassResult(len(chosen), rejected, sweep.figures)
+        return PassResult(len(chosen), rejected, sweep.metrics)
 
 
 def step_of(network: FeedForward, pruning: Pruning) -> int:
@@ -115,7 +115,7 @@ class _Sweep:
 
     def run(self, sequences: Sequence[torch.Tensor]) -> None:
         self.found: dict[FeedForward, tuple[tuple[int, ...], WeightExpr]] = {}
-        self.figures: list[Figure] = []
+        self.metrics: list[Metric] = []
         self._halves = halves_of(sequences)
         walk(self.program, dict.fromkeys(self.targets, self._look), sequences)
         self.context.progress(len(self.targets), len(self.targets), "")
@@ -132,5 +132,5 @@ class _Sweep:
         file = None if scratch is None else scratch / f"{network.path}.mix"
         self.found[network] = tuple(fit.kept.tolist()), fit.expression(expr, file)
         values = {CHANNELS: network.width, KEPT: count, ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
-        self.figures += [Figure(network.path, name, float(value)) for name, value in values.items()]
+        self.metrics += [Metric(network.path, name, float(value)) for name, value in values.items()]
         return fit.apply(x, weight, bias)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.pruning import Pruning
 from enginewright.plugins.shared.errors import PassError
 
@@ -30,7 +30,7 @@ MOST_TOKENS = 8192
 """Of the calibration's."""
 
 HEADS, KEPT, GROUPS_KEPT = "query heads", "query heads kept", "key/value heads kept"
-"""Names of figures."""
+"""Names of metrics."""
 
 
 class PruneHeads(Pass):
@@ -68,7 +68,7 @@ class PruneHeads(Pass):
         sweep.run(sequences)
         for heads in chosen:
             heads.keep(program, *sweep.found[heads])
-        return PassResult(len(chosen), rejected, sweep.figures)
+        return PassResult(len(chosen), rejected, sweep.metrics)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Sweep:
 
     def run(self, sequences: Sequence[torch.Tensor]) -> None:
         self.found: dict[Heads, tuple[tuple[int, ...], tuple[int, ...], WeightExpr]] = {}
-        self.figures: list[Figure] = []
+        self.metrics: list[Metric] = []
         self._halves = halves_of(sequences)
         walk(self.program, dict.fromkeys(self.targets, self._look), sequences)
         self.context.progress(len(self.targets), len(self.targets), "")
@@ -144,7 +144,7 @@ class _Sweep:
         self.found[heads] = queries, groups, fit.expression(expr, file)
         values: dict[str, float] = {HEADS: heads.queries, KEPT: len(queries), GROUPS_KEPT: split.groups}
         values |= {ERROR: fit.error, PLAIN_ERROR: fit.plain_error}
-        self.figures += [Figure(heads.path, name, float(value)) for name, value in values.items()]
+        self.metrics += [Metric(heads.path, name, float(value)) for name, value in values.items()]
         return fit.apply(x, weight, bias)
 
 

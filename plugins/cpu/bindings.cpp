@@ -48,7 +48,7 @@ Affine affine(nb::handle value) {
   if (t.size() != 4) throw std::invalid_argument("an affine expression is (constant, T, B, R)");
   int64_t c[4];
   for (size_t i = 0; i < 4; ++i) {
-    if (!nb::try_cast(t[i], c[i])) throw std::invalid_argument("a coefficient is no integer of 64 bits");
+    if (!nb::try_cast(t[i], c[i])) throw std::invalid_argument("a coefficient isn't an integer of 64 bits");
   }
   return {c[0], c[1], c[2], c[3]};
 }
@@ -109,7 +109,7 @@ int add_weight(Program& program, const std::string& name, const std::string& typ
   return program.add_weight(std::move(weight), bytes);
 }
 
-// Arrays over the arena, valid while the step is watched; None for what is no buffer.
+// Arrays over the arena, valid while the step is watched; None for what isn't a buffer.
 nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
   const ew::Step& step = executor.program().steps()[index];
   const std::vector<ew::Place> places = executor.places(index, inputs);
@@ -134,7 +134,7 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
         view(std::type_identity<int32_t>());
         break;
       case ew::Dtype::i8:
-      case ew::Dtype::i4:  // weights alone, which are no buffers
+      case ew::Dtype::i4:  // weights alone, which aren't buffers
       case ew::Dtype::u4:
       case ew::Dtype::fp8:
         view(std::type_identity<int8_t>());

@@ -49,7 +49,7 @@ class Executor {
   void sample(const RowSampling* parameters, const SampleResult& result);  // of the last run's logits
 
   // Where the inputs, or the outputs, of a step lie, while `RunOptions::watch` is called; what is written
-  // there is what the program goes on with. Of operands that are no buffers, data is null.
+  // there is what the program continues with. Of operands that aren't buffers, data is null.
   std::vector<Place> places(size_t step, bool inputs) const;
 
   const float* logits() const { return logits_; }  // row r at r * logits_stride()

@@ -27,7 +27,7 @@ class ZeroedMemory {
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
-  // Under AddressSanitizer what lies behind the first `bytes` bytes can't be touched from now on; else
+  // Under AddressSanitizer what comes after the first `bytes` bytes can't be touched from now on; else
   // nothing happens.
   void limit(int64_t bytes) const;
 

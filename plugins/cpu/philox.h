@@ -1,6 +1,6 @@
 // Philox4x32-10, a counter-based random number generator: Salmon, Moraes, Dror and Shaw, "Parallel Random
 // Numbers: As Easy as 1, 2, 3", SC 2011. The numbers are a pure function of (key, counter), so a request
-// draws the same ones in any company, after preemption, and on any number of threads.
+// draws the same ones in any batch, after preemption, and on any number of threads.
 #pragma once
 
 #include <array>

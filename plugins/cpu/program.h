@@ -100,7 +100,7 @@ struct Weight {
   WeightLayout layout = WeightLayout::rows;
   const void* data = nullptr;  // 64-byte aligned; owned by the caller, who keeps it alive
 
-  // Panels round N, and those of several neighbours K too. Throws std::invalid_argument if it overflows.
+  // Panels round N up, and K too where they interleave. Throws std::invalid_argument if it overflows.
   int64_t elements() const;
   // As stored: of sparse ones half the elements, and 4 bits for every four.
   int64_t bytes() const {

@@ -20,7 +20,7 @@ constexpr int64_t kMostSize = int64_t{1} << 28;
 struct Format {
   const char* name;
   int64_t bits;        // of an element
-  int64_t neighbours;  // along K, side by side in a panel
+  int64_t interleave;  // elements along K that are adjacent in a panel
 };
 constexpr Format kFormats[] = {
     {"f32", 32, 1}, {"bf16", 16, 2}, {"fp8", 8, 1}, {"int8", 8, 4}, {"int4", 4, 8}};
@@ -105,7 +105,7 @@ void Linear::check_sizes() const {
 // As runtime/bundle/weights.py and sparse_panels.py have it.
 int64_t Linear::weight_bytes() const {
   const Format& format = kFormats[static_cast<size_t>(storage_)];
-  if (!sparse_) return padded(n_, kPanel) * padded(k_, format.neighbours) * format.bits / 8;
+  if (!sparse_) return padded(n_, kPanel) * padded(k_, format.interleave) * format.bits / 8;
   constexpr int64_t depth = 32;  // of a block: places in words, and half of the values
   return pieces(n_, kPanel) * pieces(k_, depth) * kPanel * (4 + depth / 2 * format.bits / 8);
 }

@@ -81,7 +81,7 @@ int threads_of(const std::string& given) {
   int count = 0;
   const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), count);
   if (error != std::errc() || *end != 0 || count < 1 || count > kMostThreads) {
-    throw BadArgument{"enginewright.threads: " + given + " is no number from 1 to " +
+    throw BadArgument{"enginewright.threads: " + given + " isn't a number from 1 to " +
                       std::to_string(kMostThreads)};
   }
   return count;

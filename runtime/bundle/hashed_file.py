@@ -42,12 +42,12 @@ class HashedFile:
     def write(self, data: bytes | memoryview, *, needed: int) -> None:
         rest = memoryview(data)
         while len(rest):
-            room = _BLOCK - self.bytes % _BLOCK
-            piece, rest = rest[:room], rest[room:]
+            left = _BLOCK - self.bytes % _BLOCK
+            piece, rest = rest[:left], rest[left:]
             self._waiting += piece
             self._hash.update(piece)
             self.bytes += len(piece)
-            if len(piece) == room:
+            if len(piece) == left:
                 self._flush(needed)
 
     def sync(self) -> None:

@@ -16,7 +16,7 @@ from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
 from .requirements import Check, check_cpu, check_onnx, check_tensorrt, check_torch_tensorrt
-from .static_shapes import StaticShapes, sink_blocks
+from .static_shapes import StaticShapes, padding_blocks
 
 LEAST_CONTEXT = 2
 """A prompt of one token, and one more."""
@@ -280,11 +280,11 @@ def open_executor(
     """
     groups = target_groups(bundle, target, context)
     sizes = bundle.buckets.get(target) if buckets else None
-    sinks = sink_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
-    reserved = sum(g.bytes_per_block * sinks[g.name] for g in groups)
+    padding = padding_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
+    reserved = sum(g.bytes_per_block * padding[g.name] for g in groups)
     longest = groups[0].block_size if _opening(target).slots(bundle, target) else context
     budget = _opening(target).memory(bundle, target) if memory is None else memory
     plan = plan_pools(groups, budget, max_requests * longest, reserved)
-    blocks = {name: count + sinks[name] for name, count in plan.blocks.items()}
+    blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)
     return executor if sizes is None else StaticShapes(executor, sizes)

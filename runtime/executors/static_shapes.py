@@ -56,7 +56,7 @@ class StaticShapes:
     scored) keeps its rows.
 
     Args:
-        inner: with ``sink_blocks`` more in each pool than requests will get. It is closed with this one.
+        inner: with ``padding_blocks`` more in each pool than requests will get. It is closed with this one.
         plan: the buckets.
     """
 
@@ -64,8 +64,8 @@ class StaticShapes:
         self.inner = inner
         self.plan = plan
         self.cache_groups: tuple[CacheGroup, ...] = inner.cache_groups
-        sinks = sink_blocks(plan, inner.cache_groups)
-        self.blocks: Mapping[str, int] = {name: count - sinks[name] for name, count in inner.blocks.items()}
+        padding = padding_blocks(plan, inner.cache_groups)
+        self.blocks: Mapping[str, int] = {name: count - padding[name] for name, count in inner.blocks.items()}
         self.caps: ExecutorCaps = replace(
             inner.caps,
             max_tokens=min(inner.caps.max_tokens, plan.most_tokens),
@@ -109,7 +109,7 @@ class StaticShapes:
         self.inner.close()
 
 
-def sink_blocks(plan: BucketPlan, groups: Sequence[CacheGroup]) -> dict[str, int]:
+def padding_blocks(plan: BucketPlan, groups: Sequence[CacheGroup]) -> dict[str, int]:
     """Cache group -> blocks that padding is written to: each token of the most padding there can be has a slot."""
     smallest = min((g.block_size for g in groups), default=1)
     return {g.name: -(-plan.most_padding // smallest) for g in groups}
@@ -121,7 +121,7 @@ def _holds(bucket: Bucket, tokens: int, requests: int) -> bool:
     return tokens <= bucket.tokens and requests + (tokens < bucket.tokens) <= bucket.requests
 
 
-def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Mapping[str, int]) -> StepInput:
+def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], padding: Mapping[str, int]) -> StepInput:
     """``step`` with the sizes of ``bucket``, which holds it.
 
     In a bucket of kind tokens all padding is one more request, at positions 0, 1, ...; further requests have no tokens.
@@ -131,7 +131,7 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Ma
         step: as it came.
         bucket: that holds it.
         groups: of the executor's caches.
-        sinks: cache group -> the first of the blocks that padding is written to.
+        padding: cache group -> the first of the blocks that padding is written to.
     """
     tokens, requests, rows = len(step.ids), len(step.kv_len), len(step.rows)
     more, new = bucket.tokens - tokens, bucket.requests - requests
@@ -150,7 +150,7 @@ def pad(step: StepInput, bucket: Bucket, groups: Sequence[CacheGroup], sinks: Ma
         lengths = counts
     tables, slots = {}, {}
     for group in groups:
-        first, size = np.int32(sinks[group.name]), group.block_size
+        first, size = np.int32(padding[group.name]), group.block_size
         place = numbers // size if bucket.kind == "tokens" else numbers // smallest
         blocks = first + place.astype(np.int32)  # [more], of each token
         if bucket.kind == "batch":

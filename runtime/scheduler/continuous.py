@@ -97,12 +97,12 @@ class ContinuousScheduler:
     def schedule(self) -> Batch:
         preemptions = self.preemptions
         decodes = self._decodes()
-        room = min(self.config.prefill_tokens, self.caps.max_tokens - len(decodes))
+        tokens_left = min(self.config.prefill_tokens, self.caps.max_tokens - len(decodes))
         prefills: list[Chunk] = []
         if self.caps.ragged or not decodes or self._decoded_last:
-            prefills = self._prefills(decodes, room)
+            prefills = self._prefills(decodes, tokens_left)
             if preemptions == self.preemptions:
-                prefills += self._admitted(room - sum(c.count for c in prefills))
+                prefills += self._admitted(tokens_left - sum(c.count for c in prefills))
         if not self.caps.ragged and prefills:  # one phase a step: they take turns
             decodes = []
         self._decoded_last = bool(decodes)
@@ -158,16 +158,16 @@ class ContinuousScheduler:
                 return False
         return True
 
-    def _prefills(self, decodes: Sequence[Chunk], room: int) -> list[Chunk]:
-        """Chunks of running requests that lack more than one token, ``room`` tokens together at most."""
+    def _prefills(self, decodes: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
+        """Chunks of running requests that lack more than one token, ``tokens_left`` tokens together at most."""
         if len(decodes) == len(self.running):  # as in most steps
             return []
         decoding = {id(c.request) for c in decodes}
         chunks = []
         for request in self._oldest_first():
-            if id(request) in decoding or room < 1:
+            if id(request) in decoding or tokens_left < 1:
                 continue
-            count = self._chunk_size(request, room)
+            count = self._chunk_size(request, tokens_left)
             while not self._grow(request, request.computed + count):
                 newest = self.running[-1]
                 if newest is request or id(newest) in decoding:
@@ -176,10 +176,10 @@ class ContinuousScheduler:
                     self._preempt_newest()
             if count:
                 chunks.append(Chunk(request, request.computed, count))
-                room -= count
+                tokens_left -= count
         return chunks
 
-    def _admitted(self, room: int) -> list[Chunk]:
+    def _admitted(self, tokens_left: int) -> list[Chunk]:
         """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
         if not self.waiting:
             return []
@@ -188,16 +188,16 @@ class ContinuousScheduler:
         for request in self.running:
             for name, needed in self._needed(request, len(request.tokens)).items():
                 promised[name] += max(needed, 0)
-        while room > 0 and self.waiting and len(self.running) < self._most_running:
+        while tokens_left > 0 and self.waiting and len(self.running) < self._most_running:
             request = self.waiting[0]
             for name, needed in self._needed(request, len(request.tokens)).items():
                 promised[name] += needed
             if any(promised[name] > pool.free_blocks for name, pool in self.pools.items()):
                 break
             self.running.append(self.waiting.popleft())
-            count = self._chunk_size(request, room)
+            count = self._chunk_size(request, tokens_left)
             chunks.append(Chunk(request, 0, count))
-            room -= count
+            tokens_left -= count
         for chunk in chunks:
             self._grow(chunk.request, chunk.count)
         return chunks
@@ -209,8 +209,8 @@ class ContinuousScheduler:
             yield self.running[i]
             i += 1
 
-    def _chunk_size(self, request: Request, room: int) -> int:
-        return min(request.remaining, room, self.config.prefill_chunk or room)
+    def _chunk_size(self, request: Request, tokens_left: int) -> int:
+        return min(request.remaining, tokens_left, self.config.prefill_chunk or tokens_left)
 
     def _needed(self, request: Request, tokens: int) -> dict[str, int]:
         """Cache group -> blocks that ``request`` lacks to hold ``tokens``."""

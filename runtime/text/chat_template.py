@@ -71,7 +71,7 @@ class ChatTemplate:
             tools: functions that the model may call.
             documents: what the model may refer to; usually with "title" and "text".
             add_generation_prompt: end with the start of the assistant's turn; None does, unless the last is continued.
-            continue_final_message: end within the last message, for the model to go on with it; a field's name
+            continue_final_message: end within the last message, for the model to continue with it; a field's name
                 continues that field instead of "content".
             variables: what else the template reads, for example ``enable_thinking``; they go before special tokens.
 

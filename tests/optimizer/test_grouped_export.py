@@ -14,7 +14,7 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
 from enginewright.optimizer.report.document import read_report
-from enginewright.optimizer.report.kv_heads_view import kv_heads_lines
+from enginewright.optimizer.report.lines import kv_heads_lines
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.step_inputs import packed_inputs

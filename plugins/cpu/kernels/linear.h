@@ -6,13 +6,13 @@
 //   | k=0: n=0 .. 31 | k=1: n=0 .. 31 | ... | k=0: n=32 .. 63 | ...     [ceil(N/32)][K][32]
 //
 // so a microkernel reads it as one stream, and a vector's lanes are different n. Rows of x are cut into
-// blocks that stay in the second-level cache, K into pieces whose part of a panel does too. A chain that
-// spans pieces rests in memory between them, which changes no bit: K is never summed in parts.
+// blocks that stay in the second-level cache, K into tiles whose part of a panel does too. Sums are spilled
+// between the tiles, which changes no bit: K is never summed in parts.
 #pragma once
 
 #include "kernels.h"
 #include "linear_sparse.h"
-#include "linear_store.h"
+#include "linear_epilogue.h"
 #include "microkernel.h"
 #include "parallel.h"
 
@@ -23,10 +23,10 @@ constexpr int64_t kRowBlock = 96;      // rows of x in a task
 constexpr int64_t kDepthBlock = 1024;  // k of one pass over a panel
 constexpr int64_t kAhead = 32;         // k that a prefetch is ahead: 4 KB a panel, best of 8 .. 48
 
-// One microkernel call: R rows of P panels, k0 <= k < k1. With Pieces that may be a part of K, and a chain
-// that is not at its end rests in `rest` [R][P * 32] meanwhile: not in y, which may be the residual.
-template <int R, int P, bool Pieces>
-void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, int64_t k1, float* rest) {
+// One microkernel call: R rows of P panels, k0 <= k < k1. With Tiled that may be a part of K, and sums
+// that are not at its end are kept in `spilled` [R][P * 32]: not in y, which may be the residual.
+template <int R, int P, bool Tiled>
+void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, int64_t k1, float* spilled) {
   const int64_t panel_stride = a.k * kPanel;
   const float* x = a.x + row * a.x_stride + k0;
   const float* w = a.weight + panel * panel_stride + k0 * kPanel;
@@ -35,18 +35,18 @@ void linear_block(const LinearArgs& a, int64_t row, int64_t panel, int64_t k0, i
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int c = 0; c < 2 * P; ++c) {
-      acc[r][c] = Pieces && k0 > 0 ? load(rest + (r * 2 * P + c) * 16) : splat(0.0f);
+      acc[r][c] = Tiled && k0 > 0 ? load(spilled + (r * 2 * P + c) * 16) : splat(0.0f);
     }
   }
   chain<R, P, 2, Fetch::near>(x, a.x_stride, w, kPanel, panel_stride, k1 - k0, kAhead * kPanel, acc);
-  if (!Pieces || k1 == a.k) {
+  if (!Tiled || k1 == a.k) {
     store_block<R, 2 * P>(acc, a, row, panel * kPanel);
     return;
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int c = 0; c < 2 * P; ++c) store(rest + (r * 2 * P + c) * 16, acc[r][c]);
+    for (int c = 0; c < 2 * P; ++c) store(spilled + (r * 2 * P + c) * 16, acc[r][c]);
   }
 }
 
@@ -85,13 +85,13 @@ inline void linear(const LinearArgs& a, ThreadPool& pool) {
     }
     const int64_t begin = a.m * (task % row_blocks) / row_blocks;
     const int64_t end = a.m * (task % row_blocks + 1) / row_blocks;
-    float rest[kRowBlock * kPanel];
+    float spilled[kRowBlock * kPanel];
     for (int64_t p = panel; p < panel_end; ++p) {
       int64_t k0 = 0;
       do {
         const int64_t k1 = a.k - k0 < kDepthBlock ? a.k : k0 + kDepthBlock;
         for_row_blocks(end - begin, [&]<int R>(int64_t r) {
-          linear_block<R, 1, true>(a, begin + r, p, k0, k1, rest + r * kPanel);
+          linear_block<R, 1, true>(a, begin + r, p, k0, k1, spilled + r * kPanel);
         });
         k0 = k1;
       } while (k0 < a.k);

@@ -13,7 +13,7 @@
 #include "dot.h"
 #include "fp8.h"
 #include "kernels.h"
-#include "linear_store.h"
+#include "linear_epilogue.h"
 #include "linear_tasks.h"
 #include "microkernel.h"
 
@@ -43,15 +43,15 @@ inline void widen_fp8(const LinearFp8Args& a, int64_t panel, int64_t k0, int64_t
   }
 }
 
-// R rows of a panel, k0 <= k < k1; a chain that is not at its end rests in `rest` [R][32].
+// R rows of a panel, k0 <= k < k1; sums that are not at K's end are kept in `spilled` [R][32].
 template <int R>
 void fp8_block(const LinearFp8Args& a, int64_t row, int64_t panel, int64_t k0, int64_t k1, const float* wide,
-               float* rest) {
+               float* spilled) {
   F16 acc[R][2];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    acc[r][0] = k0 > 0 ? load(rest + r * kPanel) : splat(0.0f);
-    acc[r][1] = k0 > 0 ? load(rest + r * kPanel + 16) : splat(0.0f);
+    acc[r][0] = k0 > 0 ? load(spilled + r * kPanel) : splat(0.0f);
+    acc[r][1] = k0 > 0 ? load(spilled + r * kPanel + 16) : splat(0.0f);
   }
   chain<R, 1, 2, Fetch::none>(a.x + row * a.x_stride + k0, a.x_stride, wide, kPanel, 0, k1 - k0, 0, acc);
   if (k1 == a.k) {
@@ -60,8 +60,8 @@ void fp8_block(const LinearFp8Args& a, int64_t row, int64_t panel, int64_t k0, i
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    store(rest + r * kPanel, acc[r][0]);
-    store(rest + r * kPanel + 16, acc[r][1]);
+    store(spilled + r * kPanel, acc[r][0]);
+    store(spilled + r * kPanel + 16, acc[r][1]);
   }
 }
 
@@ -69,14 +69,14 @@ inline void linear_fp8(const LinearFp8Args& a, ThreadPool& pool) {
   if (a.m <= 0 || a.n <= 0) return;
   linear_tasks(pool, a.m, a.n, a.k, a.k * kPanel,
                [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end) {
-                 float wide[kFp8Depth * kPanel], rest[kTaskRows * kPanel];
+                 float wide[kFp8Depth * kPanel], spilled[kTaskRows * kPanel];
                  for (int64_t p = panel; p < panel_end; ++p) {
                    int64_t k0 = 0;
                    do {
                      const int64_t k1 = a.k - k0 < kFp8Depth ? a.k : k0 + kFp8Depth;
                      widen_fp8(a, p, k0, k1, wide);
                      for_row_blocks(row_end - row, [&]<int R>(int64_t r) {
-                       fp8_block<R>(a, row + r, p, k0, k1, wide, rest + r * kPanel);
+                       fp8_block<R>(a, row + r, p, k0, k1, wide, spilled + r * kPanel);
                      });
                      k0 = k1;
                    } while (k0 < a.k);

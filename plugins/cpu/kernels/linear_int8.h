@@ -62,7 +62,7 @@ struct SparseQuads {
 };
 
 template <int R, class Source>
-void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, Piece piece,
+void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64_t panel, KTile tile,
                 Source source, float* out) {
   const int64_t quads = (a.k + 3) / 4;
   const int8_t* values = a.values + row * a.values_stride;
@@ -71,8 +71,8 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
   const int32_t* sums = g.sums + row * g.sums_stride;
 
   F16 acc[R][2];
-  begin_sums<R>(acc, piece, out);
-  for (int64_t group = piece.begin, quad = group * g.quads; group < piece.end; ++group) {
+  begin_sums<R>(acc, tile, out);
+  for (int64_t group = tile.begin, quad = group * g.quads; group < tile.end; ++group) {
     I16 sum[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = minus_128_times(sums + r * g.sums_stride + group);
@@ -98,7 +98,7 @@ void int8_block(const LinearInt8Args& a, const Int8Groups& g, int64_t row, int64
       acc[r][1] = fma(to_float(sum[r][1]), right * x, acc[r][1]);
     }
   }
-  if (piece.end < g.count) return keep_sums<R>(acc, out);
+  if (tile.end < g.count) return keep_sums<R>(acc, out);
   if (g.values_last) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -164,16 +164,16 @@ inline void linear_int8(const LinearInt8Args& a, ThreadPool& pool) {
   const int64_t panel_bytes = a.sparse ? sparse_bytes(kSparseInt8, a.k) : spread_bytes;
   const int64_t group_bytes = g.quads * kPanel * 4;
   const bool full = g.count * g.quads == quads;  // no group is shorter than the others
-  const Piece all = {0, g.count};
+  const KTile all = {0, g.count};
   linear_tasks(
       pool, a.m, a.n, a.k, panel_bytes,
       [&](int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, int worker) {
-        if (!a.sparse && full && in_pieces<kInt8Rows>(g.count, row, row_end)) {
-          return sweep_pieces<kInt8Rows>(
+        if (!a.sparse && full && tiled_along_k<kInt8Rows>(g.count, row, row_end)) {
+          return sweep_tiles<kInt8Rows>(
               a, a.weight, g.count, group_bytes, panel, panel_end, row, row_end,
-              [&]<int R>(int64_t first, int64_t p, Piece piece, Ahead ahead, float* out) {
-                const uint8_t* w = a.weight + p * panel_bytes + piece.begin * group_bytes;
-                int8_block<R>(a, g, first, p, piece, DenseQuads<1>{w, ahead}, out);
+              [&]<int R>(int64_t first, int64_t p, KTile tile, Ahead ahead, float* out) {
+                const uint8_t* w = a.weight + p * panel_bytes + tile.begin * group_bytes;
+                int8_block<R>(a, g, first, p, tile, DenseQuads<1>{w, ahead}, out);
               });
         }
         const auto dense = [&]<int R>(int64_t first, int64_t p, Ahead ahead, float* out) {

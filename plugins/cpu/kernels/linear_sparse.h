@@ -8,7 +8,7 @@
 
 #include "dot.h"
 #include "kernels.h"
-#include "linear_store.h"
+#include "linear_epilogue.h"
 #include "linear_tasks.h"
 #include "sparse_panel.h"
 

@@ -1,5 +1,5 @@
 // How a task of a linear goes over its panels: some panels at a time (a sweep), whose sums are kept in memory
-// until they are stored together. So what is written to a row of y is a piece of kSweep panels and not of
+// until they are stored together. So kSweep panels of a row of y are written together, and not
 // one: the lines of y are often in another core's cache, and fetching a few here and a few there took longer
 // than a short panel's products.
 //
@@ -11,9 +11,9 @@
 //   rows 0   1   2   3   4   |  9   10              the order of blocks; rows 0 are stored after 4, rows 1
 //   rows 1   5   6   7   8   |  13  14              after 8
 //
-// A few blocks (sweep_pieces), whose products take about as long as reading the weights: a panel is gone over
-// in pieces along K that stay in the first-level cache, each by all blocks, whose chains rest in memory
-// meanwhile (which changes no bit). So the weights come as one even stream, while all blocks work.
+// A few blocks (sweep_tiles), whose products take about as long as reading the weights: a panel is tiled along
+// K. Each tile stays in the first-level cache while all blocks use it; their sums are spilled in between (which
+// changes no bit). So the weights come as one even stream, while all blocks work.
 //
 //            p0                       p1
 //            k ..    k' ..   k'' ..   k ..
@@ -22,7 +22,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "linear_store.h"
+#include "linear_epilogue.h"
 #include "linear_tasks.h"
 
 namespace ew {
@@ -32,8 +32,8 @@ constexpr int64_t kSweep = 4;                      // most panels
 constexpr int64_t kSweepBytes = int64_t{1} << 18;  // of weights: a share of the second-level cache
 constexpr int64_t kSweepColumns = kSweep * kPanel;
 constexpr int64_t kNearBytes = 1024;
-constexpr int64_t kPieceBytes = 8192;  // of weights: with the next one, half of a first-level cache
-constexpr int kPieceBlocks = 4;        // most blocks of rows that go over pieces
+constexpr int64_t kTileBytes = 8192;  // of weights: with the next one, half of a first-level cache
+constexpr int kTileBlocks = 4;        // most blocks of rows that share a tile
 constexpr int kPatientRows = 3;  // blocks of as many compute for longer than the second-level cache takes
 
 // Prefetches for bf16, two lines for each 128 bytes of the panel. Few rows wait for memory alone, and have it
@@ -78,37 +78,37 @@ EW_INLINE void sweep_panels(const Linear& a, const void* weight, int64_t panel_b
   }
 }
 
-// Groups along K that a call goes over. Chains that begin behind the first go on from the sums.
-struct Piece {
+// Groups along K of one call. Sums of a tile that isn't the first continue from those that were spilled.
+struct KTile {
   int64_t begin, end;
 };
 
-// Whether rows row .. row_end-1 are better gone over in pieces.
+// Whether panels are better tiled along K for rows row .. row_end-1.
 template <int Most>
-bool in_pieces(int64_t groups, int64_t row, int64_t row_end) {
-  return groups > 1 && row_end - row > Most && row_end - row <= Most * kPieceBlocks;
+bool tiled_along_k(int64_t groups, int64_t row, int64_t row_end) {
+  return groups > 1 && row_end - row > Most && row_end - row <= Most * kTileBlocks;
 }
 
-// Calls fn.template operator()<R>(first row, panel, piece, ahead, sums), as sweep_panels does, for two to
-// kPieceBlocks blocks and the pieces of panels of `groups` groups, of group_bytes each. fn prefetches one
+// Calls fn.template operator()<R>(first row, panel, tile, ahead, sums), as sweep_panels does, for two to
+// kTileBlocks blocks and the tiles of panels of `groups` groups, of group_bytes each. fn prefetches one
 // line for each 128 bytes of the panel.
 template <int Most, class Linear, class F>
-EW_INLINE void sweep_pieces(const Linear& a, const void* weight, int64_t groups, int64_t group_bytes,
+EW_INLINE void sweep_tiles(const Linear& a, const void* weight, int64_t groups, int64_t group_bytes,
                             int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, const F& fn) {
-  float sums[Most * kPieceBlocks * kSweepColumns];
-  const int64_t step = group_bytes < kPieceBytes ? kPieceBytes / group_bytes : 1;
+  float sums[Most * kTileBlocks * kSweepColumns];
+  const int64_t step = group_bytes < kTileBytes ? kTileBytes / group_bytes : 1;
   for (int64_t begin = panel; begin < panel_end; begin += kSweep) {
     const int64_t end = begin + kSweep < panel_end ? begin + kSweep : panel_end;
     for (int64_t p = begin; p < end; ++p) {
       for (int64_t g = 0; g < groups; g += step) {
-        const Piece piece = {g, g + step < groups ? g + step : groups};
+        const KTile tile = {g, g + step < groups ? g + step : groups};
         const char* at = static_cast<const char*>(weight) + (p * groups + g) * group_bytes;
         for_blocks_of<Most>(row, row_end, [&]<int R>(int64_t first, int64_t block, int64_t) {
-          // The first two fetch the halves of the next piece.
+          // The first two fetch the halves of the next tile.
           const int64_t half = block < 2 ? block * step * group_bytes / 2 : 0;
           const Ahead ahead = {at + step * group_bytes + half, block < 2 ? 64 : 0};
           float* own = sums + (first - row) * kSweepColumns + (p - begin) * kPanel;
-          fn.template operator()<R>(first, p, piece, ahead, own);
+          fn.template operator()<R>(first, p, tile, ahead, own);
         });
       }
     }
@@ -116,12 +116,12 @@ EW_INLINE void sweep_pieces(const Linear& a, const void* weight, int64_t groups,
   }
 }
 
-// Sums of a block of rows: zeros before the first piece of a panel, else what keep_sums kept.
+// Sums of a block of rows: zeros before the first tile of a panel, else what keep_sums kept.
 template <int R>
-EW_INLINE void begin_sums(F16 (&acc)[R][2], const Piece& piece, const float* sums) {
+EW_INLINE void begin_sums(F16 (&acc)[R][2], const KTile& tile, const float* sums) {
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
-  if (piece.begin == 0) return;
+  if (tile.begin == 0) return;
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     acc[r][0] = load(sums + r * kSweepColumns);

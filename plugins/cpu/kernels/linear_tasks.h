@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "linear_store.h"
+#include "linear_epilogue.h"
 #include "microkernel.h"
 #include "parallel.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTaskRows = 96;      // most rows of a task: they stay in the second-level cache
 constexpr int64_t kAheadBytes = 8192;  // that a prefetch is ahead of the only block of rows
-// Of weights, in a task of a large one: no prefetch has seen its beginning, which some 10 us make up for.
+// Of weights, in a task of a large one: its beginning isn't prefetched, which some 10 us of work compensate.
 constexpr int64_t kTaskBytes = int64_t{1} << 18;
 
 // fn(panel, panel_end, row, row_end), or with the worker behind them, for tasks that cover m rows and all

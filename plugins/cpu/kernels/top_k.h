@@ -1,7 +1,7 @@
 // top_k: the k greatest of each row, sorted.
 //
 // The results of a row are kept sorted while its values are met in ascending order of index, so that of equal
-// values the first stays first. k is small (a router's choices): most values are turned down by one
+// values the first stays first. k is small (a router's choices): most values are rejected by one
 // comparison with the last that is kept.
 #pragma once
 

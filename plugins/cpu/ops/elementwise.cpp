@@ -29,7 +29,7 @@ void verify_elementwise(StepVerifier& v) {
   v.require(!i32 || has_integer_form(a.fn), "function " + fn + " has no i32 form");
   const Dtype dtype = i32 || a.fn == ElementwiseFn::cast ? Dtype::i32 : Dtype::f32;
   if (a.has_scalar && i32) {
-    v.require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar is no i32");
+    v.require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar isn't an i32");
   }
   v.data(v.out(), i32 && !compares(a.fn) ? Dtype::i32 : Dtype::f32, 1, kMaxRank, false);
   for (size_t i = 0; i < inputs; ++i) {
@@ -73,7 +73,7 @@ void verify_reduce(StepVerifier& v) {
   v.counts(1, 1, 1);
   v.data(v.in(0), Dtype::f32, 1, kMaxRank);
   v.data(v.out(), Dtype::f32, v.in(0).rank(), v.in(0).rank());
-  // What is reduced has one size in every step, or a token's result would depend on its company.
+  // What is reduced has one size in every step, or a token's result would depend on the batch.
   const Affine& size = v.in(0).shape.back();
   v.require(size == Affine{size.constant} && size.constant > 0,
             "operand " + shape_text(v.in(0)) + " is not reduced over a constant size");

@@ -52,7 +52,7 @@ void every_number_of_rows() {
   for (int64_t m = 1; m <= 70; ++m) check(Linear(m, 70, 33, 1, m % 2 == 0));
 }
 
-// K past kDepthBlock, so that chains rest in y between pieces; enough work for several tasks.
+// K past kDepthBlock, so that sums are spilled between tiles; enough work for several tasks.
 void deep_and_wide() {
   for (const bool bias : {false, true}) check(Linear(30, 70, 2500, 5, bias));
 }

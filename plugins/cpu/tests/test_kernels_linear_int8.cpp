@@ -112,8 +112,8 @@ void sweeps() {
   }
 }
 
-// Panels that are gone over in pieces, the last one short or of one long group, which several sweeps store.
-void pieces() {
+// Panels that are tiled along K, the last tile short or of one long group, which several sweeps store.
+void tiles() {
   for (const int64_t m : {2, 3, 5, 8, 9, 13, 16, 17, 24, 31, 32, 33}) {
     check({m, 290, 608, 32, 32, true});
     check({m, 70, 616, 44, 0, false});
@@ -206,7 +206,7 @@ int main() {
   RUN(equals_reference);
   RUN(groups);
   RUN(sweeps);
-  RUN(pieces);
+  RUN(tiles);
   RUN(deep_and_wide);
   RUN(row_alone_equals_row_in_batch);
   RUN(empty_sizes);

@@ -200,7 +200,7 @@ void flushed_numbers_draw_the_largest() {
 #endif
 }
 
-// Tokens of any company, order and number of times.
+// Tokens beside any others, in any order and number.
 void a_penalty_is_of_what_was_seen() {
   const std::vector<float> logits = {4, 3, -1, -2};
   const std::vector<int32_t> first = {0}, twice = {0, 0, 0}, all = {3, 1, 0, 2};

@@ -43,7 +43,7 @@ class Problem {
   OrtKernelContext context() const { return {inputs()}; }
   std::vector<int64_t> y_shape() const;
 
-  // Bit for bit the result of an instruction set, by the scalar reference. Where that is no such thing, which
+  // Bit for bit the result of an instruction set, by the scalar reference. Where that doesn't hold, which
   // are activations with an exp and what VDPBF16 adds up, by the kernels on one thread.
   const std::vector<float>& expected(const std::string& isa);
 

@@ -1,4 +1,4 @@
-// What the library turns down: a status says why, no kernel is made, and nothing is left behind.
+// What the library rejects: a status says why, no kernel is made, and nothing is left behind.
 #include <functional>
 #include <limits>
 

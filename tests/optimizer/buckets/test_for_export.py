@@ -141,7 +141,9 @@ def test_a_program_that_computes_something_else_ends_the_export(
     assert check_programs(bundle, "cpu", found.sizes, fresh) == found
     assert check_programs(bundle, "other", None, fresh).programs == fresh
     assert check_programs(bundle, "cpu", None, fresh, seconds=-1).programs == fresh
-    some = check_programs(bundle, "cpu", None, fresh, room=max(p.arena_bytes + p.arena_bytes_any for p in fresh) - 1)
+    some = check_programs(
+        bundle, "cpu", None, fresh, memory_budget=max(p.arena_bytes + p.arena_bytes_any for p in fresh) - 1
+    )
     assert [p.checked for p in some.programs] == [1, 1, 1, 0, 1, 1]
 
     def wrong(self: Bundle, target: str, bucket: object) -> LoweredProgram:

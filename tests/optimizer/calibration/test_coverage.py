@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from enginewright.optimizer.calibration.coverage import FEW_TOKENS, measure_coverage
-from enginewright.passes.framework.base import Figure
-from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, TOKENS_USED
+from enginewright.passes.framework.base import Metric
+from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, TOKENS_USED
 
 
 def sequences(tokens: int, distinct: int) -> tuple[torch.Tensor, ...]:
@@ -30,14 +30,14 @@ def test_too_few_tokens_and_too_few_different_ones_warn() -> None:
 
 
 def test_ranges_come_from_passes() -> None:
-    figures = [Figure("layers.0", LARGEST_INPUT, 3.5), Figure("layers.0", "error", 1.0), Figure("x", LARGEST_INPUT, 0)]
-    found = measure_coverage(sequences(4096, 100), 256, figures)
+    metrics = [Metric("layers.0", LARGEST_INPUT, 3.5), Metric("layers.0", "error", 1.0), Metric("x", LARGEST_INPUT, 0)]
+    found = measure_coverage(sequences(4096, 100), 256, metrics)
     assert [(r.where, r.largest) for r in found.ranges] == [("layers.0", 3.5), ("x", 0)]
     assert ["x" in w and "zeros" in w for w in found.warnings] == [True]
 
 
 def test_tokens_without_room_are_said() -> None:
     given = sequences(4096, 100)
-    assert measure_coverage(given, 256, [Figure("calibration", TOKENS_USED, 4096)]).warnings == ()
-    (warning,) = measure_coverage(given, 256, [Figure("calibration", TOKENS_USED, 1024)]).warnings
+    assert measure_coverage(given, 256, [Metric("calibration", TOKENS_USED, 4096)]).warnings == ()
+    (warning,) = measure_coverage(given, 256, [Metric("calibration", TOKENS_USED, 1024)]).warnings
     assert "1,024 of 4,096" in warning

@@ -10,16 +10,24 @@ from enginewright.plugins.shared.errors import CapacityError, RequestError
 
 def test_without_a_limit_all_is_as_it_was() -> None:
     limit = MemoryLimit.of(None)
-    assert (limit.room(), limit.keep_bytes(), limit.cache_bytes(), limit.report()) == (None, KEEP_BYTES, None, None)
+    assert (limit.memory_budget(), limit.keep_bytes(), limit.cache_bytes(), limit.report()) == (
+        None,
+        KEEP_BYTES,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("extra", [1 << 30, 64 << 30])
 def test_room_is_what_is_left_of_the_limit(extra: int) -> None:
     limit = MemoryLimit.of(rss_bytes() + extra)
-    room = limit.room()
-    assert room is not None
-    assert 0.9 * extra < room <= extra + (16 << 20)
-    assert limit.keep_bytes() == min(KEEP_BYTES, room // 4) or abs(limit.keep_bytes() - room // 4) < 8 << 20
+    memory_budget = limit.memory_budget()
+    assert memory_budget is not None
+    assert 0.9 * extra < memory_budget <= extra + (16 << 20)
+    assert (
+        limit.keep_bytes() == min(KEEP_BYTES, memory_budget // 4)
+        or abs(limit.keep_bytes() - memory_budget // 4) < 8 << 20
+    )
     report = limit.report()
     assert report is not None
     assert report.kept == (report.peak <= report.limit)
@@ -29,7 +37,7 @@ def test_a_peak_beyond_the_limit_is_said() -> None:
     report = MemoryLimit(1).report()
     assert report is not None
     assert not report.kept
-    assert MemoryLimit(1).room() == 0
+    assert MemoryLimit(1).memory_budget() == 0
 
 
 def test_too_little_says_how_much_is_needed() -> None:

@@ -19,7 +19,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 
 
 def asked(**given: Any) -> ExportRequest:
-    return ExportRequest.of("no model is looked at", **{**NOTHING, **given}, tell=silent)
+    return ExportRequest.of("no model is looked at", **{**NOTHING, **given}, on_progress=silent)
 
 
 def test_what_is_said_beside_a_recipe_counts_more() -> None:

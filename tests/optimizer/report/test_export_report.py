@@ -22,9 +22,9 @@ def test_a_bundle_is_measured(tiny_bundle: Path) -> None:
     assert {event.stage for event in events} == {"roofline"}
 
 
-@pytest.mark.parametrize("room", [0, 100 << 20])
-def test_where_there_is_no_room_it_is_predicted(room: int, tiny_bundle: Path) -> None:
-    _, rooflines = storage_and_speed(tiny_bundle, ["cpu"], 3.0, silent, room)
+@pytest.mark.parametrize("memory_budget", [0, 100 << 20])
+def test_where_there_is_no_room_it_is_predicted(memory_budget: int, tiny_bundle: Path) -> None:
+    _, rooflines = storage_and_speed(tiny_bundle, ["cpu"], 3.0, silent, memory_budget)
     assert rooflines == [predict(Bundle.open(tiny_bundle))]
 
 

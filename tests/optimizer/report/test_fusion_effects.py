@@ -86,7 +86,7 @@ def test_too_few_rounds_say_nothing() -> None:
 def test_what_can_not_be_measured_says_why(exported: tuple[Program, dict[str, int], Bundle]) -> None:
     program, matched, bundle = exported
     passes = CpuEmitter().passes()
-    assert fusion_effects(program, passes, matched, bundle, room=1).skipped == "there is no memory for it"
+    assert fusion_effects(program, passes, matched, bundle, memory_budget=1).skipped == "there is no memory for it"
     assert fusion_effects(program, passes, {}, bundle).skipped == "no fusion changed anything"
     short = fusion_effects(program, passes, matched, bundle, shortest=60.0)
     assert short.skipped.startswith("a step takes ") and "lost in noise" in short.skipped

@@ -66,7 +66,7 @@ def test_group_and_prune_then_recover_then_4_bits(tmp_path: Path) -> None:
     recover(model, tmp_path / "recovered", recipe=recipe(), options=options)
     path, weights = tmp_path / "m.bundle", WeightFormats(default=INT4, method="gptq")
     report = export(model, path, recovered=tmp_path / "recovered", recipe=recipe(weights=weights))
-    order = ["drop_layers", "group_kv_heads", "prune_channels", "load_recovered", "choose_integers", "quantize_linears"]
+    order = ["drop_layers", "group_kv_heads", "prune_channels", "load_recovered", "apply_gptq", "quantize_linears"]
     assert [p.name for p in report.passes if p.name in order and p.matched] == order
     assert report.verification[0].random_tokens.kl_mean < 20
     (group,) = Bundle.open(path).program("cpu").cache_groups
@@ -141,7 +141,7 @@ def test_two_of_four_of_what_is_left(sparse: dict[str, object], hidden: int, cha
     weights = {"default": {**sparse, "sparsity": "2:4"}, "sparsify": "magnitude"}
     shapes = {"prune": Pruning(channels=0.5, drop=("model.layers.1",), correct=False), "attention": PLAIN}
     program, records = run(recipe(weights=weights, **shapes), hidden_size=hidden, intermediate_size=channels)
-    order = ["drop_layers", "group_kv_heads", "prune_channels", "choose_kept"]
+    order = ["drop_layers", "group_kv_heads", "prune_channels", "select_sparsity_mask"]
     assert changed(records, *order) == order
     logits = program.evaluate(packed_inputs(program, TOKENS))[0]
     assert logits.shape[-1] == 256 and bool(torch.isfinite(logits).all())

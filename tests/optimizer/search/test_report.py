@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.search.report import heads_report
-from enginewright.passes.framework.base import Figure, PassRecord
+from enginewright.passes.framework.base import Metric, PassRecord
 from enginewright.plugins.shared.contracts import CacheGroup
 
 
 def record(heads: dict[str, tuple[int, int]], error: float | None) -> PassRecord:
-    figures = []
+    metrics = []
     for path, (before, now) in heads.items():
-        figures += [
-            Figure(path, "key/value heads before", before),
-            Figure(path, "key/value heads", now),
-            Figure(path, "numbers of a key and a value", 16 + 16),
+        metrics += [
+            Metric(path, "key/value heads before", before),
+            Metric(path, "key/value heads", now),
+            Metric(path, "numbers of a key and a value", 16 + 16),
         ]
         if error is not None:
-            figures.append(Figure(path, "relative error of what attention adds", error))
-    return PassRecord("group_kv_heads", len(heads), (), 0, 0, 0.0, tuple(figures))
+            metrics.append(Metric(path, "relative error of what attention adds", error))
+    return PassRecord("group_kv_heads", len(heads), (), 0, 0, 0.0, tuple(metrics))
 
 
 def group(name: str, layers: tuple[int, ...], heads: int) -> CacheGroup:

@@ -43,7 +43,7 @@ def group(program: Program, options: KvOptions, lengths: tuple[int, ...] = (60,)
 
 
 def errors(record: PassRecord) -> list[float]:
-    return [f.value for f in record.figures if f.name.startswith("relative error")]
+    return [f.value for f in record.metrics if f.name.startswith("relative error")]
 
 
 def logits(program: Program, *lengths: int) -> torch.Tensor:

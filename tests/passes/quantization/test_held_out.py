@@ -57,7 +57,7 @@ def test_what_is_worse_on_held_out_tokens_does_not_count(off: int) -> None:
     for chosen, keeps in ((worse, False), (nearest, True)):
         errors = OutputErrors()
         assert errors.add(given, weight, chosen, nearest, CodeFormat(4, 32)) is keeps
-        found = {f.name: f.value for f in errors.figures("here")}
+        found = {f.name: f.value for f in errors.metrics("here")}
         assert 0 < found[HELD_OUT_ERROR] == found[HELD_OUT_NEAREST] and 0 < found[ERROR] < 0.05
         if not keeps:
             assert errors.of_worse().startswith("a relative error of 0.0")

@@ -112,8 +112,12 @@ def test_as_many_tokens_as_there_is_room_for(length: int) -> None:
     last = linears(program, "down_proj")[1]
     working = {last: 1000}
 
-    def chosen(room: int | None, most: int = 1000) -> int:
-        return len(calibration_tokens(program, PassContext(calibration=sequences, room=room), "one", working, most))
+    def chosen(memory_budget: int | None, most: int = 1000) -> int:
+        return len(
+            calibration_tokens(
+                program, PassContext(calibration=sequences, memory_budget=memory_budget), "one", working, most
+            )
+        )
 
     needed = evaluation_bytes(program, 4 * length, working, until=last)
     assert chosen(None) == 16 and chosen(None, most=5 * length) == 5

@@ -47,7 +47,7 @@ def test_a_layer_that_adds_nothing_goes_without_a_trace(family: str, dead: str, 
     program = changed(family, named, num_hidden_layers=3)
     record = assert_lossless(program, DropLayers(), Pruning(layers=1), 0.0)
     assert len(paths(program)) == 2 and dead not in paths(program)
-    found = {f.name: f.value for f in record.figures}
+    found = {f.name: f.value for f in record.metrics}
     assert found[KL] == 0 and found[SIMILARITY] == pytest.approx(1)
 
 
@@ -69,7 +69,7 @@ def test_the_layers_that_are_missed_least_go() -> None:
     expected = logits(program)
     record = prune(program, DropLayers(), Pruning(layers=2))
     assert paths(program) == ["model.layers.0", "model.layers.2", "model.layers.4"]
-    costs = [f.value for f in record.figures if f.name == KL]
+    costs = [f.value for f in record.metrics if f.name == KL]
     assert 0 < costs[0] < costs[1] < 0.01
     for now, before in zip(logits(program), expected, strict=True):
         assert 0 < float((now - before).abs().max()) < 0.5

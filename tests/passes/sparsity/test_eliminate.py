@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.sparsity import eliminate as module
-from enginewright.passes.sparsity.eliminate import Moments, eliminate, eliminate_blocks, make_up, output_error
+from enginewright.passes.sparsity.eliminate import Moments, compensation, eliminate, eliminate_blocks, output_error
 
 
 def naive(moments: Moments, weight: torch.Tensor, count: int, damping: float) -> list[int]:
@@ -46,7 +46,7 @@ def test_blocks_of_one_are_single_inputs() -> None:
 def test_what_is_made_up_for_is_the_least_squares_fit(size: int) -> None:
     moments, weight, x = problem(size, size)
     removed, kept = torch.arange(0, size, 3), torch.tensor([i for i in range(size) if i % 3])
-    mix = make_up(moments, removed, kept, 1e-9)
+    mix = compensation(moments, removed, kept, 1e-9)
     wide = x.double()
     fit = torch.linalg.lstsq(wide[:, kept], wide[:, removed]).solution.t()  # [removed, kept]
     torch.testing.assert_close(mix.double(), fit, rtol=1e-3, atol=1e-3)  # float32, and moments square the condition

@@ -85,9 +85,9 @@ def test_channels_that_are_others_over_again_are_made_up_for() -> None:
     # Solved with a damping of 1e-7 of the mean moment, which is what is lost.
     record = assert_lossless(program, PruneChannels(), Pruning(channels=0.25), 1e-4)
     assert widths(program) == [96, 96]
-    errors = {f.where: f.value for f in record.figures if f.name == ERROR}
+    errors = {f.where: f.value for f in record.metrics if f.name == ERROR}
     assert len(errors) == 2 and max(errors.values()) < 1e-7
-    assert min(f.value for f in record.figures if f.name == PLAIN_ERROR) > 1e-5
+    assert min(f.value for f in record.metrics if f.name == PLAIN_ERROR) > 1e-5
 
     expected = logits(whole)[0]
     prune(whole, PruneChannels(), Pruning(channels=0.25, correct=False))
@@ -122,7 +122,7 @@ def test_what_is_left_can_be_stored(share: float, groups: int, kept: int) -> Non
     program = normal("Llama")
     record = prune(program, PruneChannels(), Pruning(channels=share, multiple=groups))
     assert widths(program) == [kept, kept]
-    assert [f.value for f in record.figures if f.name == KEPT] == [kept, kept]
+    assert [f.value for f in record.metrics if f.name == KEPT] == [kept, kept]
 
 
 def test_a_width_that_is_no_multiple_of_a_panel_loses_single_channels() -> None:

@@ -63,13 +63,13 @@ def test_a_head_that_is_another_over_again_is_made_up_for() -> None:
     # Solved with a damping of 1e-7 of the mean moment, which is what is lost.
     record = assert_lossless(program, PruneHeads(), Pruning(heads=0.25), 1e-4)
     assert sizes(program) == [(3, 1), (3, 1)]
-    assert max(f.value for f in record.figures if f.name == ERROR) < 1e-7
+    assert max(f.value for f in record.metrics if f.name == ERROR) < 1e-7
 
 
 def test_what_is_left_says_which_rows_it_is() -> None:
     program = changed("Llama", {"o_proj.weight": zero_heads(2, 3)})
     record = prune(program, PruneHeads(), Pruning(heads=0.5))
-    assert [f.value for f in record.figures if f.name == GROUPS_KEPT] == [1, 1]
+    assert [f.value for f in record.metrics if f.name == GROUPS_KEPT] == [1, 1]
     prefix = "model.layers.1.self_attn"
     for name, rows in (("q_proj", 2 * D), ("k_proj", D), ("v_proj", D)):
         assert program.weights[f"{prefix}.{name}.weight"].parts(0) == (Part(f"{prefix}.{name}.weight", 0, rows),)

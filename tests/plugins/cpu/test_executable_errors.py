@@ -195,7 +195,7 @@ BAD_PROGRAMS: list[tuple[Callable[[LoweredBuilder], None], str]] = [
     (table_with_gaps, "operand w1 must be a whole weight"),
     (reduced_over_tokens, r"operand b\d \[1, T\] is not reduced over a constant size"),
     (reduced_over_nothing, r"operand b\d \[T, 0\] is not reduced over a constant size"),
-    (size_beyond_64_bits, "a coefficient is no integer of 64 bits"),
+    (size_beyond_64_bits, "a coefficient isn't an integer of 64 bits"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Watching a program: every step's inputs and outputs are seen, and what is written to them is gone on with."""
+"""Watching a program: every step's inputs and outputs are seen, and what is written to them is continued with."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_x_of_another_width_and_a_bias_of_another_size(rng: np.random.Generator)
 def test_threads_that_are_no_number(threads: str, rng: np.random.Generator) -> None:
     product = random_product("f32", 8, 8, rng)
     model = operator_model(product.attributes(), product.stored())
-    message = f"enginewright.threads: {threads} is no number from 1 to 1024"
+    message = f"enginewright.threads: {threads} isn't a number from 1 to 1024"
     assert message in _refusal(model, threads=threads)
 
 

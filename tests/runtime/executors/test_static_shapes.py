@@ -21,7 +21,7 @@ from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram
 from enginewright.runtime.bundle.buckets import Bucket, BucketPlan
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
-from enginewright.runtime.executors.static_shapes import StaticShapes, pad, sink_blocks, use_lines
+from enginewright.runtime.executors.static_shapes import StaticShapes, pad, padding_blocks, use_lines
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -43,9 +43,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., 
 def static(path: Path, plan: BucketPlan, blocks: int) -> tuple[LLM, StaticShapes]:
     bundle = Bundle.open(path)
     groups = [g.to_group() for g in bundle.program("cpu").cache_groups]
-    sinks = sink_blocks(plan, groups)
+    padding = padding_blocks(plan, groups)
     own = plan if bundle.buckets.get("cpu") == plan else None  # a program of its own for each bucket
-    counts = {g.name: blocks + sinks[g.name] for g in groups}
+    counts = {g.name: blocks + padding[g.name] for g in groups}
     executor = StaticShapes(CpuExecutor(bundle, counts, threads=2, plan=own), plan)
     assert set(executor.blocks.values()) == {blocks}
     return LLM.from_executor(executor, bundle.model, prefill_chunk=96), executor
@@ -229,7 +229,7 @@ def check(found: StepInput, bucket: Bucket, real: StepInput, first: int, plan: B
         np.testing.assert_array_equal(found.block_tables[group.name][:requests, :width], real.block_tables[group.name])
         own = found.slots[group.name][tokens:]
         assert len(set(own.tolist())) == len(own) and (own >= first * group.block_size).all()
-        assert (own < (first + sink_blocks(plan, GROUPS)[group.name]) * group.block_size).all()
+        assert (own < (first + padding_blocks(plan, GROUPS)[group.name]) * group.block_size).all()
 
 
 @pytest.mark.parametrize("counts", [(1,), (8,), (5, 1, 30), (60, 1), (1, 1), (1, 1, 1), (7,)])

@@ -21,7 +21,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.provenance import WHERE
 from enginewright.passes.ir.round_to_4_bits import round_symmetric
 from enginewright.passes.quantization import held_out
-from enginewright.passes.quantization.choose_integers import LARGEST_INPUT, ChooseIntegers
+from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, ApplyGptq
 from enginewright.passes.quantization.held_out import (
     DAMPING,
     ERROR,
@@ -59,11 +59,11 @@ def chosen(program: Program) -> dict[str, ChosenCodes]:
 
 def run(program: Program, formats: WeightFormats = GPTQ, **context: Any) -> PassRecord:
     given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
-    return ChooseIntegers().run(program, PassContext(**given))
+    return ApplyGptq().run(program, PassContext(**given))
 
 
-def figures(record: PassRecord, name: str) -> list[float]:
-    return [f.value for f in record.figures if f.name == name]
+def metrics(record: PassRecord, name: str) -> list[float]:
+    return [f.value for f in record.metrics if f.name == name]
 
 
 def logits(program: Program, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -78,9 +78,9 @@ def test_every_linear_of_4_bits_gets_integers(family: str, overrides: dict[str, 
     assert record.matched == len(linears) == 8
     assert {str(n.args[1].target) for n in linears} == set(chosen(program))  # type: ignore[union-attr]
     assert all(e.code_format == CodeFormat(4, 32) for e in chosen(program).values())
-    assert len(figures(record, LARGEST_INPUT)) == len(figures(record, ERROR)) == 8
-    assert set(figures(record, DAMPING)) == {GptqOptions().damping}
-    pairs = list(zip(figures(record, ERROR), figures(record, NEAREST_ERROR), strict=True))
+    assert len(metrics(record, LARGEST_INPUT)) == len(metrics(record, ERROR)) == 8
+    assert set(metrics(record, DAMPING)) == {GptqOptions().damping}
+    pairs = list(zip(metrics(record, ERROR), metrics(record, NEAREST_ERROR), strict=True))
     assert sum(ours < nearest for ours, nearest in pairs) >= 7  # rounding errors before it differ, too
     assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
 
@@ -95,7 +95,7 @@ def test_integers_with_one_scale_a_channel() -> None:
         CodeFormat(4, 64),
         CodeFormat(4, 128),
     }
-    pairs = list(zip(figures(record, ERROR), figures(record, NEAREST_ERROR), strict=True))
+    pairs = list(zip(metrics(record, ERROR), metrics(record, NEAREST_ERROR), strict=True))
     assert all(ours <= nearest for ours, nearest in pairs)  # equal where the nearest were better
     assert sum(ours for ours, _ in pairs) < 0.9 * sum(nearest for _, nearest in pairs)
 
@@ -136,7 +136,7 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
     unseen = unseen[:: max(1, len(unseen) // 512)]
     errors = [float((unseen @ (w - exact).t()).norm() / (unseen @ exact.t()).norm()) for w in (own, nearest)]
     assert errors[0] <= errors[1] * (1 + 1e-5)  # sums of some hundred float32 terms, in another order
-    assert errors == pytest.approx([figures(record, n)[0] for n in (HELD_OUT_ERROR, HELD_OUT_NEAREST)], rel=1e-4)
+    assert errors == pytest.approx([metrics(record, n)[0] for n in (HELD_OUT_ERROR, HELD_OUT_NEAREST)], rel=1e-4)
     where = " + ".join(node.meta[WHERE])
     reasons = [r.reason for r in record.rejected if r.where == where]
     if damping < 0.01:
@@ -144,7 +144,7 @@ def test_no_output_is_worse_than_of_the_nearest_on_tokens_held_out(hidden: int, 
         assert "rounded to the nearest, which is better on held-out tokens (a relative error of 0.0" in reasons[0]
     else:
         assert errors[0] < 0.97 * errors[1] and not reasons
-    for own_error, other in zip(figures(record, HELD_OUT_ERROR), figures(record, HELD_OUT_NEAREST), strict=True):
+    for own_error, other in zip(metrics(record, HELD_OUT_ERROR), metrics(record, HELD_OUT_NEAREST), strict=True):
         assert own_error <= other
 
 
@@ -156,7 +156,7 @@ def test_damping_and_order_change_the_integers(option: GptqOptions, hidden: int)
     record = run(other, GPTQ.model_copy(update={"gptq": option}))
     pairs = list(zip(chosen(usual).values(), chosen(other).values(), strict=True))
     assert any(not torch.equal(a.codes().values, b.codes().values) for a, b in pairs)
-    assert set(figures(record, DAMPING)) == {option.damping}
+    assert set(metrics(record, DAMPING)) == {option.damping}
 
 
 @pytest.mark.parametrize("hidden", [64, 96])
@@ -262,14 +262,14 @@ def test_experts_get_integers_of_their_own_tokens() -> None:
 
 def test_as_many_sequences_as_there_is_room_for() -> None:
     program = formatted(GPTQ)
-    record = run(program, room=1 << 30)
+    record = run(program, memory_budget=1 << 30)
     assert not record.rejected
-    tight = run(formatted(GPTQ), room=600_000)
+    tight = run(formatted(GPTQ), memory_budget=600_000)
     first, *others = tight.rejected
     assert first.where == "calibration" and "of 6 sequences fit" in first.reason
     assert all("better on held-out tokens" in r.reason for r in others)
     with pytest.raises(CapacityError, match=r"takes [\d,]+ bytes") as error:
-        run(formatted(GPTQ), room=1000)
+        run(formatted(GPTQ), memory_budget=1000)
     assert "bytes more" in str(error.value.hint)
 
 

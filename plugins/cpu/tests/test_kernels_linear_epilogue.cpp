@@ -134,7 +134,7 @@ void check_store(const KernelTable& kernels, ThreadPool& pool, const std::string
   }
 }
 
-// A token alone, blocks of rows, and K in pieces (f32, beyond 1024); columns that end within a panel, and
+// A token alone, blocks of rows, and K in tiles (f32, beyond 1024); columns that end within a panel, and
 // panels enough for several sweeps.
 void equals_one_after_the_other() {
   for (const auto& [m, n, k] :

@@ -1,4 +1,4 @@
-// How every linear stores its sums: y = activation(sum + bias) + residual, while they are in registers.
+// The epilogue of every linear: y = activation(sum + bias) + residual, while the sums are in registers.
 //
 // The residual may be y itself: an element is read where it is stored next, by the same thread.
 #pragma once
@@ -83,7 +83,7 @@ EW_INLINE void store_block(F16 (&acc)[R][C], const Linear& a, int64_t row, int64
 
 // As store_block, for `rows` rows of sums that were kept in memory, `stride` apart (a multiple of 16), and
 // the columns column .. column+columns-1. What a block of registers has of a row is two lines of y, each of
-// which may be in another core's cache; of some panels at once they are neighbours, and are fetched ahead.
+// which may be in another core's cache; of several panels at once they are adjacent, and are fetched ahead.
 template <class Linear>
 __attribute__((noinline)) void store_rows(const Linear& a, int64_t row, int64_t rows, int64_t column,
                                           int64_t columns, float* sums, int64_t stride) {

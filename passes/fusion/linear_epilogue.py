@@ -1,4 +1,4 @@
-"""What the fusions into a linear's store share: which ops are linears, and how one gets an activation or a residual."""
+"""What the fusions into a linear's epilogue share: which ops are linears, and how one gets an activation or a residual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN_LINEARS: tuple[Target, ...] = (ew.linear.default, ew.quantized_linear.defa
 """Those that take a residual."""
 LINEARS: tuple[Target, ...] = (*PLAIN_LINEARS, ew.grouped_linear.default, ew.quantized_grouped_linear.default)
 """Those that take an activation."""
-_STORE: dict[str, object] = {"activation": "", "residual": None}
+_EPILOGUE: dict[str, object] = {"activation": "", "residual": None}
 """Arguments that say what is done before a result is stored, and what they are where nothing is."""
 
 
@@ -26,8 +26,8 @@ def linear_of(match: Match) -> Node:
     return next(n for n in match.covered if n.target in LINEARS)
 
 
-def why_not_storable(program: Program, linear: Node) -> str | None:
-    """Why nothing can be done to a linear's result before it is stored; None if it can."""
+def why_no_epilogue(program: Program, linear: Node) -> str | None:
+    """Why a linear can't have an epilogue; None if it can."""
     if len(linear.users) > 1:
         return "the linear's result is used elsewhere"
     if bound_arguments(linear).get("residual") is not None:
@@ -36,10 +36,10 @@ def why_not_storable(program: Program, linear: Node) -> str | None:
     return None if value.dtype == torch.float32 else f"the linear's result is {value.dtype}"
 
 
-def linear_storing(program: Program, linear: Node, where: tuple[str, ...], **changes: Any) -> Node:
+def with_epilogue(program: Program, linear: Node, where: tuple[str, ...], **changes: Any) -> Node:
     """The linear once more, with an ``activation`` or a ``residual``."""
     given = bound_arguments(linear) | changes
-    positional = [value for name, value in given.items() if name not in _STORE]
-    named = {name: given[name] for name, nothing in _STORE.items() if name in given and given[name] != nothing}
+    positional = [value for name, value in given.items() if name not in _EPILOGUE]
+    named = {name: given[name] for name, nothing in _EPILOGUE.items() if name in given and given[name] != nothing}
     assert callable(linear.target)
     return program.call(linear.target, *positional, where=where, **named)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.plugins.shared.errors import PassError
@@ -51,14 +51,14 @@ _MOST_EXPERTS = 8
 """Of a layer, that the search for the scale of their common input looks at."""
 
 
-class ScaleChannels(Pass):
+class ApplyAwq(Pass):
     """Linears of 4 bits whose recipe says ``awq``: weights ``W * s`` and clipped, with 1/s in the weights before.
 
     Needs calibration tokens, of which it takes at most 2048; a layer's weights are in memory at a time. A value that
     something else reads as well, or that nothing before it can scale, keeps its channels: its linears are clipped only.
     """
 
-    name = "scale_channels"
+    name = "apply_awq"
     exact = False
     requires = (HAS_FORMATS,)
 
@@ -70,7 +70,7 @@ class ScaleChannels(Pass):
             return PassResult()
         if not context.calibration:
             raise PassError(
-                "the pass scale_channels has no calibration tokens",
+                "the pass apply_awq has no calibration tokens",
                 hint='Calibrate the export, or take method = "nearest" in [weights] of the recipe.',
             )
         channels = channels_read_by(program, linears)
@@ -80,7 +80,7 @@ class ScaleChannels(Pass):
         rejected = [
             Rejection(c.origin.name, join_where(where_of(c.readers)), c.reason) for c in channels if c.producer is None
         ]
-        return PassResult(len(linears), rejected, sweep.figures)
+        return PassResult(len(linears), rejected, sweep.metrics)
 
 
 def _free(program: Program, linear: Node) -> bool:
@@ -118,7 +118,7 @@ class _Sweep:
     linears: Sequence[Node]
     context: PassContext
     found: list[_Found] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    metrics: list[Metric] = field(default_factory=list)
 
     def run(self) -> None:
         self._of = {n: c for c in self.channels for n in c.readers if n in set(self.linears)}
@@ -162,7 +162,7 @@ class _Sweep:
         folded = _untied(factors, producer) if changed and producer is not None else None
         self.found.append(_Found(channels, factors if changed else None, folded, choices))
         names = ("alpha", alphas), ("error before", before), ("error after", after or [0.0])
-        self.figures += [Figure(where, name, sum(values) / len(values)) for name, values in names]
+        self.metrics += [Metric(where, name, sum(values) / len(values)) for name, values in names]
 
 
 def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,14 +13,14 @@ from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.two_of_four import is_two_of_four
 from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.quantization.apply_gptq import ApplyGptq
 from enginewright.passes.quantization.cast_weights_to_bf16 import CastWeightsToBf16
-from enginewright.passes.quantization.choose_integers import ChooseIntegers
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
-from enginewright.passes.sparsity.choose_kept import ERROR, MAGNITUDE_ERROR, ChooseKept
+from enginewright.passes.sparsity.select_sparsity_mask import ERROR, MAGNITUDE_ERROR, SelectSparsityMask
 from enginewright.plugins.shared.errors import CapacityError, PassError
 from enginewright.plugins.shared.weight_format import WeightFormat
-from tests.passes.quantization.test_choose_integers import INT4, INT8, SEQUENCES, figures, formatted, logits
+from tests.passes.quantization.test_apply_gptq import INT4, INT8, SEQUENCES, metrics, formatted, logits
 
 ew = torch.ops.ew
 F32 = WeightFormat(sparsity="2:4")
@@ -30,7 +30,7 @@ SPARSE_8, SPARSE_4 = INT8.model_copy(update={"sparsity": "2:4"}), INT4.model_cop
 
 def choose(program: Program, formats: WeightFormats, **context: Any) -> PassRecord:
     given: dict[str, Any] = {"formats": formats, "calibration": SEQUENCES} | context
-    return ChooseKept().run(program, PassContext(**given))
+    return SelectSparsityMask().run(program, PassContext(**given))
 
 
 def sparse_weights(program: Program) -> list[str]:
@@ -51,7 +51,7 @@ def test_linears_are_sparse_and_head_and_table_are_not(family: str, overrides: d
     assert all_have_the_form(program)
     kinds = {n.meta["format"].sparsity for n in program.nodes_of(ew.embedding.default)}
     assert kinds == {"dense"}
-    assert len(figures(record, ERROR)) == len(figures(record, MAGNITUDE_ERROR)) == 8
+    assert len(metrics(record, ERROR)) == len(metrics(record, MAGNITUDE_ERROR)) == 8
     lowered = lower_program(program).program
     assert sum(use.layout == "sparse32" for use in lowered.weights) == 8
 
@@ -61,7 +61,7 @@ def test_methods_that_look_at_inputs_are_nearer_to_the_source() -> None:
     for method in ("wanda", "sparsegpt"):
         formats = WeightFormats(default=F32, sparsify=method)  # type: ignore[arg-type]
         record = choose(formatted(formats), formats)
-        pairs = list(zip(figures(record, ERROR), figures(record, MAGNITUDE_ERROR), strict=True))
+        pairs = list(zip(metrics(record, ERROR), metrics(record, MAGNITUDE_ERROR), strict=True))
         assert all(ours < plain for ours, plain in pairs)
         errors[method] = sum(ours for ours, _ in pairs)
     assert errors["sparsegpt"] < 0.8 * errors["wanda"]
@@ -76,7 +76,7 @@ def test_sparsegpt_chooses_integers_in_its_sweep(storage: WeightFormat) -> None:
     choose(program, formats)
     chosen = [program.weights[name] for name in sparse_weights(program)]
     assert all(isinstance(expr, ChosenCodes) for expr in chosen)
-    assert ChooseIntegers().run(program, PassContext(formats=formats, calibration=SEQUENCES)).matched == 0
+    assert ApplyGptq().run(program, PassContext(formats=formats, calibration=SEQUENCES)).matched == 0
     QuantizeLinears().run(program, PassContext(formats=formats))
     assert sorted(sparse_weights(program))  # their integers, as they were chosen
     assert all_have_the_form(program)
@@ -87,7 +87,7 @@ def test_integers_of_4_bits_chosen_behind_it_keep_its_zeros() -> None:
     program = formatted(formats)
     choose(program, formats)
     context = PassContext(formats=formats, calibration=SEQUENCES)
-    for one in (ChooseIntegers(), QuantizeLinears(), QuantizeEmbeddings()):
+    for one in (ApplyGptq(), QuantizeLinears(), QuantizeEmbeddings()):
         one.run(program, context)
     assert all_have_the_form(program)
     assert sum(use.layout == "sparse32" for use in lower_program(program).program.weights) == 8
@@ -97,7 +97,7 @@ def test_a_program_computes_with_what_is_kept() -> None:
     formats = WeightFormats(default=BF16, sparsify="magnitude")
     program = formatted(formats)
     record = choose(program, formats, calibration=())  # magnitudes ask no tokens
-    assert record.figures == ()
+    assert record.metrics == ()
     before = logits(program, SEQUENCES[:1])
     CastWeightsToBf16().run(program, PassContext(formats=formats))
     after = logits(program, SEQUENCES[:1])
@@ -126,7 +126,7 @@ def test_dense_formats_are_left_alone() -> None:
     program = formatted(formats)
     assert choose(program, formats).matched == 2
     assert len(sparse_weights(program)) == 2
-    assert not ChooseKept().wanted(PassContext(formats=WeightFormats(default=INT8)))
+    assert not SelectSparsityMask().wanted(PassContext(formats=WeightFormats(default=INT8)))
 
 
 def test_what_cannot_be_sparse_is_refused_by_name() -> None:
@@ -138,7 +138,7 @@ def test_what_cannot_be_sparse_is_refused_by_name() -> None:
 
 def test_it_needs_tokens_and_room() -> None:
     formats = WeightFormats(default=F32, sparsify="wanda")
-    with pytest.raises(PassError, match="choose_kept has no calibration tokens"):
+    with pytest.raises(PassError, match="select_sparsity_mask has no calibration tokens"):
         choose(formatted(formats), formats, calibration=())
-    with pytest.raises(CapacityError, match="the pass choose_kept takes"):
-        choose(formatted(formats), formats, room=1000)
+    with pytest.raises(CapacityError, match="the pass select_sparsity_mask takes"):
+        choose(formatted(formats), formats, memory_budget=1000)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.fusion.linear_store import linear_storing, why_not_storable
+from enginewright.passes.fusion.linear_epilogue import with_epilogue, why_no_epilogue
 from enginewright.passes.ir.program import Program
 from tests.passes.small_programs import Linear, evaluate, program_from, whole_inputs
 
@@ -35,13 +35,13 @@ def test_a_linear_with_a_residual_is_the_same_sum(width: int, bias: bool, activa
     made = program("plain", width, bias)
     inputs = whole_inputs([[3, 5, 7], [2]], rows=range(4))
     (linear,) = made.nodes_of(ew.linear.default)
-    assert why_not_storable(made, linear) is None
+    assert why_no_epilogue(made, linear) is None
     (add,) = made.nodes_of(torch.ops.aten.add.Tensor)
     other = next(n for n in add.all_input_nodes if n is not linear)
     plain = evaluate(made, inputs)
     with made.inserting_before(add):
         changes = {"activation": activation, "residual": other}
-        fused = linear_storing(made, linear, linear.meta["where"], **changes)
+        fused = with_epilogue(made, linear, linear.meta["where"], **changes)
     # An argument that says nothing isn't written down, so that equal calls look alike.
     assert set(fused.kwargs) == ({"residual", "activation"} if activation else {"residual"})
     assert bound_arguments(fused)["bias"] is bound_arguments(linear)["bias"]
@@ -59,4 +59,4 @@ def test_a_linear_with_a_residual_is_the_same_sum(width: int, bias: bool, activa
 def test_what_can_not_be_stored_otherwise(kind: str, reason: str) -> None:
     made = program(kind, 8)
     (linear,) = made.nodes_of(ew.linear.default)
-    assert reason in (why_not_storable(made, linear) or "")
+    assert reason in (why_no_epilogue(made, linear) or "")

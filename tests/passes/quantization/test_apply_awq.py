@@ -16,7 +16,7 @@ from enginewright.passes.framework.weight_formats import FormatOverride, Method,
 from enginewright.passes.ir.clipped import Clipped, round_groups
 from enginewright.passes.ir.prequantized import decode
 from enginewright.passes.ir.program import Program
-from enginewright.passes.quantization.scale_channels import ScaleChannels
+from enginewright.passes.quantization.apply_awq import ApplyAwq
 from enginewright.plugins.shared.errors import PassError
 from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.passes.captured import captured, op_counts
@@ -34,14 +34,14 @@ def sequences(*lengths: int) -> tuple[torch.Tensor, ...]:
 def prepared(family: str, formats: WeightFormats, **overrides: object) -> Program:
     """A program whose formats are chosen."""
     program = captured(family, **overrides)
-    passes = takewhile(lambda p: p.name not in ("scale_channels", "quantize_linears"), default_pipeline())
+    passes = takewhile(lambda p: p.name not in ("apply_awq", "quantize_linears"), default_pipeline())
     PassManager(list(passes), PassContext(formats=formats)).run(program)
     return program
 
 
 def scale(program: Program, method: Method = "awq") -> PassRecord:
     context = PassContext(formats=WeightFormats(method=method), calibration=sequences(48, 40, 30))
-    return ScaleChannels().run(program, context)
+    return ApplyAwq().run(program, context)
 
 
 def logits(program: Program, *, rounded: bool) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_scaling_alone_changes_nothing_but_rounding(family: str, default: Weight
     record = scale(program)
     assert op_counts(program) == ops
     assert record.matched == sum(isinstance(program.weights[n], Clipped) for n in program.weights) > 0
-    alphas = [f.value for f in record.figures if f.name == "alpha"]
+    alphas = [f.value for f in record.metrics if f.name == "alpha"]
     assert max(alphas) > 0
     after = logits(program, rounded=False)
     # Scaled weights are rounded twice more, and sums over K anew: c sqrt(K) eps with K together some 2000.
@@ -97,7 +97,7 @@ def test_rounding_costs_less(default: WeightFormat, sizes: dict[str, int]) -> No
     with_it = logits(program, rounded=True)
     # Random weights have no loud channels, with which AWQ is at its best: a quarter less here.
     assert (with_it - exact).square().mean() < 0.85 * (without - exact).square().mean()
-    by_name = {name: [f.value for f in record.figures if f.name == name] for name in ("error before", "error after")}
+    by_name = {name: [f.value for f in record.metrics if f.name == name] for name in ("error before", "error after")}
     assert all(a < b for b, a in zip(by_name["error before"], by_name["error after"], strict=True))
     assert len(by_name["error before"]) == 2 * 4  # qkv, o, gate_up, down of two layers
 
@@ -142,4 +142,4 @@ def test_nothing_is_done_for_other_methods_and_formats() -> None:
 def test_without_calibration_tokens_it_says_so() -> None:
     program = prepared("Llama", only_layers(INT4))
     with pytest.raises(PassError, match="no calibration tokens"):
-        ScaleChannels().run(program, PassContext(formats=WeightFormats(method="awq")))
+        ApplyAwq().run(program, PassContext(formats=WeightFormats(method="awq")))

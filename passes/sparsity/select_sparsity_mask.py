@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.plugins.ops.epilogue import finish_linear
 from enginewright.plugins.ops.quantization import quantize_activation
@@ -36,7 +36,7 @@ from .calibrated_walk import Look, calibration_tokens, walk
 from .sparsegpt import factorize_by_fours, sparsegpt, sparsegpt_codes
 
 ERROR, MAGNITUDE_ERROR = "relative error", "magnitude: relative error"
-"""The names of figures: ||X W^T - X S^T|| / ||X W^T|| of a linear's output for up to MEASURED tokens, S being what is
+"""The names of metrics: ||X W^T - X S^T|| / ||X W^T|| of a linear's output for up to MEASURED tokens, S being what is
 kept by the method, and what is by |w|."""
 
 MEASURED = 512
@@ -45,14 +45,14 @@ MOST_TOKENS = 8192
 """Of the calibration that are looked at."""
 
 
-class ChooseKept(Pass):
+class SelectSparsityMask(Pass):
     """Linears whose format has the sparsity 2:4 get weights of that form.
 
     A weight that has it already stays as it is, bit for bit, but for the rounding that its format asks for. With
     SparseGPT integers are chosen in the same sweep.
     """
 
-    name = "choose_kept"
+    name = "select_sparsity_mask"
     exact = False
     requires = (HAS_FORMATS,)
 
@@ -152,7 +152,7 @@ class _Sweep:
         by_magnitude = torch.where(best_two(value.abs()), value, 0.0)
         for name, other in ((ERROR, kept.evaluate().float()), (MAGNITUDE_ERROR, by_magnitude)):
             error = (sample @ (other - value).t()).norm() / exact.norm().clamp(min=1e-30)
-            self._result.figures.append(Figure(where, name, float(error)))
+            self._result.metrics.append(Metric(where, name, float(error)))
         return kept
 
     def _sparsegpt(self, expr: WeightExpr, x: torch.Tensor, value: torch.Tensor, wanted: WeightFormat) -> WeightExpr:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.base import Figure, Pass, PassContext, PassResult, Rejection, describe_node
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection, describe_node
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.spread import spread
@@ -41,13 +41,13 @@ from .held_out import FEWEST_TOKENS, ROWS, Given, OutputErrors, as_multiplied, t
 ew = torch.ops.ew
 
 LARGEST_INPUT = "largest input"
-"""The name of a figure: the largest magnitude of what a linear is given."""
+"""The name of a metric: the largest magnitude of what a linear is given."""
 
 TOKENS_USED = "tokens used"
-"""The name of the figure that says for how many of the calibration tokens there was room."""
+"""The name of the metric that says how many of the calibration tokens fit into the memory budget."""
 
 
-class ChooseIntegers(Pass):
+class ApplyGptq(Pass):
     """Gives the weights of 4 bits integers that GPTQ chose, if the recipe's method is "gptq".
 
     Cases that keep other integers, which is recorded:
@@ -58,7 +58,7 @@ class ChooseIntegers(Pass):
        fits what few tokens happen to show, too.
     """
 
-    name = "choose_integers"
+    name = "apply_gptq"
     exact = False
     requires = (HAS_FORMATS,)
 
@@ -108,7 +108,7 @@ def _fitting(
     Raises CapacityError if it has none for a single one.
     """
     sequences = context.calibration
-    if context.room is None:
+    if context.memory_budget is None:
         return sequences
     working = {node: _working_bytes(program, node) for node in targets}
     lengths = sorted(map(len, sequences), reverse=True)
@@ -117,19 +117,19 @@ def _fitting(
         return evaluation_bytes(program, sum(lengths[:count]), working, until=targets[-1])
 
     count = len(sequences)
-    while count > 1 and needed(count) > context.room:
+    while count > 1 and needed(count) > context.memory_budget:
         count = count * 3 // 4
-    if (least := needed(count)) > context.room:
+    if (least := needed(count)) > context.memory_budget:
         raise CapacityError(
             f"max_memory: choosing the integers of the largest layer takes {least:,} bytes, and there are "
-            f"{context.room:,} beside what the process has already",
-            hint=f"Allow {least - context.room:,} bytes more, or take a recipe without calibration.",
+            f"{context.memory_budget:,} beside what the process has already",
+            hint=f"Allow {least - context.memory_budget:,} bytes more, or take a recipe without calibration.",
         )
     if count < len(sequences):
         reason = f"only {count} of {len(sequences)} sequences fit into the memory that there may be"
         result.rejected.append(Rejection(targets[0].name, "calibration", reason))
     taken = spread(sequences, count)
-    result.figures.append(Figure("calibration", TOKENS_USED, sum(map(len, taken))))
+    result.metrics.append(Metric("calibration", TOKENS_USED, sum(map(len, taken))))
     return taken
 
 
@@ -199,7 +199,7 @@ class _Sweep:
         del self._left[node]
         x, *between, _, bias = args
         low, high = torch.aminmax(x)
-        self._result.figures.append(Figure(where, LARGEST_INPUT, max(-float(low), float(high))))
+        self._result.metrics.append(Metric(where, LARGEST_INPUT, max(-float(low), float(high))))
         rows = x.reshape(-1, x.shape[-1])  # [M, K]
         starts = between[0].tolist() if between else [0, len(rows)]
         weight = _weight(node)
@@ -247,7 +247,7 @@ class _Sweep:
             which = f"experts {_listed(worse)}: " if grouped else ""
             reason = f"{which}rounded to the nearest, which is better on held-out tokens ({errors.of_worse()})"
             self._result.rejected.append(Rejection(node.name, where, reason))
-        self._result.figures += errors.figures(where)
+        self._result.metrics += errors.metrics(where)
         codes = _stacked(found) if grouped else found[0]
         scratch = self._context.scratch
         file = None if scratch is None else scratch / f"{len(self.chosen)}.codes"

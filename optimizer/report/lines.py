@@ -1,0 +1,139 @@
+"""What a report says in lines of text: quality, pruning, key/value heads, candidates and engines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+from . import numbers
+from .document import PassEntry, ReportDocument, VerificationEntry
+
+
+def engine_lines(document: ReportDocument) -> list[str]:
+    """A line for each engine, and one for the sizes of its steps; none if none was built."""
+    lines = []
+    for engine in document.engines:
+        gpus = ", ".join(engine.compute_capabilities)
+        lines.append(
+            f"{engine.target}: {engine.file}: {format_bytes(engine.file_bytes)} for compute capability {gpus}, built "
+            f"in {engine.seconds:.1f} s with {format_bytes(engine.peak_rss_bytes)} of memory"
+        )
+        lines.append(f"{engine.target}: steps of {'; '.join(engine.profiles)}")
+    return lines
+
+
+def candidate_lines(document: ReportDocument) -> list[str]:
+    """One for each candidate, the one that was taken first; none if there was nothing to compare."""
+    lines = []
+    for candidate in sorted(document.ways, key=lambda c: not c.taken):
+        if candidate.bytes is None or candidate.measured_kl is None:
+            lines.append(f"{candidate.name}: {candidate.reason}")
+            continue
+        shapes = f", of which {numbers.significant(candidate.shapes_kl)} for its shape" if candidate.shapes_kl else ""
+        kl = f"KL {numbers.significant(candidate.measured_kl)}{shapes}"
+        lines.append(
+            f"{candidate.name}: {numbers.format_bytes(candidate.bytes)}, {kl}" + (" (taken)" if candidate.taken else "")
+        )
+    return lines
+
+
+def kv_heads_lines(document: ReportDocument) -> list[str]:
+    """The cache before and after heads were grouped, and what that cost; none if none were."""
+    lines = []
+    for found in document.kv_heads:
+        before, now = found.bytes_per_token_before, found.bytes_per_token
+        layers = Counter(found.heads.values())
+        changed = ", ".join(f"{a} heads to {b} in {n} layer{'s' * (n > 1)}" for (a, b), n in sorted(layers.items()))
+        lines.append(f"{now:,} bytes a token, {before:,} before ({now / before:.0%}): {changed}")
+        measured = [p.measurement for p in document.passes if p.name == "group_kv_heads" and p.measurement is not None]
+        lines += [
+            f"that costs a KL of {m.kl_mean:.3g} nats a token, and {1 - m.top1_agreement:.1%} of the likeliest tokens"
+            for m in measured[:1]
+        ]
+        if found.search is not None:
+            kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in found.search.measured_kl.items())
+            tried = len(found.search.tried)
+            lines.append(f"heads searched for: {tried} choices measured; KL {kinds}")
+    return lines
+
+
+# As the passes of passes/sparsity/ call themselves and their figures; importing them would load torch.
+DROP_LAYERS, PRUNE_HEADS, PRUNE_CHANNELS = "drop_layers", "prune_heads", "prune_channels"
+HEADS, HEADS_KEPT = "query heads", "query heads kept"
+CHANNELS, CHANNELS_KEPT = "channels", "channels kept"
+ERROR = "relative error"
+
+
+def pruned_lines(document: ReportDocument) -> list[str]:
+    """What went of layers, heads and channels, what that costs, and how it was chosen; none if nothing did."""
+    lines: list[str] = []
+    for entry in document.passes:
+        if entry.name == DROP_LAYERS and entry.matched:
+            lines.append(f"{entry.matched} layer{'s' if entry.matched > 1 else ''} less")
+        elif entry.name == PRUNE_HEADS and entry.matched:
+            lines.append(_kept(entry, HEADS, HEADS_KEPT))
+        elif entry.name == PRUNE_CHANNELS and entry.matched:
+            lines.append(_kept(entry, CHANNELS, CHANNELS_KEPT))
+        else:
+            continue
+        if (measured := entry.measurement) is not None and not measured.unchanged:
+            lines[-1] += f": KL {measured.kl_mean:.3g} nats a token from the source"
+    if (search := document.pruning) is not None:
+        kinds = ", ".join(f"{kl:.3g} on {kind}" for kind, kl in search.measured_kl.items())
+        removed = f"{search.parameters_removed:,} parameters less, for at most KL {search.max_kl:g}"
+        lines.append(f"searched for: {removed}; {len(search.tried)} choices measured; KL {kinds}")
+        lines += [f"  {line}" for line in _layers(document)]
+    return lines
+
+
+def _kept(entry: PassEntry, total: str, kept: str) -> str:
+    """ "channels: 1,024 of 1,536 in 30 places, relative error 0.1"."""
+    values = {name: [f.value for f in entry.figures if f.name == name] for name in (total, kept, ERROR)}
+    error = sum(values[ERROR]) / max(len(values[ERROR]), 1)
+    counts = f"{sum(values[kept]):,.0f} of {sum(values[total]):,.0f}"
+    return f"{total}: {counts} kept in {len(values[kept])} of the layers (squared error {error:.2g} of the output)"
+
+
+def _layers(document: ReportDocument) -> Iterator[str]:
+    assert document.pruning is not None
+    for layer in document.pruning.layers:
+        if layer.dropped:
+            yield f"{layer.layer}: dropped, predicted KL {layer.predicted_kl:.3g}"
+        elif layer.parameters:
+            shares = [
+                f"{share:.0%} of its {name}"
+                for name, share in (("heads", layer.heads), ("channels", layer.channels))
+                if share
+            ]
+            yield f"{layer.layer}: {' and '.join(shares)}, predicted KL {layer.predicted_kl:.3g}"
+
+
+def quality_sentence(document: ReportDocument) -> str | None:
+    """Of the target that is farthest from the source; None if the report is of a version that compared nothing."""
+    if not document.verification:
+        return None
+    worst = max(document.verification, key=lambda v: (not v.exact, (v.text or v.random_tokens).kl_mean))
+    of_several = f" (target {worst.target}, the farthest of {len(document.verification)})"
+    return _sentence(worst) + (of_several if len(document.verification) > 1 else "") + "."
+
+
+def _sentence(v: VerificationEntry) -> str:
+    compared = v.text or v.random_tokens
+    kind = "of a text" if v.text else "of random tokens"
+    positions = f"{compared.tokens:,} positions {kind}"
+    if v.exact:
+        allowed = f", where rounding explains {numbers.significant(v.tolerance)}" if v.tolerance is not None else ""
+        off = numbers.significant(compared.max_logit_error)
+        return f"The bundle computes what the source does: logits differ by {off} at most in {positions}{allowed}"
+    # KL(source || bundle) is the mean of log(p_source / p_bundle) over tokens that the source draws: exp(-KL) is how
+    # likely the bundle makes such a token, beside the source, in the geometric mean.
+    less = numbers.significant(100 * (1 - math.exp(-max(compared.kl_mean, 0.0))), 2)
+    allowed = f" of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
+    same = numbers.percent(compared.top1_agreement)
+    return (
+        f"The bundle picks the same token as the source in {same} of {positions}; "
+        f"KL {numbers.significant(compared.kl_mean)}{allowed}: what the source would say is {less} % less likely here"
+    )
