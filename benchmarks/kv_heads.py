@@ -32,7 +32,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.kv_options import KvGrouping, KvMethod, KvOptions
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.text.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine, look_at_machine
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS, build_problem, choose_gpu, gpu_problem
 
-from .shared.hash_files import hash_files
+from .shared.files import hash_files
 from .shared.progress import Progress, ProgressEvent, silent
 
 Phase = Literal["decode", "prefill"]

@@ -28,7 +28,7 @@ from enginewright.runtime.executors.open import (
 )
 
 from .capture.find_source import find_source
-from .shared.hash_files import hash_files
+from .shared.files import hash_files
 from .shared.progress import Progress, silent
 
 if TYPE_CHECKING:

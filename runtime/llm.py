@@ -13,6 +13,7 @@ import numpy as np
 
 from enginewright.plugins.shared.contracts import ExecutorCaps, FloatArray, ModelInfo
 from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int, check_type
@@ -22,7 +23,6 @@ from .engine_loop import EngineLoop
 from .executors.base import Executor
 from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
-from .freed_memory import return_freed_memory
 from .kv_cache.cache_groups import PoolPlan, parse_size
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request

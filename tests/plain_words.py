@@ -56,7 +56,9 @@ def findings(text: str) -> Iterator[tuple[int, str, str]]:
 def anywhere(pattern: str) -> re.Pattern[str]:
     """The pattern, with each space outside of lookbehinds matching a line's end and a comment's mark as well."""
     pieces = re.split(r"(\(\?<![^)]*\))", pattern)
-    return re.compile("".join(p if p.startswith("(?<!") else p.replace(" ", r"\s+(?:(?:#|//)\s+)?") for p in pieces), re.I)
+    return re.compile(
+        "".join(p if p.startswith("(?<!") else p.replace(" ", r"\s+(?:(?:#|//)\s+)?") for p in pieces), re.I
+    )
 
 
 COMPILED = [(anywhere(pattern), instead) for pattern, instead in PHRASES]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -10,14 +12,15 @@ from enginewright.optimizer.shared.progress import Progress, ProgressEvent, sile
 from enginewright.optimizer.shared.resources import peak_rss_bytes, rss_bytes
 from enginewright.optimizer.shared.storage import kind_of
 from enginewright.plugins.cpu.step_profile import StepProfile, StepTotal
+from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.errors import CapacityError
 from enginewright.plugins.shared.lowered_program import Step
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.machine import processor_name
 from enginewright.runtime.executors.open import choose_target, context_of
 
 from .limits import LimitMeter, share_of
-from .machine_facts import machine_facts
 from .options import WARM_UP, BenchOptions, BenchPlan, plan
 from .result import BenchResult, DecodeSpeed, Memory, Profile, ProfileLine, PromptSpeed, Spread
 from .server import Server
@@ -213,3 +216,14 @@ def _profile_line(total: StepTotal, profile: StepProfile, times: int, meter: Lim
         limit_seconds=limit,
         share=share_of(limit, seconds),
     )
+
+
+def machine_facts() -> dict[str, str | int]:
+    """Processor, cores that this process may use, memory and system; no name of the machine."""
+    return {
+        "processor": processor_name(),
+        "cores": available_threads(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }

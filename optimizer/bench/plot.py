@@ -9,7 +9,7 @@ from pathlib import Path
 from enginewright.optimizer.report.charts import LogAxis
 from enginewright.optimizer.report.numbers import duration, rate
 from enginewright.optimizer.report.page import template
-from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.files import write_output
 from enginewright.plugins.shared.errors import BundleError
 
 from .result import BenchResult

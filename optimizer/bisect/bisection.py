@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from enginewright.optimizer.capture import CapturedModel, capture
-from enginewright.optimizer.recipes.of_bundle import recipe_of
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.lowering.lower_program import lower_program

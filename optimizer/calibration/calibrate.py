@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.framework.base import Metric
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -85,3 +87,20 @@ def calibrate(
 
 def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelInfo) -> Calibration:
     return Calibration(sequences, origin, measure_coverage(sequences, info.vocab_size))
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """Where the tokens are from, and what they cover."""
+
+    origin: str
+    coverage: Coverage
+
+
+def calibration_report(
+    calibration: Calibration | None, vocab_size: int, metrics: Iterable[Metric]
+) -> CalibrationReport | None:
+    """The report once passes have measured their ``metrics``; None if nothing was calibrated."""
+    if calibration is None:
+        return None
+    return CalibrationReport(calibration.origin, measure_coverage(calibration.sequences, vocab_size, metrics))

@@ -11,7 +11,7 @@ import torch
 
 from enginewright.optimizer.measure.texts import read_text
 from enginewright.optimizer.measure.windows import split_prefix
-from enginewright.passes.framework.spread import spread
+from enginewright.passes.framework.token_sequences import spread
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 

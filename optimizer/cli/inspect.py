@@ -11,9 +11,8 @@ from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
-from .console import print_json, reported
+from .console import comparison_lines, print_json, reported
 from .options import AsJson, BundlePath, known_target
-from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
@@ -105,7 +104,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
             return None
         entries: list[dict[str, Any]] = report["verification"]
         for entry in entries:
-            figures(entry)  # raises if it is none
+            comparison_lines(entry)  # raises if it is none
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as e:
@@ -152,7 +151,7 @@ def _print_summary(bundle: Bundle) -> None:
             sizes = ", ".join(str(b.tokens) for b in plan.buckets if b.kind == kind)
             _row("" if i else "buckets", f"{name}, {kind}: {sizes or 'none'}")
     for verification in summary["verification"] or []:
-        for i, line in enumerate(figures(verification).splitlines()):
+        for i, line in enumerate(comparison_lines(verification).splitlines()):
             _row("" if i else "verified", line.strip())
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")

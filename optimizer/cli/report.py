@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .auto import print_auto
-from .console import print_json, reported, stdout_console
+from .console import comparison_lines, print_json, reported, stdout_console
 from .options import AsJson, BundlePath, NoProgress, Threads
 from .progress import stage_bars
-from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.optimizer.report.bundle_report import BundleReport
@@ -94,7 +93,9 @@ def print_summary(report: BundleReport) -> None:
     console.print()
     row("size", [report.size_line()])
     if document is not None:
-        compared = [line.strip() for v in document.verification for line in figures(v.model_dump()).splitlines()]
+        compared = [
+            line.strip() for v in document.verification for line in comparison_lines(v.model_dump()).splitlines()
+        ]
         row("quality", compared)
         row("passes", measured_lines(document))
         row("weights", quantized_lines(document))

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_json, reported
+from .console import comparison_lines, print_json, reported
 from .options import AsJson, BundlePath, Provider, known_targets
 from .progress import stage_bars
-from .verification import figures
 
 if TYPE_CHECKING:
     from enginewright.optimizer.check_bundle import BundleCheck
@@ -66,7 +65,7 @@ def _print_check(found: BundleCheck) -> None:
             continue
         typer.echo(f"target {one.target}: its program is sound ({_how(one.runs_with)})")
         if one.comparison is not None:
-            typer.echo(figures(asdict(one.comparison)))
+            typer.echo(comparison_lines(asdict(one.comparison)))
     if found.source is None:
         typer.echo("What it computes was not looked at: pass --source MODEL for that.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from enginewright.optimizer.emit.shared.gpus import DEFAULT, KERNELS_FOR, check_kernels, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.extensions import Extensible
@@ -19,9 +20,7 @@ from .cpu.emitter import CpuEmitter
 from .onnx.emitter import OnnxEmitter
 from .shared.base import Emitter
 from .tensorrt.emitter import TensorRtEmitter
-from .tensorrt.gpus import KERNELS_FOR, check_kernels
 from .tensorrt_rtx.emitter import TensorRtRtxEmitter
-from .tensorrt_rtx.gpus import DEFAULT, check_suited
 from .torch_tensorrt.emitter import TorchTensorRtEmitter, check_machine
 
 

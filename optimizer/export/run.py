@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.optimizer.calibration import Calibration, calibration_report
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.optimizer.report.export_report import report_files
 from enginewright.optimizer.search.compose import Searched
 from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report

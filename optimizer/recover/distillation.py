@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import SourceRunner
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 
 from .hidden_states import HiddenStates
 from .options import Measured

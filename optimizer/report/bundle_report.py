@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
 from enginewright.plugins.shared.json_document import parse_json

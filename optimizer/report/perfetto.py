@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.storage import layer_of
 from enginewright.plugins.shared.errors import RequestError

@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from enginewright.optimizer.report.document import read_report
-from enginewright.optimizer.shared.hash_files import hash_files
-from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.files import hash_files, write_output
 from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, target_manifest_path

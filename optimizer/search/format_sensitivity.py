@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch.fx.node import Node
 
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.fast_evaluation import decoded
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation, Values
+from enginewright.passes.framework.token_sequences import mean_kl
 from enginewright.passes.ir.prequantized import CodeFormat
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.quantized import quantized

@@ -13,7 +13,7 @@ from typing import ClassVar
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import AutoSection
 from enginewright.optimizer.shared.storage import StoredBytes
-from enginewright.passes.framework.spread import beginnings
+from enginewright.passes.framework.token_sequences import beginnings
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.plugins.shared.errors import VerificationError

@@ -20,10 +20,10 @@ from enginewright.passes.attention.group_kv_heads import GroupKvHeads, some_toke
 from enginewright.passes.attention.kv_sites import Site, find_site
 from enginewright.passes.attention.observe_heads import HeadObserver
 from enginewright.passes.attention.regroup_heads import regroup
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
+from enginewright.passes.framework.token_sequences import mean_kl
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.contracts import head_bytes
 

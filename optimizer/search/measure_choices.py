@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from enginewright.passes.framework.base import Pass, PassContext
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 
 WORK = 1 << 43

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.passes.framework.pruning import PruneOverride, Pruning
-from enginewright.passes.framework.spread import beginnings
+from enginewright.passes.framework.token_sequences import beginnings
 from enginewright.passes.sparsity.drop_layers import LENGTH, TOKENS, DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
 from enginewright.passes.sparsity.prune_heads import PruneHeads

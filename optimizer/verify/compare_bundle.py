@@ -7,7 +7,7 @@ from pathlib import Path
 from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf
 from enginewright.optimizer.capture.model_info import model_info
 from enginewright.optimizer.evaluate.source_model import source_tokenizer_files
-from enginewright.optimizer.recipes.of_bundle import recipe_of
+from enginewright.optimizer.recipes.stored import recipe_of
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.plugins.shared.errors import SourceError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle

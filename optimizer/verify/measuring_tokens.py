@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from enginewright.optimizer.measure.windows import split_prefix
-from enginewright.passes.framework.spread import spread
+from enginewright.passes.framework.token_sequences import spread
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 

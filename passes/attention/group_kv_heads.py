@@ -18,8 +18,7 @@ from enginewright.passes.framework.base import Metric, Pass, PassContext, PassRe
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.kv_options import KvOptions
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.framework.spread import spread
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs, spread
 from enginewright.plugins.shared.errors import PassError
 
 from ..ir.mixed_rows import Mix, MixedRows

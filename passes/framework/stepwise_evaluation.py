@@ -11,7 +11,7 @@ from torch.fx.node import Node, map_arg
 from enginewright.passes.ir.program import Program
 
 from .fast_evaluation import FastEvaluation, WeightCache
-from .step_inputs import packed_inputs
+from .token_sequences import packed_inputs
 
 Values = dict[Node, Any]
 """Of the calls so far, as long as another call reads them."""

@@ -10,7 +10,7 @@ from torch.fx.node import Node, Target
 from enginewright.passes.framework.match import Call, Match, RewritePass, Rule, bound_arguments
 
 from ..ir.program import Program
-from .linear_epilogue import LINEARS, linear_of, with_epilogue, why_no_epilogue
+from .linear_epilogue import LINEARS, linear_of, why_no_epilogue, with_epilogue
 
 aten = torch.ops.aten
 

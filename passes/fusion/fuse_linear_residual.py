@@ -12,7 +12,7 @@ from enginewright.passes.framework.match import Bind, Call, Match, RewritePass, 
 
 from ..ir.program import Program
 from ..ir.provenance import WHERE, where_of
-from .linear_epilogue import PLAIN_LINEARS, linear_of, with_epilogue, why_no_epilogue
+from .linear_epilogue import PLAIN_LINEARS, linear_of, why_no_epilogue, with_epilogue
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

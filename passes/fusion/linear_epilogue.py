@@ -1,4 +1,4 @@
-"""What the fusions into a linear's epilogue share: which ops are linears, and how one gets an activation or a residual."""
+"""Shared by fusions into a linear's epilogue: which ops are linears, and how one gets an activation or a residual."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection, describe_node
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.spread import spread
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs, spread
 from enginewright.passes.framework.weight_formats import GptqOptions
 from enginewright.plugins.shared.errors import CapacityError, PassError
 from enginewright.plugins.shared.weight_format import WeightFormat

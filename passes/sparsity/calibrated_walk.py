@@ -11,8 +11,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.spread import beginnings, spread
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import beginnings, packed_inputs, spread
 from enginewright.plugins.shared.errors import CapacityError, PassError
 
 from ..ir.program import Program

@@ -9,8 +9,8 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.base import Rejection
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
+from enginewright.passes.framework.token_sequences import mean_kl
 
 from ..ir.program import Program, tensor_arguments
 from ..ir.provenance import WHERE, layer_path

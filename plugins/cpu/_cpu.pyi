@@ -107,7 +107,7 @@ class Executor:
         step with ``profile``.
 
         ``watch(index, before, arrays)`` is called before each step with views of its inputs, and after it with views of
-        its outputs, None for what isn't a buffer; bf16 and f16 as their bits, in uint16. They are valid until it returns;
+        its outputs, None for the others; bf16 and f16 as their bits, in uint16. They are valid until it returns;
         what it writes to them is what the program continues with.
         """
 

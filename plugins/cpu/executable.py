@@ -43,7 +43,7 @@ _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 Watcher = Callable[[int, bool, list[npt.NDArray[Any] | None]], None]
 """Called with a step's index, whether it is about to run or has just run, and views of its inputs or of its outputs.
 
-The views are valid until it returns, and None for what isn't a buffer (weights, step inputs, caches). What is written to
+The views are valid until it returns; None for weights, step inputs and caches. What is written to
 them is what the program continues with. A step with nothing to do is left out.
 """
 

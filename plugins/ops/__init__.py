@@ -6,7 +6,7 @@ from .activation import ACTIVATIONS, gated_activation
 from .attention import attention, paged_attention, request_of_token
 from .cache import kv_write
 from .dequantize import dequantize
-from .embedding import embedding
+from .embedding import embedding, take_rows
 from .epilogue import LINEAR_ACTIVATIONS
 from .experts import EXPERT_KINDS, expert_activation, grouped_linear, moe
 from .fused import (
@@ -23,7 +23,6 @@ from .quantization import quantize_activation, quantized_embedding, quantized_gr
 from .quantized_cache import quantized_kv_write, quantized_paged_attention
 from .rope import rope, rope_table
 from .routing import combine_experts, route_experts
-from .rows import take_rows
 
 __all__ = [
     "ACTIVATIONS",

@@ -1,4 +1,4 @@
-"""``ew.embedding``: rows of the token (or position) table."""
+"""Ops that take rows: ``ew.embedding`` of a table, ``ew.take_rows`` of the tokens whose logits are wanted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.embedding(ids.long(), table).to(accumulate_dtype(table)).contiguous()
 
 
-def _fake(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _fake_embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.new_empty((*ids.shape, table.shape[1]), dtype=accumulate_dtype(table))
 
 
-register("embedding(Tensor ids, Tensor table) -> Tensor", reference=embedding, fake=_fake)
+register("embedding(Tensor ids, Tensor table) -> Tensor", reference=embedding, fake=_fake_embedding)
+
+
+def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x [T, ..], rows [R] -> [R, ..]: x[rows]. Raises IndexError for a row outside x."""
+    return x.index_select(0, rows.long()).contiguous()
+
+
+def _fake_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((rows.shape[0], *x.shape[1:]))
+
+
+register("take_rows(Tensor x, Tensor rows) -> Tensor", reference=take_rows, fake=_fake_rows)

@@ -10,10 +10,10 @@ from itertools import pairwise
 import torch
 
 from .activation import ACTIVATIONS
+from .embedding import take_rows
 from .epilogue import check_epilogue, finish_linear
 from .library import accumulate_dtype, register
 from .routing import combine_experts, route_experts
-from .rows import take_rows
 
 EXPERT_KINDS = (*ACTIVATIONS, "relu2")
 """The activations that ``moe`` takes; relu2 is the square of relu."""

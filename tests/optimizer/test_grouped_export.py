@@ -17,7 +17,7 @@ from enginewright.optimizer.report.document import read_report
 from enginewright.optimizer.report.lines import kv_heads_lines
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.plugins.shared.errors import RecipeError, VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM

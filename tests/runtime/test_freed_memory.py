@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.freed_memory import return_freed_memory
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 PIECE = 4000  # less than what the C library maps by itself, more than what Python keeps in pools of its own
 

@@ -7,6 +7,7 @@ import importlib.util
 from enginewright.optimizer.emit.shared.attention_kernels import emit_attention_kernels
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
@@ -26,8 +27,6 @@ from enginewright.runtime.bundle.paged_section import (
     PagedSection,
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
-
-from .gpus import KERNELS_FOR, check_kernels
 
 LIBRARY = "11.4"
 """The smallest version of TensorRT: that of the bindings which the plugins were checked with."""

@@ -6,6 +6,7 @@ import importlib.util
 
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.gpus import DEFAULT, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
@@ -14,8 +15,6 @@ from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
 from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
-
-from .gpus import DEFAULT, check_suited
 
 
 class TensorRtRtxEmitter:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.node import Node, map_arg
 
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import SYMBOLS, Program
 from enginewright.plugins.ops import NAMESPACE, REFERENCES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.plugins.shared.errors import RecipeError
 
 AUTO = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewright.optimizer.recipes.recipe import load_recipe
-from enginewright.optimizer.recipes.to_toml import to_toml
+from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.passes.framework.pruning import PruneOverride, Pruning
 from enginewright.plugins.shared.errors import RecipeError
 from enginewright.plugins.shared.weight_format import WeightFormat

@@ -24,7 +24,7 @@ from enginewright.optimizer.recover.distillation import Teacher
 from enginewright.optimizer.recover.folder import RecoveryFolder
 from enginewright.optimizer.recover.prepare import Prepared
 from enginewright.optimizer.shared.progress import ProgressEvent, silent
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.shared.errors import (
     CapacityError,

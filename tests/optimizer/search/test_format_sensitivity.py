@@ -10,9 +10,8 @@ from enginewright.optimizer.search.format_sensitivity import measure_sensitiviti
 from enginewright.optimizer.search.format_units import FormatUnit, find_units
 from enginewright.optimizer.search.measure_choices import FEWEST_TOKENS, WORK
 from enginewright.passes.framework.base import PassContext
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.weight_format import WeightFormat

@@ -24,9 +24,8 @@ from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.attention.kv_sites import Site, find_site
 from enginewright.passes.framework.base import PassContext
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvMethod, KvOptions
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 from tests.optimizer.search.formats_prepared import random_tokens
 from tests.optimizer.search.kv_heads_prepared import before_grouping, captured_program, model_with_pairs

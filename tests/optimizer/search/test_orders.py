@@ -23,7 +23,7 @@ from enginewright.passes.framework.base import PassRecord
 from enginewright.passes.framework.kv_options import KvHeadsOverride, KvOptions
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.pruning import Pruning
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import PassError, RecipeError

@@ -17,7 +17,7 @@ from enginewright.passes.framework.kv_options import KvGrouping, KvHeadsOverride
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.framework.print_program import print_program
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.fusion.fuse_qkv import FuseQkv
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source

@@ -14,7 +14,7 @@ from enginewright.passes.attention.kv_sites import Site, find_site
 from enginewright.passes.attention.observe_heads import HeadObserver, layout_of
 from enginewright.passes.attention.regroup_heads import Seen
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from tests.passes.captured import normalized
 

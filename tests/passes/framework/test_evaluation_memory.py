@@ -7,7 +7,7 @@ import torch
 from torch.fx.node import Node
 
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from tests.passes.captured import normalized
 

@@ -15,7 +15,7 @@ from enginewright.passes.framework import fast_evaluation
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Concat, Source

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from enginewright.passes.framework.fast_evaluation import FastEvaluation
-from enginewright.passes.framework.step_inputs import packed_inputs
 from enginewright.passes.framework.stepwise_evaluation import StepwiseEvaluation
+from enginewright.passes.framework.token_sequences import packed_inputs
 from tests.passes.captured import normalized
 
 ew = torch.ops.ew

@@ -10,7 +10,7 @@ import torch
 from enginewright.optimizer.pipeline.pipeline import choose_passes
 from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormat, WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.passes.lowering.lower_program import lower_program

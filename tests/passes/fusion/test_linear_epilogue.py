@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.fusion.linear_epilogue import with_epilogue, why_no_epilogue
+from enginewright.passes.fusion.linear_epilogue import why_no_epilogue, with_epilogue
 from enginewright.passes.ir.program import Program
 from tests.passes.small_programs import Linear, evaluate, program_from, whole_inputs
 

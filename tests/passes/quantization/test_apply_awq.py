@@ -11,7 +11,7 @@ import torch
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, Method, WeightFormats
 from enginewright.passes.ir.clipped import Clipped, round_groups
 from enginewright.passes.ir.prequantized import decode

@@ -13,7 +13,7 @@ from torch.fx.node import Node
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import FormatOverride, GptqOptions, WeightFormats
 from enginewright.passes.ir.chosen_codes import ChosenCodes
 from enginewright.passes.ir.prequantized import CodeFormat

@@ -11,7 +11,7 @@ from torch.fx.node import Node
 
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.evaluation_memory import evaluation_bytes
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Source
 from enginewright.passes.sparsity.calibrated_walk import calibration_tokens, some_tokens, walk

@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from enginewright.passes.framework.divergence import mean_kl
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import mean_kl, packed_inputs
 from enginewright.passes.ir.program import Program
 from enginewright.passes.sparsity.layers import LeavingOut, find_layers
 from tests.passes.small_programs import Shape, decoder

@@ -20,7 +20,7 @@ from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.sparsity.select_sparsity_mask import ERROR, MAGNITUDE_ERROR, SelectSparsityMask
 from enginewright.plugins.shared.errors import CapacityError, PassError
 from enginewright.plugins.shared.weight_format import WeightFormat
-from tests.passes.quantization.test_apply_gptq import INT4, INT8, SEQUENCES, metrics, formatted, logits
+from tests.passes.quantization.test_apply_gptq import INT4, INT8, SEQUENCES, formatted, logits, metrics
 
 ew = torch.ops.ew
 F32 = WeightFormat(sparsity="2:4")

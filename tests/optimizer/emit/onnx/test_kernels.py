@@ -15,7 +15,7 @@ import torch
 from enginewright.optimizer.emit.onnx.emit_model import OPSET
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.framework.base import PassContext
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.weight_format import WeightFormat

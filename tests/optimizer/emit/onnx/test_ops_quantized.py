@@ -14,7 +14,7 @@ from torch.fx.node import Node
 from enginewright.optimizer.verify.random_tokens import tolerance_of
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.match import bound_arguments
-from enginewright.passes.framework.step_inputs import packed_inputs
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.tiny_configs import tiny_family

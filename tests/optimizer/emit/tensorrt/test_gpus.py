@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.emit.targets import check_storages
-from enginewright.optimizer.emit.tensorrt.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.plugins.shared.errors import TargetError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT, check_suited
+from enginewright.optimizer.emit.shared.gpus import DEFAULT, check_suited
 from enginewright.plugins.shared.errors import TargetError
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from enginewright.optimizer.emit.onnx.weights import ExternalWeights
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import EngineRequest, build_engine
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import profiles_of
-from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentGraph, segment_model
 from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.shared.progress import silent

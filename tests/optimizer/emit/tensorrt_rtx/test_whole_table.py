@@ -14,8 +14,8 @@ import torch
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
+from enginewright.optimizer.emit.shared.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest, build_engine
-from enginewright.optimizer.emit.tensorrt_rtx.gpus import DEFAULT
 from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.shared.errors import TargetError, UnsupportedModelError
 from tests.optimizer.emit.onnx.linear_session import lowered_family

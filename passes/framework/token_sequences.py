@@ -1,8 +1,9 @@
-"""Step inputs for running a Program on whole sequences, in the captured form and in the paged one."""
+"""Token sequences for passes: some of many, packed as inputs of a Program, and how far apart logits on them are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
@@ -46,3 +47,31 @@ def packed_inputs(program: Program, sequences: Sequence[torch.Tensor]) -> dict[s
     given |= {name: torch.zeros((len(sequences), 1)) for name in ("block_table",) if name in program.inputs}
     given |= {name: torch.zeros(len(positions)) for name in ("slots",) if name in program.inputs}
     return {name: given[name].to(program.value(node).dtype) for name, node in program.inputs.items()}
+
+
+Item = TypeVar("Item")
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """``count`` of the items, in order: the first, and others at even distances."""
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def beginnings(sequences: Sequence[torch.Tensor], most: int, length: int) -> list[torch.Tensor]:
+    """The beginnings of some sequences: ``most`` tokens in sequences of ``length``, of more where these are too few."""
+    count = min(len(sequences), max(1, most // length))
+    return [sequence[: max(1, most // count)] for sequence in spread(sequences, count)]
+
+
+_ELEMENTS = 1 << 22
+"""Logits that are looked at together."""
+
+
+def mean_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
+    """KL(reference || logits) per row in nats; [R, V] both."""
+    total = 0.0
+    step = max(1, _ELEMENTS // reference.shape[-1])
+    for a, b in zip(reference.split(step), logits.split(step), strict=True):
+        p, q = a.log_softmax(-1), b.log_softmax(-1)
+        total += float((p.exp() * (p - q)).sum(-1, dtype=torch.float64).clamp(min=0).sum())
+    return total / len(reference)

@@ -1,11 +1,25 @@
-"""The GPUs that TensorRT-RTX builds engines for."""
+"""The GPUs that targets are for: those that the tensorrt plugins have kernels for, and that TensorRT-RTX builds for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.triton.tiles import GPUS
 from enginewright.runtime.bundle.tensorrt_plan import CAPABILITY_BITS
+
+KERNELS_FOR = tuple(f"{capability // 10}.{capability % 10}" for capability in GPUS)
+"""Compute capabilities, in rising order; all of them by default."""
+
+
+def check_kernels(capabilities: Sequence[str]) -> None:
+    """Raises TargetError for a compute capability without kernels."""
+    if unknown := [name for name in capabilities if name not in KERNELS_FOR]:
+        raise TargetError(
+            f"gpu: target tensorrt: no kernels are compiled for compute capability {', '.join(unknown)}",
+            hint=f"Known are {', '.join(KERNELS_FOR)}.",
+        )
+
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")
 """What engines are built for by default: Ampere, Ada and Blackwell. More of them make no larger engine."""

@@ -1,4 +1,4 @@
-"""Writes a file that a user asked for: beside its name, then renamed; never over a file of a bundle."""
+"""Files: those that a user asked for are written beside their names, then renamed; a bundle's are hashed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from enginewright.plugins.shared.errors import BundleError, EnginewrightError
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.output_folder import bundle_around
+from enginewright.runtime.bundle.reader import Bundle
+
+from .progress import Progress, ProgressEvent
 
 
 def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleError) -> None:
@@ -37,3 +40,19 @@ def write_output(path: Path, text: str, error: type[EnginewrightError] = BundleE
         why = e.strerror if isinstance(e, OSError) else e
         hint = "Name a file in it." if isinstance(e, IsADirectoryError) else "Write to another folder."
         raise error(f"{os.fspath(path)!r} cannot be written: {why}", hint=hint) from e
+
+
+def hash_files(bundle: Bundle, progress: Progress) -> int:
+    """Hashes every file that a bundle lists, telling the bytes done; returns how many bytes these are.
+
+    Raises BundleError naming a file that was altered.
+    """
+    total, done = sum(f.bytes for f in bundle.files.values()), 0
+
+    def hashed(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(ProgressEvent("hash", done, total))
+
+    bundle.verify_hashes(hashed)
+    return total

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.shared.output_file import write_output
+from enginewright.optimizer.shared.files import hash_files, write_output
+from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.runtime.bundle.reader import Bundle
 
 
 def test_it_is_written_and_replaced(tmp_path: Path) -> None:
@@ -66,3 +69,24 @@ def test_no_file_of_a_bundle_is_written(tiny_bundle: Path, tmp_path: Path, name:
         with pytest.raises(BundleError, match="it would be a file of the bundle"):
             write_output(bundle / name, "x")
     assert {p: p.stat().st_mtime_ns for p in tiny_bundle.rglob("*")} == before
+
+
+def test_all_bytes_are_told(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    told: list[ProgressEvent] = []
+    total = hash_files(bundle, told.append)
+    assert total == sum((tiny_bundle / name).stat().st_size for name in bundle.files)
+    assert {event.stage for event in told} == {"hash"}
+    done = [event.done for event in told]
+    assert done == sorted(done)
+    assert done[-1] == total
+
+
+def test_an_altered_file_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "b")
+    weights = tmp_path / "b" / "weights" / "weights-00000.bin"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BundleError, match=r"weights-00000\.bin"):
+        hash_files(Bundle.open(tmp_path / "b"), lambda event: None)

@@ -1,10 +1,16 @@
-"""A recipe as TOML, for one that was made by a program: ``load_recipe`` reads the same recipe from it."""
+"""A recipe as it is stored: as TOML, for one that a program made, and in the manifest of a bundle."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic import ValidationError
+
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle.reader import Bundle
 
 from .recipe import Recipe
 
@@ -40,3 +46,16 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     return json.dumps(value, ensure_ascii=False)  # numbers, true and false, and basic strings are written as in TOML
+
+
+def recipe_of(bundle: Bundle) -> Recipe:
+    """As its manifest has it. Raises BundleError, naming the key, if it is none of this version."""
+    try:
+        return Recipe.model_validate(bundle.manifest.recipe)
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise BundleError(
+            f"{bundle.path / MANIFEST_PATH}: recipe.{key}: {first['msg']}",
+            hint="Another version exported it (see toolchain there): take that one, or export the model again.",
+        ) from e
