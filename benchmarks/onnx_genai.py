@@ -32,9 +32,9 @@ from peers.processes import Command, run
 from peers.workload import Report, Workload
 
 import enginewright
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.shared.weight_format import WeightFormat
 from enginewright.runtime.bundle.linear_io import Variant

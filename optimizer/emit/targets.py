@@ -14,8 +14,8 @@ from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.extensions import Extensible
 from enginewright.plugins.shared.weight_format import Storage
 
-from ..recipes.engine_section import EnginesSection
 from ..recipes.recipe import Recipe
+from ..recipes.target_sections import EnginesSection
 from .cpu.emitter import CpuEmitter
 from .onnx.emitter import OnnxEmitter
 from .shared.base import Emitter

@@ -12,9 +12,9 @@ from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
 from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
-from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.gpus import parse_capabilities
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.recover.finished import FinishedRecovery
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.plugins.shared.errors import RecipeError

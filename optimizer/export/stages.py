@@ -25,9 +25,8 @@ from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
-from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import FusionEffects, fusion_effects
 from enginewright.optimizer.report.roofline import Roofline

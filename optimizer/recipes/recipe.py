@@ -27,9 +27,6 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 from enginewright.runtime.executors.open import TARGETS
 
 from .bucket_section import BucketsSection
-from .builtin import builtin_files
-from .engine_section import EnginesSection
-from .onnx_section import OnnxSection
 from .sections import (
     CACHES,
     DEFAULT_CACHE,
@@ -37,8 +34,10 @@ from .sections import (
     BudgetSection,
     CacheSection,
     CalibrationSection,
+    builtin_files,
     supported,
 )
+from .target_sections import EnginesSection, OnnxSection
 
 TargetName = Annotated[str, Field(min_length=1)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import TypeVar
 
 from pydantic import Field, field_validator
@@ -10,8 +12,6 @@ from pydantic import Field, field_validator
 from enginewright.plugins.shared.contracts import CacheDtype
 from enginewright.plugins.shared.section import Section
 from enginewright.plugins.shared.weight_format import WeightFormat
-
-from .builtin import builtin_files
 
 Name = TypeVar("Name", bound=str)
 
@@ -78,3 +78,9 @@ def supported(value: Name, known: Sequence[Name], what: str) -> Name:
         recipes = ", ".join(builtin_files())
         raise ValueError(f"{value!r} can't be made for {what} yet, only {', '.join(known)} (recipes: {recipes})")
     return value
+
+
+def builtin_files() -> dict[str, Traversable]:
+    """By name, in the order of names."""
+    files = (f for f in resources.files(__package__).iterdir() if f.name.endswith(".toml"))
+    return {f.name.removesuffix(".toml"): f for f in sorted(files, key=lambda f: f.name)}

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 import enginewright as ew
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.builtin import builtin_files
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
-from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection
+from enginewright.optimizer.recipes.sections import BudgetSection, CalibrationSection, builtin_files
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.cpu.executable import isas
 from enginewright.plugins.shared.weight_format import WeightFormat

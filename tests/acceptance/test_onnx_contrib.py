@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.linear_io import Variant
 from enginewright.runtime.bundle.reader import Bundle

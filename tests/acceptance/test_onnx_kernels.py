@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
 from enginewright.optimizer.recipes.recipe import Recipe, with_cache
 from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from enginewright.optimizer.recipes.engine_section import EnginesSection
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program

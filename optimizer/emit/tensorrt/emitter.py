@@ -8,8 +8,8 @@ from enginewright.optimizer.emit.shared.attention_kernels import emit_attention_
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
-from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program

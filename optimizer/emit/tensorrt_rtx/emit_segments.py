@@ -28,7 +28,7 @@ from enginewright.runtime.bundle.segments import (
 )
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 
-from ...recipes.engine_section import EnginesSection
+from ...recipes.target_sections import EnginesSection
 from ..onnx.float_types import FloatType
 from ..onnx.weights import ExternalWeights
 from .build_engine import EngineRequest, build_engine

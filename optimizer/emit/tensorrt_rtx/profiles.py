@@ -6,7 +6,7 @@ steps run padded to their bucket or as they are.
 
 from __future__ import annotations
 
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.tensorrt_section import ProfileSection

@@ -8,9 +8,9 @@ import pytest
 
 from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe, with_cache
 from enginewright.optimizer.recipes.sections import AutoSection, BudgetSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.plugins.shared.errors import RecipeError, TargetError
 from enginewright.plugins.shared.weight_format import WeightFormat

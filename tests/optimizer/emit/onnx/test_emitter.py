@@ -9,7 +9,7 @@ from enginewright.optimizer.emit.onnx.emitter import OnnxEmitter
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.export import export
-from enginewright.optimizer.recipes.onnx_section import OnnxSection
+from enginewright.optimizer.recipes.target_sections import OnnxSection
 from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.onnxruntime import library
 from enginewright.plugins.shared.errors import MissingDependencyError

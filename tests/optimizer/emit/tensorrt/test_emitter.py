@@ -5,7 +5,7 @@ import pytest
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.tensorrt.emitter import TensorRtEmitter, profiles_of
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import RecipeError, TargetError

@@ -4,8 +4,8 @@ import pytest
 
 from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.emit.targets import check_storages
-from enginewright.optimizer.recipes.engine_section import EnginesSection
 from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.plugins.shared.errors import TargetError
 
 

@@ -11,7 +11,7 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments as module
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import emit_segments, profiles_of
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext

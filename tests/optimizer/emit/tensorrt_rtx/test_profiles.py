@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.emit.tensorrt_rtx.profiles import describe, profiles_of, slot_capacity
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.buckets import BucketPlan
 

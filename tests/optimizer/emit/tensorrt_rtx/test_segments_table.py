@@ -15,7 +15,7 @@ from enginewright.optimizer.emit.shared.gpus import DEFAULT
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import EngineRequest, build_engine
 from enginewright.optimizer.emit.tensorrt_rtx.emit_segments import profiles_of
 from enginewright.optimizer.emit.tensorrt_rtx.segment_graphs import SegmentGraph, segment_model
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.shared.errors import TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.segments import SegmentStep

@@ -13,7 +13,7 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.emit.tensorrt_rtx.emitter import TensorRtRtxEmitter
-from enginewright.optimizer.recipes.engine_section import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager

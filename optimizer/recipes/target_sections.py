@@ -1,10 +1,10 @@
-"""[engines] of a recipe: what engines for NVIDIA's GPUs are built for."""
+"""What a recipe says of single targets: [engines] for NVIDIA's GPUs, [onnx] for what is beside the standard file."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StrictBool, field_validator
 
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.section import Section
@@ -45,3 +45,15 @@ class EnginesSection(Section):
             return parse_capabilities(value)
         except TargetError as e:
             raise ValueError(f"{e.message}. {e.hint}") from e
+
+
+class OnnxSection(Section):
+    """Further files, which run on a CPU in the place of the standard one.
+
+    Attributes:
+        contrib: with onnxruntime's own operators.
+        kernels: with products by the cpu target's kernels as well; preferred to ``contrib``.
+    """
+
+    contrib: StrictBool = False
+    kernels: StrictBool = False
