@@ -2,7 +2,7 @@
 
     python benchmarks/bucket_programs.py BUNDLE [--threads 2] [--rounds 7] [--context 256] [--json FILE]
 
-Both programs share caches, weights, threads and arena, and take turns; of each round the ratio of their times counts,
+Both programs share caches, weights, threads and arena, and alternate; of each round the ratio of their times counts,
 so that a machine that slows down slows both. A step of a bucket of tokens is one prompt that fills it, one of a batch
 has as many requests with --context tokens in the cache. The buckets are the bundle's, or some usual sizes where it has
 none. Their logits are compared as well, bit for bit.

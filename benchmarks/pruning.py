@@ -4,7 +4,7 @@
 
 The model (SmolLM2-135M-Instruct, or --model) is exported whole and pruned with each recipe, and pruned once more in f32
 with nothing compensated. Bundles are compared with the whole model's in f32 on a text, as ``optimize eval --against``
-does. Then whole and pruned take turns at decoding for one request, each run in a process of its own, and every round
+does. Then whole and pruned alternate at decoding for one request, each run in a process of its own, and every round
 has a ratio of the two. The bytes of a step are those that the report predicts.
 
 What counts is the time saved as a share of the bytes saved. Everything is written to a JSON file; --update-docs puts

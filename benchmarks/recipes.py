@@ -3,7 +3,7 @@
     python benchmarks/recipes.py [--recipes int8 int4] [--rounds 5] [--threads 2] [--update-docs]
 
 The model (SmolLM2-135M-Instruct, or --model) is exported with every built-in recipe, and every bundle is compared with
-that of f32 on a text, as ``optimize eval --against`` does. Then the recipes take turns at prefill and decoding, each
+that of f32 on a text, as ``optimize eval --against`` does. Then the recipes alternate at prefill and decoding, each
 run in a process of its own; speeds are medians over the rounds, and ratios to f32 medians of those of the rounds.
 
 Everything is written to a JSON file, again after each step of the way; --update-docs puts the table into

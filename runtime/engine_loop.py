@@ -70,7 +70,7 @@ class EngineLoop:
                 raise CapacityError(f"the engine's thread can't be started: {e}", hint=hint) from e
 
     def abort(self, request: Request) -> None:
-        """Ends a request before the next step; nothing happens if it has ended. Its listener isn't told."""
+        """Ends a request before the next step; nothing happens if it has ended. Its listener isn't called."""
         with self._lock:
             if self._listeners.pop(request, None) is not None:
                 self._post(partial(self.engine.abort, request))
@@ -87,7 +87,7 @@ class EngineLoop:
         return self.stop()
 
     def stop(self) -> bool:
-        """``close``, but listeners aren't told."""
+        """``close``, but listeners aren't called."""
         with self._lock:
             self._closed = True
             self._listeners.clear()
@@ -119,7 +119,7 @@ class EngineLoop:
                 while self._take_inbox():
                     for request in self.engine.step():
                         self._deliver(request)
-            except BaseException as e:  # noqa: BLE001  whoever waits for a request is told; nobody is above this thread
+            except BaseException as e:  # noqa: BLE001  whoever waits for a request gets it; nobody is above this thread
                 self._fail(e)
             finally:
                 self._stepper = 0

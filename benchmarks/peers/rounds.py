@@ -54,7 +54,7 @@ class Job:
 
 
 def plan(contenders: Sequence[Contender], rounds: int, tasks: Sequence[Task]) -> list[Job]:
-    """All jobs in their order: by round, model, format and task; engines take turns, and another begins each time."""
+    """All jobs in their order: by round, model, format and task; engines alternate, and another begins each time."""
     jobs = []
     groups = list(dict.fromkeys((c.model, c.format) for c in contenders))
     for index in range(rounds):

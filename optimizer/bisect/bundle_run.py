@@ -332,7 +332,7 @@ def _axis(operand: Operand) -> int | None:
 
 
 def calls_of(program: LoweredProgram, bundle: Bundle) -> list[Call]:
-    """The steps of a program. A value is a buffer: views of one are not told apart."""
+    """The steps of a program. A value is a buffer: views of one are not distinguished."""
     return [_call(index, step, bundle) for index, step in enumerate(program.steps)]
 
 

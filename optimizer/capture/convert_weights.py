@@ -189,7 +189,7 @@ def _transpose(operation: loading.Transpose, collected: Collected, context: _Con
 
 
 def _interleave(operation: loading.Interleave, collected: Collected, context: _Context) -> Collected:
-    """Halves that take turns along an axis, laid one after the other; or the inverse."""
+    """Halves that are interleaved along an axis, laid one after the other; or the inverse."""
     _, expr = _only(collected)
     axis, shape = operation.dim % len(expr.shape), expr.shape
     pair = [2, shape[axis] // 2] if operation.inverse else [shape[axis] // 2, 2]

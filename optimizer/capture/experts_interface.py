@@ -136,7 +136,7 @@ def _same(one: Callable[[torch.Tensor], torch.Tensor], other: Activation, width:
 
 
 def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
-    """Whether the rows of a module's gate_up take turns, and its activation."""
+    """Whether the rows of a module's gate_up are interleaved, and its activation."""
     function = module._apply_gate if module.has_gate else module.act_fn
 
     def taking_turns(gate_up: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ def _activation_of(module: Any, width: int) -> tuple[bool, Activation]:
                 return interleaved, found
     raise UnsupportedModelError(
         f"{path_of(module)}: the activation of its experts (_apply_gate, act_fn) is none that ew.moe has",
-        hint=f"It has {', '.join(EXPERT_KINDS)}, of gates and ups side by side or taking turns, clamped or not.",
+        hint=f"It has {', '.join(EXPERT_KINDS)}, of gates and ups side by side or interleaved, clamped or not.",
     )
 
 

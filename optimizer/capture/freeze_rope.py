@@ -53,7 +53,7 @@ def own_context_length(config: PretrainedConfig) -> int:
 
 
 def _of_the_batch(module: torch.nn.Module) -> list[str | None]:
-    """The kinds of layers whose frequencies a module makes for each batch; None where it doesn't tell them apart."""
+    """The kinds of layers whose frequencies a module makes for each batch; None where it doesn't distinguish them."""
     rope_type: Any = getattr(module, "rope_type", None)
     kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
     return [

@@ -239,7 +239,7 @@ class _Download:
 
                 url = hf_hub_url(self._wanted.repository, name, revision=self._repository.commit)
                 download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", on_bytes)
-            # Finds the bytes there and gives them their name; or fetches them, if nobody knows their hash.
+            # Finds the bytes there and gives them their name; or fetches them, if their hash is unknown.
             hf_hub_download(self._wanted.repository, name, revision=self._repository.commit)
             done += self._size(name)
             self._report(done, total, name)

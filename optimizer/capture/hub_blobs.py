@@ -43,7 +43,7 @@ def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, p
     """Makes ``folder / blob.hash`` of the bytes at ``url``; bytes in ``folder / blob.hash.incomplete`` come first.
 
     A connection that breaks is opened again, up to five times in a row without a byte. Two processes that want one blob
-    take turns, and the second finds it there.
+    fetch it one after the other, and the second finds it there.
 
     Args:
         headers: who asks; not sent to another host that ``url`` redirects to.

@@ -46,8 +46,8 @@ def load_tokenizer(directory: Path, *, gguf_file: str | None = None) -> PreTrain
     options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
     source = directory / gguf_file if gguf_file else directory
     hint = "Pass a tokenizer of your own, or a directory that has its tokenizer.json."
-    tells = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
-    with tells, quick_reader():
+    explained = what_tokenizers_raises(lambda e: SourceError(f"{source}: the tokenizer can't be read: {e}", hint=hint))
+    with explained, quick_reader():
         loaded = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=False, **options
         )

@@ -20,10 +20,10 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @contextmanager
 def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = False) -> Iterator[Progress]:
-    """Gives the function that a long command tells of its events.
+    """Gives the function that a long command calls with its events.
 
     In a terminal one bar shows the present stage, and is gone when the work is done. Where stderr is a file or a pipe a
-    line says every few seconds what is being done, also during a stage that tells of nothing; work that is shorter
+    line says every few seconds what is being done, also during a stage that reports nothing; work that is shorter
     prints nothing.
 
     Args:
@@ -74,7 +74,7 @@ def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progres
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    """A line every few seconds: the time so far, the stage, and what was last told of it."""
+    """A line every few seconds: the time so far, the stage, and what was last reported of it."""
     start = time.monotonic()
     latest = "starting"
     done = threading.Event()

@@ -111,15 +111,15 @@ def answer_questions(
     model: ScoredModel,
     source: str,
     questions: Sequence[tuple[Question, list[EncodedChoice]]],
-    told: Callable[[], None],
+    on_answer: Callable[[], None],
 ) -> ChoiceReport:
-    """Accuracy of a model; ``told`` is called after each question. Of equal choices the first counts."""
+    """Accuracy of a model; ``on_answer`` is called after each question. Of equal choices the first counts."""
     right = right_norm = 0
     for question, encoded in questions:
         sums = np.array([choice_log_likelihood(model, choice) for choice in encoded])
         right += int(sums.argmax()) == question.answer
         right_norm += int((sums / [choice.bytes for choice in encoded]).argmax()) == question.answer
-        told()
+        on_answer()
     return ChoiceReport(source, len(questions), right / len(questions), right_norm / len(questions))
 
 

@@ -194,12 +194,12 @@ def _answers(
         return None
     done = 0
 
-    def told() -> None:
+    def on_answer() -> None:
         nonlocal done
         done += 1
         on_progress(ProgressEvent(f"choices of {model.name}", done, len(encoded), ""))
 
-    return answer_questions(model, str(source), encoded, told)
+    return answer_questions(model, str(source), encoded, on_answer)
 
 
 def _comparison(reference: ScoredModel, divergence: Divergence, answers: ChoiceReport | None) -> ComparisonReport:

@@ -69,7 +69,7 @@ class HiddenStates:
                 handle.remove()
 
     def observe(self, node: Node, args: Sequence[Any], value: Any) -> None:
-        """Told of every call of the program, its arguments and its value."""
+        """Called with every call of the program, its arguments and its value."""
         path = self._places.get(node)
         if path is not None:
             self._program[path] = value[1] if node.target in _ADDED else args[0]

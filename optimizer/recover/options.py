@@ -1,4 +1,4 @@
-"""What a recovery may be told, and what it says."""
+"""The options of a recovery, and its report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginewright.plugins.shared.errors import RequestError
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """How weights are trained. What is not told follows from the model.
+    """How weights are trained. What is not given follows from the model.
 
     Attributes:
         steps: of the optimizer.

@@ -1,7 +1,7 @@
 """What each fusion of a target changes in the time of a step: measured here, with and without it, on the same weights.
 
 The whole list of fusions is compared with the list less one, so that a fusion isn't credited with what another does.
-All programs take turns, in another order each round, and are compared round by round: a machine that slows down slows
+All programs are timed alternately, in another order each round, and compared round by round: a slower machine slows
 all. Where a program lies in memory makes it faster or slower too, so the program with all fusions is there twice: what
 differs between these two is noise, and so is what differs no more than they do.
 """
@@ -57,7 +57,7 @@ class FusionEffect:
         decode_without, decode_with: with all fusions but this one, and with all.
         prefill_without, prefill_with: the same.
         decode_saves, prefill_saves: the share of the time that the fusion saves, as an interval of confidence (95 %) of
-            the median over rounds; below 0 it costs time. None if it can't be told from noise.
+            the median over rounds; below 0 it costs time. None if it can't be distinguished from noise.
     """
 
     fusion: str
@@ -236,7 +236,7 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
 
 def _paired(runners: Mapping[str, StepRunner], sizes: StepSizes, seconds: float) -> _Times:
-    """Times of runners that take turns; empty if the seconds aren't enough for a few rounds."""
+    """Times of runners that alternate; empty if the seconds aren't enough for a few rounds."""
     steps = {name: runner.step(sizes) for name, runner in runners.items()}
     first = sum(_time(runners[name], step) for name, step in steps.items())  # warms up, and is not counted
     if first * _FEWEST > 4 * seconds:

@@ -1,4 +1,4 @@
-"""What an export or an evaluation tells while it works."""
+"""Progress that an export or an evaluation reports while it works."""
 
 from __future__ import annotations
 

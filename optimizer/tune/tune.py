@@ -171,7 +171,7 @@ def _is_part(tried: Tried, best: Contender) -> bool:
 
 
 def compare(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:
-    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they take turns, who begins too."""
+    """Case -> time of ``one`` over that of ``other``: medians of rounds in which they alternate, and in who begins."""
     ratios: dict[str, list[float]] = {case.name: [] for case in cases}
     for turn in range(rounds):
         for i, case in enumerate(cases):

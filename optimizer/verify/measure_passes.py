@@ -54,7 +54,7 @@ class _Step:
 
 
 class PassMeasurements:
-    """Told of every pass, measures where it pays, and fails where a pass changed more than it may.
+    """Called with every pass, measures where it pays, and fails where a pass changed more than it may.
 
     An exact pass must be within rounding of the source; behind one that loses precision, of the program before it. A
     pass that loses precision is held to ``max_kl``; one whose losses a later pass repairs, together with that. The last
@@ -99,7 +99,7 @@ class PassMeasurements:
         self._broken = False  # a pass has lost what a later one compensates for
 
     def begin(self, passes: Sequence[Pass], target: str = "") -> None:
-        """The next passes, to be told of in this order. A target's begin with what the common ones made."""
+        """The next passes, which are reported in this order. A target's begin with what the common ones made."""
         if self._target == "":
             self._common = self._state
         self._state, self._target, self._left = self._common, target, list(passes)

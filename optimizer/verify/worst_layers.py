@@ -1,8 +1,8 @@
 """Where a pass changed what a program computes: each place's own error, with what it is given put right.
 
 The program before the pass and the one after it run on the same tokens. Wherever both have a value for the same place
-they are compared, and the program after the pass continues with the value from before: so an error is told where it is
-made, and not once more in every layer behind it.
+they are compared, and the program after the pass continues with the value from before: so an error is reported where it
+is made, and not once more in every layer behind it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class GroupKvHeads(Pass):
     """``PassContext.kv_heads``: each attention's k and v projections make fewer heads, of mixes of their rows.
 
     Fitted layer by layer to what the layers before have become, with the memory of one layer. An attention whose heads
-    can't be told apart in the weights around it keeps them, with the reason.
+    can't be distinguished in the weights around it keeps them, with the reason.
     """
 
     name = "group_kv_heads"

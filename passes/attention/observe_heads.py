@@ -21,7 +21,7 @@ _PER_QUERY_HEAD = ("sinks", "slopes")
 
 
 class HeadObserver:
-    """Told of every call, keeps what the fits of ``sites`` need of those behind them until it is asked for."""
+    """Called with every call, keeps what the fits of ``sites`` need of those behind them until it is asked for."""
 
     def __init__(self, program: Program, sites: Sequence[Site], fast: FastEvaluation) -> None:
         self._program, self._fast = program, fast

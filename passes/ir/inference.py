@@ -58,7 +58,7 @@ class Inferences:
         if isinstance(argument, torch.SymInt):
             return torch.SymInt, argument.node.expr
         if isinstance(argument, (torch.Tensor, torch.SymFloat, torch.SymBool)):
-            raise TypeError("a value that isn't told by its description")
+            raise TypeError("a value that its description doesn't determine")
         hash(argument)
         return type(argument), argument  # 1, 1.0 and True are equal, and promote types differently
 
@@ -66,7 +66,7 @@ class Inferences:
         found = self._described.get(id(value))
         if found is None:
             if value.constant is not None or value.layout != torch.strided:
-                raise TypeError("a value that isn't told by its description")
+                raise TypeError("a value that its description doesn't determine")
             sizes = (*value.shape, None, *value.stride(), value.storage_offset())
             own = (value.dtype, value.device, value.is_conj(), value.is_neg(), *(self._key(s) for s in sizes))
             found = self._described[id(value)] = value, own

@@ -56,7 +56,7 @@ def join_where(where: Iterable[str]) -> str:
 
 
 def op_and_where(node: torch.fx.Node) -> str:
-    """A call as people are told of it: "aten.foo at model.layers.0.mlp"."""
+    """A call as messages name it: "aten.foo at model.layers.0.mlp"."""
     where = join_where(node.meta[WHERE]) or "the model's top level"
     return f"{str(node.target).removesuffix('.default')} at {where}"
 

@@ -84,7 +84,7 @@ class Resources:
     def arena_bytes(self) -> int: ...
 
 class Executor:
-    """Runs a program on resources that others of the same model may share; their steps take turns."""
+    """Runs a program on resources that others of the same model may share; their steps run one at a time."""
 
     def __init__(self, program: Program, resources: Resources) -> None: ...
     def run(
@@ -130,7 +130,7 @@ def cache_memory(executor: Executor, group: str, layer: int) -> tuple[npt.NDArra
     """The bytes of a layer's keys and of its values: [P, Nkv, bytes of a block and head]."""
 
 class RowSampler:
-    """The sampler alone, with threads of its own; calls take turns."""
+    """The sampler alone, with threads of its own; calls run one at a time."""
 
     def __init__(self, threads: int = 1) -> None: ...
     @property

@@ -71,7 +71,7 @@ class CpuProgram:
         CapacityError: the caches don't fit into the address space, or the system refuses to start the threads.
         EnginewrightError: ``blocks``, ``threads``, ``isa`` or ``tuning`` is out of range.
 
-    ``run`` may be called from several threads; the calls take turns, also those of programs that share.
+    ``run`` may be called from several threads; the calls run one at a time, also those of programs that share.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ struct RunOptions {
 class Executor {
  public:
   // On what it may share with executors of other programs of the same model: they read what it writes to the
-  // caches, and take turns. A program that was planned for one size has its arena reserved here, to the byte;
-  // one of any size takes more when a step needs it. Throws std::invalid_argument, std::bad_alloc.
+  // caches, and run one at a time. A program that was planned for one size has its arena reserved here, to
+  // the byte; one of any size takes more when a step needs it. Throws std::invalid_argument, std::bad_alloc.
   Executor(const Program& program, std::shared_ptr<Resources> resources);
   // On its own.
   Executor(const Program& program, std::vector<int64_t> blocks, int threads, const std::string& isa)

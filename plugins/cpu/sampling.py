@@ -12,7 +12,7 @@ from .extension import cpu_extension as _cpu
 
 
 class RowSampler:
-    """The sampler with threads of its own, which sleep between calls. They change no result; calls take turns.
+    """The sampler with threads of its own, which sleep between calls. They change no result; calls run one at a time.
 
     Raises CapacityError if the system refuses to start the threads.
     """

@@ -18,7 +18,7 @@ class Pending(Protocol):
 class Deferred:
     """A step that runs when its result is asked for, on the thread that asks, as steps do that keep all cores busy.
 
-    Another thread would have to be woken, and to take turns with this one for a core and for Python's lock.
+    Another thread would have to be woken, and to compete with this one for a core and for Python's lock.
     """
 
     def __init__(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> None:

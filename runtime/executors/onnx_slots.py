@@ -18,7 +18,7 @@ from .slot_steps import SlotSteps
 
 
 class OnnxExecutor:
-    """See ``executors.base.Executor``: blocks are slots, and prefill and decode take turns.
+    """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
 
     A step runs on the thread that asks for its result. Its decodes run together, as far as their slots are near each
     other; prompts run one by one, or padded together where that costs little.

@@ -251,7 +251,7 @@ class Context:
                 self.check(self._api.set_input_shape(name, shape), f"shape {list(shape)} of {name}")
         self.place(addresses)
         missing = self._api.infer_shapes()
-        self.check(not missing, f"a step: it isn't told {', '.join(missing)}")
+        self.check(not missing, f"a step: it isn't given {', '.join(missing)}")
 
     def place(self, addresses: Mapping[str, int]) -> None:
         """Says where tensors are; those that were said stay where they are."""

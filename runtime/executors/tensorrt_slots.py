@@ -27,7 +27,7 @@ FREE_SHARE = 0.8
 
 
 class TensorRtExecutor(EngineExecutor[EngineSlots]):
-    """Blocks are slots, and prefill and decode take turns.
+    """Blocks are slots, and prefill and decode alternate.
 
     Args:
         bundle: with a ready target whose engines are of the whole model.

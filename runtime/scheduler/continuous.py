@@ -103,7 +103,7 @@ class ContinuousScheduler:
             prefills = self._prefills(decodes, tokens_left)
             if preemptions == self.preemptions:
                 prefills += self._admitted(tokens_left - sum(c.count for c in prefills))
-        if not self.caps.ragged and prefills:  # one phase a step: they take turns
+        if not self.caps.ragged and prefills:  # one phase a step: they alternate
             decodes = []
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"

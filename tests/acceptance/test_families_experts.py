@@ -47,7 +47,7 @@ EXPERT_FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True},
     "Qwen3Moe sparse": {**_EXPERTS, "head_dim": 16, "decoder_sparse_step": 2, "num_hidden_layers": 3},
     "Olmoe": {**_EXPERTS, "clip_qkv": 0.5},
-    "GptOss": {**_LOCAL, "head_dim": 16, "sliding_window": 8},  # sinks; weights that take turns, biases, clamps
+    "GptOss": {**_LOCAL, "head_dim": 16, "sliding_window": 8},  # sinks; interleaved weights, biases, clamps
     "DeepseekV2": {**_LATENT, **_GROUPS, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**_LATENT, **_GROUPS, "q_lora_rank": 16},
     "Glm4Moe": {**_GROUPS, "head_dim": 16},

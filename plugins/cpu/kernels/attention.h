@@ -129,8 +129,8 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       s.split.l[row + r] = s.split.l[row + r] * factors[r] + sum;
     }
     float* o = s.split.o + row * width;
-    // Rows that see different slots share them, unless a value that some may not see is NaN or infinite: a weight
-    // of 0 would not keep it from them.
+    // Rows that see different slots share them, unless a value that some may not see is NaN or infinite: a
+    // weight of 0 would not keep it from them.
     const Element* p = Products::weights_of(s.scores, s.p);
     bool apart = false;
     if (!has_scales(a.cache.format)) {

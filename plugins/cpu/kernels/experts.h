@@ -6,7 +6,7 @@
 //   rows   0 1 2 | 1 | 0 2                      their tokens, which take_rows gathers
 //   starts 0       3   4     6                  [E + 1]
 //
-// A row meets the same weights in the same order as in the plain linear, so company changes no bit.
+// A row meets the same weights in the same order as in the plain linear, so the batch changes no bit.
 #pragma once
 
 #include "kernels.h"

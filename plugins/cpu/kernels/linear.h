@@ -11,8 +11,8 @@
 #pragma once
 
 #include "kernels.h"
-#include "linear_sparse.h"
 #include "linear_epilogue.h"
+#include "linear_sparse.h"
 #include "microkernel.h"
 #include "parallel.h"
 

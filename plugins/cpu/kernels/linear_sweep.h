@@ -11,9 +11,9 @@
 //   rows 0   1   2   3   4   |  9   10              the order of blocks; rows 0 are stored after 4, rows 1
 //   rows 1   5   6   7   8   |  13  14              after 8
 //
-// A few blocks (sweep_tiles), whose products take about as long as reading the weights: a panel is tiled along
-// K. Each tile stays in the first-level cache while all blocks use it; their sums are spilled in between (which
-// changes no bit). So the weights come as one even stream, while all blocks work.
+// A few blocks (sweep_tiles), whose products take about as long as reading the weights: a panel is tiled
+// along K. Each tile stays in the first-level cache while all blocks use it; their sums are spilled in
+// between (which changes no bit). So the weights come as one even stream, while all blocks work.
 //
 //            p0                       p1
 //            k ..    k' ..   k'' ..   k ..
@@ -94,7 +94,7 @@ bool tiled_along_k(int64_t groups, int64_t row, int64_t row_end) {
 // line for each 128 bytes of the panel.
 template <int Most, class Linear, class F>
 EW_INLINE void sweep_tiles(const Linear& a, const void* weight, int64_t groups, int64_t group_bytes,
-                            int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, const F& fn) {
+                           int64_t panel, int64_t panel_end, int64_t row, int64_t row_end, const F& fn) {
   float sums[Most * kTileBlocks * kSweepColumns];
   const int64_t step = group_bytes < kTileBytes ? kTileBytes / group_bytes : 1;
   for (int64_t begin = panel; begin < panel_end; begin += kSweep) {

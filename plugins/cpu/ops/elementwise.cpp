@@ -29,7 +29,8 @@ void verify_elementwise(StepVerifier& v) {
   v.require(!i32 || has_integer_form(a.fn), "function " + fn + " has no i32 form");
   const Dtype dtype = i32 || a.fn == ElementwiseFn::cast ? Dtype::i32 : Dtype::f32;
   if (a.has_scalar && i32) {
-    v.require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31, "attribute scalar isn't an i32");
+    v.require(a.scalar == std::floor(a.scalar) && std::abs(a.scalar) < 0x1p31,
+              "attribute scalar isn't an i32");
   }
   v.data(v.out(), i32 && !compares(a.fn) ? Dtype::i32 : Dtype::f32, 1, kMaxRank, false);
   for (size_t i = 0; i < inputs; ++i) {

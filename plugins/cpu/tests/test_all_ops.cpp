@@ -1,5 +1,6 @@
-// A program with every op and dtype: its results depend neither on company nor on threads, and however it is
-// changed, it is refused or runs without touching memory that isn't its own (this runs under ASan and UBSan).
+// A program with every op and dtype: its results depend neither on the batch nor on threads, and however it
+// is changed, it is refused or runs without touching memory that isn't its own (this runs under ASan and
+// UBSan).
 #include <cmath>
 #include <new>
 #include <random>

@@ -114,7 +114,7 @@ void integers_are_compared() {
   for (const Fn fn : {Fn::lt, Fn::le, Fn::gt, Fn::ge, Fn::eq, Fn::ne}) {
     for (const bool scalar : {false, true}) {
       auto x = random_ints(900, 5, 1), y = random_ints(900, 5, 2);
-      x[0] = INT32_MAX, x[31] = INT32_MIN, x[2] = 16777217, y[60] = 16777216;  // not told apart as f32
+      x[0] = INT32_MAX, x[31] = INT32_MIN, x[2] = 16777217, y[60] = 16777216;  // equal as f32
       std::vector<float> expected = filled(2000, -7);
       ElementwiseArgs a;
       a.fn = fn, a.integer = true, a.has_scalar = scalar, a.scalar = 3;

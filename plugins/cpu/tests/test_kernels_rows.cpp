@@ -81,7 +81,7 @@ void layer_norm() { check_norm(&KernelTable::layer_norm, reference::layer_norm, 
 void add_rms_norm() { check_norm(&KernelTable::add_rms_norm, reference::rms_norm, false, true); }
 void add_layer_norm() { check_norm(&KernelTable::add_layer_norm, reference::layer_norm, true, true); }
 
-// The sum may be written over the residual, as the memory planner likes it; threads and company change no
+// The sum may be written over the residual, as the memory planner likes it; threads and batch change no
 // bit.
 void norm_in_place_and_in_batch() {
   const auto x = random_floats(400 * 576, 1), residual = random_floats(400 * 576, 2),

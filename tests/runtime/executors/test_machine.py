@@ -1,4 +1,4 @@
-"""What is found of this machine, and how files that tell of one are read."""
+"""What is found of this machine, and how files that describe one are read."""
 
 from __future__ import annotations
 

@@ -93,5 +93,5 @@ def test_sizes_that_a_profile_does_not_hold(engine: tuple[Engine, FakeCuda]) -> 
     context = found.context(0, device, device.allocate(SCRATCH_BYTES))
     with pytest.raises(EnginewrightError, match=r"refuses shape \[9, 1\] of input_ids"):
         context.bind({"input_ids": (9, 1)}, {})
-    with pytest.raises(EnginewrightError, match="refuses a step: it isn't told position_ids"):
+    with pytest.raises(EnginewrightError, match="refuses a step: it isn't given position_ids"):
         context.bind({"input_ids": (8, 1)}, {})
