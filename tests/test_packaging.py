@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from enginewright.optimizer.export import export
 from enginewright.optimizer.sbom import bill_of_materials
@@ -184,3 +186,32 @@ def test_exporting_without_torch_says_what_to_install(bare_environment: Path, tm
     assert "enginewright[export]" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", ["lowest", "newest"])
+def test_the_compiler_works_with_the_versions_that_it_allows(
+    which: str, packages: Packages, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Exports and answers in an environment of its own: each requirement at its floor, or as new as pip finds it."""
+    stated = tomllib.loads((packages.tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [Requirement(r) for r in (*stated["dependencies"], *stated["optional-dependencies"]["export"])]
+    floors = {r.name: next(s.version for s in r.specifier if s.operator == ">=") for r in required}
+    fixed = floors if which == "lowest" else {"torch": floors["torch"]}  # newer ones may be of another build
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in fixed.items()))
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    programs = tmp_path / "venv" / "bin"
+    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
+    installed = subprocess.run(
+        [*pip, "--constraint", str(constraints), f"{packages.wheel}[export]"], capture_output=True, text=True
+    )
+    assert installed.returncode == 0, installed.stderr
+    for recipe in ("f32", "int8"):
+        bundle = tmp_path / f"{recipe}.bundle"
+        done = run(
+            programs / "optimize", "export", str(tiny_folder), "-o", str(bundle), "--recipe", recipe, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        done = run(programs / "optimize", "generate", str(bundle), "Hello", "--max-tokens", "4", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
