@@ -32,7 +32,7 @@ from .shared.files import hash_files
 from .shared.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from .verify.report import VerificationReport
+    from enginewright.optimizer.shared.export_records import VerificationReport
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.recipes.sections import CalibrationSection
+from enginewright.optimizer.shared.export_records import CalibrationReport, Coverage
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Metric
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.runtime.text.tokenizer import Tokenizer
 
-from .coverage import Coverage, measure_coverage
+from .coverage import measure_coverage
 from .sample import sample_sequences
 from .text_file import read_sequences
 
@@ -87,14 +88,6 @@ def calibrate(
 
 def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelInfo) -> Calibration:
     return Calibration(sequences, origin, measure_coverage(sequences, info.vocab_size))
-
-
-@dataclass(frozen=True)
-class CalibrationReport:
-    """Where the tokens are from, and what they cover."""
-
-    origin: str
-    coverage: Coverage
 
 
 def calibration_report(

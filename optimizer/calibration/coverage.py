@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from enginewright.optimizer.shared.export_records import Coverage, InputRange
 from enginewright.passes.framework.base import Metric
 from enginewright.passes.quantization.apply_gptq import LARGEST_INPUT, TOKENS_USED
 
@@ -15,33 +15,6 @@ FEW_TOKENS = 2048
 
 SMALL_SHARE = 0.005
 """A smaller part of the vocabulary than this is what one repetitive text has."""
-
-
-@dataclass(frozen=True)
-class InputRange:
-    """The largest magnitude of what the linear at ``where`` is given."""
-
-    where: str
-    largest: float
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """What calibration tokens cover.
-
-    Attributes:
-        sequences, tokens: how many.
-        distinct_tokens, vocabulary_share: different ids among them, and their share of the model's vocabulary.
-        ranges: of the linears that the tokens went through; empty if nothing was calibrated.
-        warnings: what there is too little of, as sentences.
-    """
-
-    sequences: int
-    tokens: int
-    distinct_tokens: int
-    vocabulary_share: float
-    warnings: tuple[str, ...]
-    ranges: tuple[InputRange, ...] = ()
 
 
 def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = ()) -> Coverage:

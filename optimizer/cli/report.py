@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,9 +94,7 @@ def print_summary(report: BundleReport) -> None:
     console.print()
     row("size", [report.size_line()])
     if document is not None:
-        compared = [
-            line.strip() for v in document.verification for line in comparison_lines(v.model_dump()).splitlines()
-        ]
+        compared = [line.strip() for v in document.verification for line in comparison_lines(asdict(v)).splitlines()]
         row("quality", compared)
         row("passes", measured_lines(document))
         row("weights", quantized_lines(document))

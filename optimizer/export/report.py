@@ -6,37 +6,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from enginewright.optimizer.buckets.report import BucketsReport
-from enginewright.optimizer.calibration import CalibrationReport
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
-from enginewright.optimizer.report.fusion_effects import FusionEffects
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
+from enginewright.optimizer.shared.export_records import (
+    CalibrationReport,
+    FusionEffects,
+    PassSummary,
+    PassVerification,
+    VerificationReport,
+)
 from enginewright.optimizer.shared.storage import StoredBytes
-from enginewright.optimizer.verify import Measurement, PassVerification, VerificationReport
-from enginewright.passes.framework.base import Metric
-from enginewright.passes.quantization.report import QuantizationReport
+from enginewright.passes.framework.records import QuantizationReport
 
 from .memory_limit import MemoryReport
-
-
-@dataclass(frozen=True)
-class PassSummary:
-    """What one run of a pass did.
-
-    Attributes:
-        target: whose pass it is; empty for those of the common pipeline.
-        measurement: how far the program was from the source after it; None if it was judged with a later pass, the
-            next that has a measurement.
-        figures: what the pass itself measured, place by place.
-    """
-
-    name: str
-    matched: int
-    rejected: list[dict[str, str]]
-    seconds: float
-    target: str = ""
-    measurement: Measurement | None = None
-    figures: list[Metric] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

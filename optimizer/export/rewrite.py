@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from enginewright.optimizer.report.diffs import DiffRecorder, ProgramDiff
+from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.optimizer.verify import PassMeasurements
 from enginewright.passes.framework.base import Pass, PassContext, PassRecord
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.framework.print_program import print_program
 from enginewright.passes.ir.program import Program
-
-from .report import PassSummary
 
 
 @dataclass
@@ -79,11 +78,11 @@ def rewrite(
         PassSummary(
             record.name,
             record.matched,
-            [asdict(x) for x in record.rejected],
+            record.rejected,
             round(record.seconds, 4),
             target,
             measurement,
-            list(record.metrics),
+            record.metrics,
         )
         for record, target, measurement in zip(result.records, owners, measurements.found, strict=True)
     ]

@@ -15,9 +15,9 @@ from enginewright.optimizer.recipes.stored import to_toml
 from enginewright.optimizer.report.export_report import report_files
 from enginewright.optimizer.search.compose import Searched
 from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
+from enginewright.optimizer.shared.export_records import PassVerification
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
-from enginewright.optimizer.verify import PassVerification
 from enginewright.passes.attention.group_kv_heads import GroupKvHeads
 from enginewright.passes.quantization.report import quantization_report
 

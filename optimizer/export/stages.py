@@ -28,14 +28,15 @@ from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection
 from enginewright.optimizer.report.export_report import storage_and_speed
-from enginewright.optimizer.report.fusion_effects import FusionEffects, fusion_effects
+from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.compose import Searched, Searching, search
 from enginewright.optimizer.search.formats import check_bytes
+from enginewright.optimizer.shared.export_records import FusionEffects, VerificationReport
 from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.shared.resources import give_back_freed
 from enginewright.optimizer.shared.storage import StoredBytes
-from enginewright.optimizer.verify import PassMeasurements, VerificationReport, measure_against, verify
+from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
 from enginewright.passes.attention.kv_sites import attention_paths
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from enginewright.optimizer.search.report import AutoReport, ParetoPoint
 from enginewright.optimizer.shared.storage import kind_of, layer_of
+from enginewright.passes.framework.records import Metric
 
 from . import numbers
 from .charts import LogAxis
-from .document import FigureEntry
 from .views import FigureView, figure_view
 
 WIDTH, HEIGHT = 760.0, 340.0
@@ -65,10 +65,10 @@ class AutoView:
 
 def auto_view(entry: AutoReport) -> AutoView:
     """The search's views."""
-    by_format: dict[str, list[FigureEntry]] = {}
+    by_format: dict[str, list[Metric]] = {}
     for unit in entry.units:
         for option in unit.options:
-            figure = FigureEntry(where=unit.where, name=option.format, value=option.predicted_kl)
+            figure = Metric(where=unit.where, name=option.format, value=option.predicted_kl)
             by_format.setdefault(option.format, []).append(figure)
     shown = [
         figure_view("auto", f"KL if this alone is {name}", figures)

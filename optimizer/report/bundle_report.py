@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
@@ -15,7 +16,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from . import numbers
-from .document import PAGE_PATH, REPORT_PATH, PassEntry, ReportDocument, SavedReport, read_report
+from .document import PAGE_PATH, REPORT_PATH, ReportDocument, SavedReport, read_report
 from .lines import quality_sentence
 from .page import RooflineView, passes_of, render_page, roofline_view, rooflines_of
 from .roofline import Roofline, measure
@@ -44,7 +45,7 @@ class BundleReport:
         return path if path.is_file() else None
 
     @property
-    def passes(self) -> list[tuple[PassEntry, int]]:
+    def passes(self) -> list[tuple[PassSummary, int]]:
         """Passes that changed something or rejected something, and how many places they rejected."""
         return [(entry, n) for entry, n in passes_of(self.bundle, self.saved.document) if entry.matched or n]
 

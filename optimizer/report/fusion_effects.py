@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from enginewright.optimizer.shared.export_records import FusionEffect, FusionEffects, Interval
 from enginewright.passes.framework.base import Pass, PassContext
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
@@ -40,52 +41,8 @@ _SHARE = 0.4
 """Of the seconds, for decode; the rest is prefill's."""
 
 
-Interval = tuple[float, float]
-"""The lower and the upper end."""
-
 _TWIN = "the same again"
 """Stands among the names of fusions for the program with all of them a second time."""
-
-
-@dataclass(frozen=True)
-class FusionEffect:
-    """Times are medians in microseconds, of a step of one token and of a prefill of one request; None: not measured.
-
-    Attributes:
-        fusion: the pass's name.
-        matched: how many places it changed.
-        decode_without, decode_with: with all fusions but this one, and with all.
-        prefill_without, prefill_with: the same.
-        decode_saves, prefill_saves: the share of the time that the fusion saves, as an interval of confidence (95 %) of
-            the median over rounds; below 0 it costs time. None if it can't be distinguished from noise.
-    """
-
-    fusion: str
-    matched: int
-    decode_without: float | None = None
-    decode_with: float | None = None
-    prefill_without: float | None = None
-    prefill_with: float | None = None
-    decode_saves: Interval | None = None
-    prefill_saves: Interval | None = None
-
-
-@dataclass(frozen=True)
-class FusionEffects:
-    """The effects of a target's fusions.
-
-    Attributes:
-        skipped: why nothing was measured; empty if something was.
-        decode_noise, prefill_noise: the share by which the program may differ from itself; None if not measured.
-    """
-
-    target: str
-    context: int
-    prefill_tokens: int
-    effects: tuple[FusionEffect, ...]
-    skipped: str = ""
-    decode_noise: float | None = None
-    prefill_noise: float | None = None
 
 
 def fusion_effects(

@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from enginewright.optimizer.shared.export_records import PassSummary, VerificationReport
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
 from . import numbers
-from .document import PassEntry, ReportDocument, VerificationEntry
+from .document import ReportDocument
 
 
 def engine_lines(document: ReportDocument) -> list[str]:
@@ -89,7 +90,7 @@ def pruned_lines(document: ReportDocument) -> list[str]:
     return lines
 
 
-def _kept(entry: PassEntry, total: str, kept: str) -> str:
+def _kept(entry: PassSummary, total: str, kept: str) -> str:
     """ "channels: 1,024 of 1,536 in 30 places, relative error 0.1"."""
     values = {name: [f.value for f in entry.figures if f.name == name] for name in (total, kept, ERROR)}
     error = sum(values[ERROR]) / max(len(values[ERROR]), 1)
@@ -120,7 +121,7 @@ def quality_sentence(document: ReportDocument) -> str | None:
     return _sentence(worst) + (of_several if len(document.verification) > 1 else "") + "."
 
 
-def _sentence(v: VerificationEntry) -> str:
+def _sentence(v: VerificationReport) -> str:
     compared = v.text or v.random_tokens
     kind = "of a text" if v.text else "of random tokens"
     positions = f"{compared.tokens:,} positions {kind}"

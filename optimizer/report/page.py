@@ -10,12 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.storage import stored_weights
+from enginewright.passes.framework.records import Metric
 from enginewright.runtime.bundle.reader import Bundle
 
 from . import numbers
 from .auto_view import auto_view
-from .document import FigureEntry, PassEntry, ReportDocument, SavedReport
+from .document import ReportDocument, SavedReport
 from .lines import candidate_lines, kv_heads_lines, quality_sentence
 from .roofline import Roofline, predict
 from .roofline_view import RooflineChart, ShapeView, chart, shape_view
@@ -74,9 +76,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
     entries = [entry for entry, _ in passes]
     rows = [PassRow(v, n) for v, (_, n) in zip(pass_views(entries, saved.diffs), passes, strict=True)]
     coverage = document.calibration.coverage if document.calibration is not None else None
-    ranges = (
-        [FigureEntry(where=r.where, name="largest input", value=r.largest) for r in coverage.ranges] if coverage else []
-    )
+    ranges = [Metric(where=r.where, name="largest input", value=r.largest) for r in coverage.ranges] if coverage else []
     stages = [(name, time) for name, time in document.stages.items() if time > 0]
     return template("report.html.j2").render(
         complete=saved.document is not None,
@@ -112,11 +112,11 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
     )
 
 
-def passes_of(bundle: Bundle, document: ReportDocument | None) -> list[tuple[PassEntry, int]]:
+def passes_of(bundle: Bundle, document: ReportDocument | None) -> list[tuple[PassSummary, int]]:
     """Every run of a pass, and how many places it rejected: of the report, else counts of the bundle's manifest."""
     if document is not None and document.passes:
         return [(entry, len(entry.rejected)) for entry in document.passes]
-    return [(PassEntry(name=p.name, matched=p.matched), p.rejected) for p in bundle.manifest.passes]
+    return [(PassSummary(name=p.name, matched=p.matched), p.rejected) for p in bundle.manifest.passes]
 
 
 def roofline_view(roofline: Roofline) -> RooflineView:

@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.storage import StoredBytes, kind_of, layer_of
+from enginewright.passes.framework.records import Metric
 
 from .charts import Box, stacked, treemap
 from .diffs import ProgramDiff
-from .document import FigureEntry, PassEntry
 
 TREEMAP: Box = (0.0, 0.0, 760.0, 300.0)
 COLUMN_HEIGHT = 160.0
@@ -33,7 +34,7 @@ class PassView:
     """A run of a pass; ``number`` from 1. ``acted``: it changed, rejected or measured something."""
 
     number: int
-    entry: PassEntry
+    entry: PassSummary
     reasons: tuple[Reason, ...]
     diff: ProgramDiff | None
 
@@ -42,13 +43,13 @@ class PassView:
         return bool(self.entry.matched or self.entry.rejected or self.entry.figures)
 
 
-def pass_views(passes: Sequence[PassEntry], diffs: Sequence[ProgramDiff]) -> list[PassView]:
+def pass_views(passes: Sequence[PassSummary], diffs: Sequence[ProgramDiff]) -> list[PassView]:
     """All passes with their diffs."""
     by_number = {(d.number, d.name): d for d in diffs}
     return [PassView(i + 1, p, _reasons(p), by_number.get((i, p.name))) for i, p in enumerate(passes)]
 
 
-def _reasons(entry: PassEntry) -> tuple[Reason, ...]:
+def _reasons(entry: PassSummary) -> tuple[Reason, ...]:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for rejection in entry.rejected:
         where = rejection.where or "the model"
@@ -83,22 +84,22 @@ class FigureView:
     name: str
     layers: tuple[int, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    elsewhere: tuple[FigureEntry, ...]
-    worst: tuple[FigureEntry, ...]
+    elsewhere: tuple[Metric, ...]
+    worst: tuple[Metric, ...]
     low: float
     high: float
 
 
-def figure_views(passes: Sequence[PassEntry]) -> list[FigureView]:
+def figure_views(passes: Sequence[PassSummary]) -> list[FigureView]:
     """A view for each pass and name of a figure."""
-    found: dict[tuple[str, str], list[FigureEntry]] = {}
+    found: dict[tuple[str, str], list[Metric]] = {}
     for entry in passes:
         for figure in entry.figures:
             found.setdefault((entry.name, figure.name), []).append(figure)
     return [figure_view(source, name, figures) for (source, name), figures in found.items()]
 
 
-def figure_view(source: str, name: str, figures: Sequence[FigureEntry]) -> FigureView:
+def figure_view(source: str, name: str, figures: Sequence[Metric]) -> FigureView:
     """Figures of one name as a grid of kinds by layers."""
     values = [f.value for f in figures]
     low, high = min(values), max(values)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.optimizer.shared.export_records import Measurement
 from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache
 from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.passes.ir.program import Program
@@ -21,7 +22,6 @@ from enginewright.plugins.shared.contracts import FloatArray
 
 from .measuring_tokens import MeasuringTokens
 from .random_tokens import check_logits, comparison, tolerance_of
-from .report import Measurement
 
 aten, ew = torch.ops.aten, torch.ops.ew
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from enginewright.optimizer.shared.export_records import Measurement, PassVerification
 from enginewright.optimizer.shared.resources import give_back_freed
 from enginewright.passes.framework.base import Pass, PassRecord
 from enginewright.passes.framework.fast_evaluation import WeightCache
@@ -19,7 +20,6 @@ from enginewright.plugins.shared.errors import VerificationError
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH
-from .report import Measurement, PassVerification
 from .verify import EXACT_HINT, LOSSY_HINT
 from .worst_layers import LayerError, layer_errors
 

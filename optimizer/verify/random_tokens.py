@@ -7,6 +7,7 @@ import torch
 
 from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import SourceRunner
+from enginewright.optimizer.shared.export_records import Comparison
 from enginewright.plugins.shared.contracts import FloatArray, Int32Array, ModelInfo
 from enginewright.plugins.shared.errors import VerificationError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
@@ -14,7 +15,6 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 
 from .packed_run import plan_steps, run_packed
-from .report import Comparison
 
 _EPSILON = float(np.finfo(np.float32).eps)
 _MARGIN = 8.0

@@ -10,6 +10,7 @@ from enginewright.optimizer.measure.distances import Divergence, Likelihood
 from enginewright.optimizer.measure.source_runner import ROWS, SourceRunner
 from enginewright.optimizer.measure.texts import BUILT_IN, EVALUATION_TEXT, read_text
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW, Windows, plan_windows, split_prefix
+from enginewright.optimizer.shared.export_records import TextComparison
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.engine import Engine
@@ -20,7 +21,6 @@ from enginewright.runtime.scheduler.continuous import SchedulerConfig
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison
-from .report import TextComparison
 
 LEAST_CONTEXT = 64
 """A model that sees fewer tokens at a time has no use for the text."""

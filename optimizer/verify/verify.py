@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
 from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.shared.export_records import Comparison, TextComparison, VerificationReport
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.optimizer.shared.resources import give_back_freed, peak_rss_bytes
 from enginewright.plugins.shared.contracts import ModelInfo
@@ -23,7 +24,6 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps
 from .random_tokens import compare_random_tokens, tolerance_of_target
-from .report import Comparison, TextComparison, VerificationReport
 from .text import compare_text, why_no_text
 
 SEEDS = (20261120, 20261121, 20261122)

@@ -20,17 +20,10 @@ from enginewright.plugins.shared.errors import PassError
 
 from .kv_options import KvOptions
 from .pruning import Pruning
+from .records import Metric as Metric
+from .records import Rejection as Rejection
 from .verify_program import verify_program
 from .weight_formats import WeightFormats
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A candidate that a rule's check rejected: the node, where it is in the model, and why."""
-
-    node: str
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -73,15 +66,6 @@ class PassContext:
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
     recipe: str = ""
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, detail: None)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that a pass measured at one place of the model, such as a layer's relative error after rounding."""
-
-    where: str
-    name: str
-    value: float
 
 
 @dataclass

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from enginewright.passes.framework.records import AffectedWeight, QuantizationReport
 
 from ..ir.quantized import QuantizationCounts, QuantizedValues
 from ..ir.weights import WeightExpr
-
-
-@dataclass(frozen=True)
-class AffectedWeight:
-    """A weight of which values were clamped, or groups of small ones became zero; see ``QuantizationCounts``."""
-
-    name: str
-    saturated: int
-    vanished: int
-
-
-@dataclass(frozen=True)
-class QuantizationReport:
-    """All weights of a program that became integers together, and those that rounding did more to than round.
-
-    ``values`` counts weights; ``saturated`` those of 8 bits that were clamped; ``vanished`` groups that became zero, or
-    one number; ``kept`` weights that are the integers of the source, bit for bit.
-    """
-
-    values: int
-    saturated: int
-    vanished: int
-    affected: tuple[AffectedWeight, ...]
-    kept: int = 0
 
 
 def quantization_report(weights: Iterable[tuple[str, WeightExpr]]) -> QuantizationReport | None:

@@ -36,12 +36,14 @@ def _figures(names: tuple[str, ...]) -> list[dict[str, Any]]:
 @pytest.fixture
 def document() -> ReportDocument:
     """A report that has every section, with hostile names in all of them."""
-    measurement = {"tokens": 300, "max_logit_error": 0.1, "kl_mean": 0.002, "top1_agreement": 0.99, "unchanged": False}
+    measurement = {"tokens": 300, "max_logit_error": 0.1, "largest_logit": 30.0, "kl_mean": 0.002, "kl_max": 0.1}
+    measurement |= {"top1_agreement": 0.99, "perplexity": None, "source_perplexity": None, "seconds": 0.1}
     option = [{"format": f"{HOSTILE}{i}", "bytes": 100, "predicted_kl": 0.001 * i} for i in range(3)]
     point = {"bytes": 1000, "predicted_kl": 0.01, "measured_kl": 0.02}
     comparison = {"tokens": 82, "max_logit_error": 1.0, "largest_logit": 33.0, "kl_mean": 0.004, "kl_max": 0.1}
     comparison["top1_agreement"] = 0.96
-    text = comparison | {"windows": 2, "windows_in_text": 24, "perplexity": 20.5, "source_perplexity": 20.4}
+    text = comparison | {"text": "built in", "window": 512, "windows": 2, "windows_in_text": 24}
+    text |= {"perplexity": 20.5, "source_perplexity": 20.4}
     ranges = [{"where": f"model.layers.{i}.{HOSTILE}", "largest": 1.0 + i} for i in range(4)]
     coverage = {"sequences": 8, "tokens": 999, "distinct_tokens": 50, "vocabulary_share": 0.01}
     return ReportDocument.model_validate(
@@ -66,6 +68,9 @@ def document() -> ReportDocument:
                 "origin": HOSTILE,
                 "sequences": 2,
                 "tokens": 300,
+                "exact_tokens": 100,
+                "relative_tolerance": 1e-4,
+                "max_kl": 0.05,
                 "captured": measurement,
                 "measured": 2,
                 "seconds": 1.0,
@@ -100,15 +105,16 @@ def document() -> ReportDocument:
                     "decode_noise": 0.011,
                     "prefill_noise": 0.023,
                 },
-                {"target": "cpu", "context": 64, "prefill_tokens": 0, "skipped": HOSTILE},
+                {"target": "cpu", "context": 64, "prefill_tokens": 0, "effects": [], "skipped": HOSTILE},
             ],
             "calibration": {
                 "origin": f"sampled {HOSTILE}",
                 "coverage": coverage | {"warnings": [f"too little {HOSTILE}"], "ranges": ranges},
             },
-            "quantization": {"values": 10**8, "saturated": 1, "vanished": 2},
+            "quantization": {"values": 10**8, "saturated": 1, "vanished": 2, "affected": []},
             "verification": [
-                {"target": "cpu", "exact": False, "max_kl": 0.05, "random_tokens": comparison, "text": text}
+                {"target": "cpu", "exact": False, "seed": 0, "random_tokens": comparison, "tolerance": None}
+                | {"max_kl": 0.05, "text": text, "text_omitted": None, "seconds": 2.0, "peak_rss_bytes": 1 << 30}
             ],
         }
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from enginewright.optimizer.report.bundle_report import (
     open_report,
     quantized_lines,
 )
-from enginewright.optimizer.report.document import FigureEntry, PassEntry, RejectionEntry, ReportDocument
+from enginewright.optimizer.report.document import ReportDocument
+from enginewright.optimizer.shared.export_records import PassSummary
+from enginewright.passes.framework.records import Metric, Rejection
 from enginewright.passes.quantization import held_out
 from enginewright.passes.quantization.apply_gptq import ApplyGptq
 from enginewright.runtime.bundle.reader import Bundle
@@ -29,7 +32,7 @@ def test_what_the_lines_say(int8_bundle: Bundle, document: ReportDocument) -> No
     assert "quantize_linears" in names and "normalize_complex" not in names
     assert quantized_lines(document) == ["100,000,000 quantized: 1 saturated, 2 groups of small ones became zero"]
     assert document.quantization is not None
-    kept = document.model_copy(update={"quantization": document.quantization.model_copy(update={"kept": 5000})})
+    kept = document.model_copy(update={"quantization": replace(document.quantization, kept=5000)})
     assert quantized_lines(kept)[0].startswith("100,000,000 quantized: 5,000 the source's own integers, 1 saturated")
     first, second = calibration_lines(document)
     assert "999 tokens in 8 sequences, 1.0% of the vocabulary" in first
@@ -62,13 +65,13 @@ def test_gptq_beside_the_nearest_integers(name: str, document: ReportDocument) -
     ) == (bundle_report.HELD_OUT_ERROR, bundle_report.HELD_OUT_NEAREST, bundle_report.APPLY_GPTQ)
     errors = {"a": (0.01, 0.03), "b": (0.02, 0.02)}
     figures = tuple(
-        FigureEntry(where=where, name=name, value=value)
+        Metric(where=where, name=name, value=value)
         for where, values in errors.items()
         for name, value in zip((held_out.HELD_OUT_ERROR, held_out.HELD_OUT_NEAREST), values, strict=True)
     )
     reason = "rounded to the nearest, which is better on held-out tokens (a relative error of 0.02, with GPTQ 0.03)"
-    rejected = (RejectionEntry(node="b", where="b", reason=reason),)
-    entry = PassEntry(name=name, matched=2, rejected=rejected, figures=figures)
+    rejected = (Rejection(node="b", where="b", reason=reason),)
+    entry = PassSummary(name=name, matched=2, rejected=rejected, figures=figures)
     _, line, _ = calibration_lines(document.model_copy(update={"passes": (entry,)}))
     assert line.endswith(
         "on held-out tokens: 0.0150 and 0.0250 on average; 1 of 2 linears have nearest ones, which are better there"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from enginewright.optimizer.emit.cpu.emitter import CpuEmitter
-from enginewright.optimizer.report.fusion_effects import _TWIN, FusionEffects, _Times, fusion_effects, median_interval
+from enginewright.optimizer.report.fusion_effects import _TWIN, _Times, fusion_effects, median_interval
+from enginewright.optimizer.shared.export_records import FusionEffects
 from enginewright.passes.framework.manager import PassManager
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.reader import Bundle

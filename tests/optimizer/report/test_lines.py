@@ -64,11 +64,13 @@ def test_a_candidate_that_failed_says_why() -> None:
 RANDOM = {"tokens": 82, "max_logit_error": 1.5, "largest_logit": 30.0, "kl_mean": 0.02, "kl_max": 0.1}
 RANDOM |= {"top1_agreement": 0.9}
 TEXT = RANDOM | {"tokens": 1533, "windows": 3, "windows_in_text": 18, "perplexity": 34.1, "source_perplexity": 33.9}
-TEXT |= {"kl_mean": 0.0054, "top1_agreement": 0.9615}
+TEXT |= {"kl_mean": 0.0054, "top1_agreement": 0.9615, "text": "built in", "window": 512}
+REST = {"seed": 0, "tolerance": None, "max_kl": None, "text": None, "text_omitted": None, "seconds": 1.0}
+REST |= {"peak_rss_bytes": 1}
 
 
 def of(*entries: dict[str, object]) -> str | None:
-    return quality_sentence(ReportDocument.model_validate({"verification": entries}))
+    return quality_sentence(ReportDocument.model_validate({"verification": [REST | entry for entry in entries]}))
 
 
 def test_a_lossy_bundle_is_judged_by_its_text() -> None:

@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 
 from enginewright.optimizer.report.diffs import ProgramDiff
-from enginewright.optimizer.report.document import FigureEntry, PassEntry, RejectionEntry
 from enginewright.optimizer.report.views import COLUMN_HEIGHT, figure_views, pass_views, storage_view
+from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.storage import StoredBytes
+from enginewright.passes.framework.records import Metric, Rejection
 
 
 def test_passes_have_their_own_diffs_and_reasons_by_how_often_they_hold() -> None:
-    rejected = [RejectionEntry(node=f"n{i}", where=f"m.{i}", reason="rare" if i == 7 else "often") for i in range(20)]
-    entries = [PassEntry(name="a", matched=1), PassEntry(name="a", matched=0, rejected=tuple(rejected))]
+    rejected = [Rejection(node=f"n{i}", where=f"m.{i}", reason="rare" if i == 7 else "often") for i in range(20)]
+    entries = [PassSummary(name="a", matched=1), PassSummary(name="a", matched=0, rejected=tuple(rejected))]
     diff = ProgramDiff(0, "a", 1, 1, ())
     first, second = pass_views(entries, [diff])
     assert (first.number, first.diff, first.acted, first.reasons) == (1, diff, True, ())
@@ -18,20 +19,20 @@ def test_passes_have_their_own_diffs_and_reasons_by_how_often_they_hold() -> Non
     assert [(r.text, r.count) for r in second.reasons] == [("often", 19), ("rare", 1)]
     assert second.reasons[1].places == ("m.7 (n7)",)
     assert len(second.reasons[0].places) == 12
-    assert not pass_views([PassEntry(name="idle", matched=0)], [])[0].acted
+    assert not pass_views([PassSummary(name="idle", matched=0)], [])[0].acted
 
 
 @pytest.mark.parametrize("layers", [2, 30])
 def test_figures_as_a_map_of_layers(layers: int) -> None:
     figures = [
-        FigureEntry(where=f"m.layers.{i}.{kind}", name="error", value=scale * (i + 1))
+        Metric(where=f"m.layers.{i}.{kind}", name="error", value=scale * (i + 1))
         for i in range(layers)
         for kind, scale in (("q", 1.0), ("down", 2.0))
         if (i, kind) != (1, "q")
     ]
-    outside = FigureEntry(where="lm_head", name="error", value=0.5)
-    entry = PassEntry(name="gptq", matched=1, figures=(*figures, outside))
-    (view,) = figure_views([PassEntry(name="other", matched=1), entry])
+    outside = Metric(where="lm_head", name="error", value=0.5)
+    entry = PassSummary(name="gptq", matched=1, figures=(*figures, outside))
+    (view,) = figure_views([PassSummary(name="other", matched=1), entry])
     assert (view.source, view.name, view.layers) == ("gptq", "error", tuple(range(layers)))
     assert [kind for kind, _ in view.rows] == ["down", "q"]
     assert dict(view.rows)["q"][1] is None

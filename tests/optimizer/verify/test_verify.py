@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginewright.optimizer.shared.export_records import Comparison
 from enginewright.optimizer.verify.packed_run import plan_steps
 from enginewright.optimizer.verify.random_tokens import check_logits, relative_tolerance
-from enginewright.optimizer.verify.report import Comparison
 from enginewright.optimizer.verify.verify import SEEDS, _exact
 from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import torch
 
+from enginewright.passes.framework.records import AffectedWeight, QuantizationReport
 from enginewright.passes.ir.prequantized import CodeFormat, Codes, SourceCodes
 from enginewright.passes.ir.quantized import quantized
 from enginewright.passes.ir.weights import Source
-from enginewright.passes.quantization.report import AffectedWeight, QuantizationReport, quantization_report
+from enginewright.passes.quantization.report import quantization_report
 
 
 def source(name: str, value: torch.Tensor) -> Source:

@@ -1,8 +1,13 @@
-"""What a verification found, and where it ends an export."""
+"""What an export leaves in report/report.json of its passes, calibration, verification and fusions.
+
+One schema each: exports make these, and ``report/document.py`` reads them again. Without torch, as reports are read.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from enginewright.passes.framework.records import Metric, Rejection
 
 
 @dataclass(frozen=True)
@@ -112,3 +117,104 @@ class PassVerification:
     captured: Measurement
     measured: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class PassSummary:
+    """What one run of a pass did.
+
+    Attributes:
+        seconds: that it took; None where only the manifest says what passes did.
+        target: whose pass it is; empty for those of the common pipeline.
+        measurement: how far the program was from the source after it; None if it was judged with a later pass, the
+            next that has a measurement.
+        figures: what the pass itself measured, place by place.
+    """
+
+    name: str
+    matched: int
+    rejected: tuple[Rejection, ...] = ()
+    seconds: float | None = None
+    target: str = ""
+    measurement: Measurement | None = None
+    figures: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """The largest magnitude of what the linear at ``where`` is given."""
+
+    where: str
+    largest: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What calibration tokens cover.
+
+    Attributes:
+        sequences, tokens: how many.
+        distinct_tokens, vocabulary_share: different ids among them, and their share of the model's vocabulary.
+        ranges: of the linears that the tokens went through; empty if nothing was calibrated.
+        warnings: what there is too little of, as sentences.
+    """
+
+    sequences: int
+    tokens: int
+    distinct_tokens: int
+    vocabulary_share: float
+    warnings: tuple[str, ...]
+    ranges: tuple[InputRange, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """Where the tokens are from, and what they cover."""
+
+    origin: str
+    coverage: Coverage
+
+
+Interval = tuple[float, float]
+"""The lower and the upper end."""
+
+
+@dataclass(frozen=True)
+class FusionEffect:
+    """Times are medians in microseconds, of a step of one token and of a prefill of one request; None: not measured.
+
+    Attributes:
+        fusion: the pass's name.
+        matched: how many places it changed.
+        decode_without, decode_with: with all fusions but this one, and with all.
+        prefill_without, prefill_with: the same.
+        decode_saves, prefill_saves: the share of the time that the fusion saves, as an interval of confidence (95 %) of
+            the median over rounds; below 0 it costs time. None if it can't be distinguished from noise.
+    """
+
+    fusion: str
+    matched: int
+    decode_without: float | None = None
+    decode_with: float | None = None
+    prefill_without: float | None = None
+    prefill_with: float | None = None
+    decode_saves: Interval | None = None
+    prefill_saves: Interval | None = None
+
+
+@dataclass(frozen=True)
+class FusionEffects:
+    """The effects of a target's fusions.
+
+    Attributes:
+        skipped: why nothing was measured; empty if something was.
+        decode_noise, prefill_noise: the share by which the program may differ from itself; None if not measured.
+    """
+
+    target: str
+    context: int
+    prefill_tokens: int
+    effects: tuple[FusionEffect, ...]
+    skipped: str = ""
+    decode_noise: float | None = None
+    prefill_noise: float | None = None
