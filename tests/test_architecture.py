@@ -99,6 +99,16 @@ def test_every_package_that_is_imported_is_declared() -> None:
     assert set(NOT_DECLARED) <= set(found)
 
 
+def test_transformers_is_capped_at_its_next_minor_version() -> None:
+    """Capture stands on parts of it that aren't public, and change between minor versions."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (line,) = [s for s in project["optional-dependencies"]["export"] if s.startswith("transformers")]
+    found = re.fullmatch(r"transformers>=(\d+)\.(\d+)(?:\.\d+)?,<(\d+)\.(\d+)", line)
+    assert found is not None, line
+    major, minor, next_major, next_minor = map(int, found.groups())
+    assert (next_major, next_minor) == (major, minor + 1)
+
+
 def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
     found = packages_of(

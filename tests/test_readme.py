@@ -79,6 +79,17 @@ def test_its_make_targets_exist() -> None:
         run(f"{command} -n", REPOSITORY)
 
 
+def test_a_demo_installs_no_more_than_it_needs() -> None:
+    """Not what developing needs, which is twice as much."""
+    lines = run("make --dry-run --always-make demo", REPOSITORY).splitlines()
+    installed = [line for line in lines if " install " in line and "--editable" in line]
+    assert len(installed) == 1 and '".[export]"' in installed[0]
+
+
+def test_a_wheel_is_for_more_than_the_machine_that_made_it() -> None:
+    assert "auditwheel repair --plat manylinux_" in run("make --dry-run wheel", REPOSITORY)
+
+
 @pytest.mark.matrix
 def test_its_commands_run_as_printed(tmp_path: Path, smollm2_gguf: Path) -> None:
     (tmp_path / ".venv").symlink_to(sys.prefix)

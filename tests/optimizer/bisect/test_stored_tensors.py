@@ -219,6 +219,18 @@ def test_values_show_a_product_without_its_residual(module: str, recipe: str, bu
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
+@pytest.mark.parametrize("module", ["self_attn.o_proj", "mlp.down_proj"])
+def test_a_product_within_a_large_sum_times_1_01(module: str, recipe: str, bundles: Bundles, tmp_path: Path) -> None:
+    """Over 60 tokens the sum with the residual differs by less than integers may, and a report said "they agree"."""
+    planting = Planting(bundles("Llama", recipe), tmp_path / "planted")
+    scale_rows(planting, f"{LAYER}.{module}.weight.scales", 0, 64)
+    report = bisect(Given(tiny("Llama")[0]), Given(planting.folder), Options(tokens=[list(range(60))]))
+    found = report.first_divergence
+    assert found is not None and found.value_name == f"output of {LAYER}.{module}"
+    assert any(tensor.startswith(f"{LAYER}.{module}.weight") for tensor in found.tensors)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
 def test_a_fused_norm_is_named_and_not_the_linear_behind_it(
     recipe: str, tmp_path: Path, distinct: Callable[[str], tuple[Path, Lowering]]
 ) -> None:

@@ -30,6 +30,12 @@ def test_json(tiny_bundle: Path) -> None:
     assert found["profiles"] == []
 
 
+def test_quiet(tiny_bundle: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert "time per output token" in result.stdout and result.stderr == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [

@@ -34,6 +34,13 @@ def test_sizes_and_json(tiny_bundle: Path, tmp_path: Path) -> None:
     assert next(e for e in events if e["name"] == "process_name")["args"]["name"].endswith(", 1 threads)")
 
 
+def test_quiet(tiny_bundle: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.json"
+    result = CliRunner().invoke(app, ["trace", str(tiny_bundle), "-o", str(output), "--decode", "1", "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert output.is_file() and result.stderr == ""
+
+
 @pytest.mark.parametrize(("option", "value"), [("--batch", "0"), ("--prompt-tokens", "0"), ("--decode", "-1")])
 def test_sizes_that_can_not_be(option: str, value: str, tiny_bundle: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["trace", str(tiny_bundle), "-o", str(tmp_path / "a.json"), option, value])

@@ -13,8 +13,10 @@ import pytest
 
 from enginewright.optimizer.report.diffs import DiffSection, ProgramDiff
 from enginewright.optimizer.report.document import ReportDocument, SavedReport, read_report
+from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.page import fit, layers, render_page
-from enginewright.optimizer.report.roofline import measure
+from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime, measure
+from enginewright.plugins.shared.step_costs import StepCost
 from enginewright.runtime.bundle.reader import Bundle
 
 from .conftest import HOSTILE
@@ -126,13 +128,14 @@ def test_layers_and_names_as_a_page_says_them() -> None:
     assert fit("mlp.down_proj", 40) == "mlp.…"
 
 
-def in_chromium(page: str, folder: Path) -> tuple[str, list[str]]:
+def in_chromium(page: str, folder: Path, width: int = 1280) -> tuple[str, list[str]]:
     """The document once its script has run, and what went to the console."""
     assert CHROMIUM is not None
     (folder / "page.html").write_text(page, encoding="utf-8")
     with tempfile.TemporaryDirectory() as profile:
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *QUIET.split()]
         command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
+        command += [f"--window-size={width},900"]
         done = subprocess.run([*command, f"file://{folder}/page.html"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -162,3 +165,25 @@ def test_an_error_would_be_seen(fault: str, int8_bundle: Bundle, tmp_path: Path)
     page = render_page(int8_bundle, replace(read_report(int8_bundle), diffs=()))
     _, console = in_chromium(page.replace('"use strict";', f'"use strict"; {fault}'), tmp_path)
     assert len(console) == 1
+
+
+@needs_chromium
+def test_no_table_of_steps_is_cut_off(int8_bundle: Bundle, tmp_path: Path) -> None:
+    """1,280 pixels wide, with names and times as long as a large model's."""
+    steps = [
+        StepTime(
+            "quantized_linear",
+            f"model.layers.{layer}.self_attn.q_proj+k_proj+v_proj",
+            StepCost(weights=12_345_678, products={"i8": 123_456_789}),
+            1.234e-3,
+        )
+        for layer in (10, 11)
+    ]
+    machine = Machine("avx512_vnni", 16, bandwidth=1e10, peaks={"i8": 4e11, "f32": 1e11})
+    shape = ShapeCosts("decode, 1 request", 1, 1, 64, 3, 2.468e-3, None, steps)
+    page = render_page(int8_bundle, SavedReport(None, ()), [Roofline("cpu", "report", machine, [shape])])
+    script = """addEventListener("load", () => {
+        for (const box of document.querySelectorAll("#roofline details .scroll"))
+            box.setAttribute("data-cut", box.scrollWidth - box.clientWidth); });"""
+    dom, _ = in_chromium(page.replace('"use strict";', f'"use strict"; {script}'), tmp_path)
+    assert re.findall(r'data-cut="(-?\d+)"', dom) == ["0"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,41 @@ def test_a_damaged_file_is_ignored(text: str, named: str, bundle: Bundle) -> Non
     found, note = load_tuning(bundle, ISA)
     assert found is None and named in note
     assert executor_of(bundle, threads=1)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("pipe", "it is a pipe"),
+        ("device", "it is a device"),
+        ("folder", "it is a folder"),
+        ("sparse", "more than the 1,048,576"),
+    ],
+)
+def test_what_is_not_a_small_regular_file_is_ignored(kind: str, named: str, bundle: Bundle) -> None:
+    """And nobody waits for it: a pipe has no end."""
+    path = tuning_path(bundle)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        os.truncate(path, 3 << 30)
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(10)
+    try:
+        found, note = load_tuning(bundle, ISA)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert found is None and note.startswith("own.bundle.tune.json is ignored: ") and named in note
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(bundle: Bundle, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -54,6 +56,27 @@ def test_it_is_stopped_in_time(source: str) -> None:
     with pytest.raises(EnginewrightError, match=r"tokenizer/chat_template\.jinja"):
         render(source)
     assert time.monotonic() - start < 12  # of which ten are for a machine that is busy with other things
+
+
+PEAK = """
+import re, resource, sys
+from enginewright.plugins.shared.errors import EnginewrightError
+from MODULE import ChatTemplate
+try:
+    ChatTemplate(sys.stdin.read(), {}).render([{"role": "user", "content": "x"}])
+except EnginewrightError:
+    pass
+own = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
+"""
+
+
+@pytest.mark.parametrize("name", ["replace to gigabytes", "join, the method", "percent of many"])
+def test_it_is_stopped_before_it_takes_gigabytes(name: str) -> None:
+    """Not after: one operation reached 3.6 GB before it was refused."""
+    code = PEAK.replace("MODULE", ChatTemplate.__module__)
+    done = subprocess.run([sys.executable, "-c", code], input=HOSTILE[name], capture_output=True, text=True, check=True)
+    assert 10 < int(done.stdout) < 700  # MB, of the process that serves or of the one that renders
 
 
 def test_what_a_long_conversation_needs_is_there() -> None:
