@@ -66,6 +66,9 @@ class StepMemory:
     """GPU memory that all steps use: the caches' pools, a step's inputs, and its logits.
 
     Attributes:
+        device: the GPU, open for this thread.
+        groups, blocks: cache groups, and blocks of their pools by name.
+        limits: of steps.
         caches: "k_cache:L" and "v_cache:L" -> address of [P, K, Nkv, D].
         inputs: name of an input -> its address; names are those of ``bundle.paged_section``.
         logits: f32 [R, V].
@@ -75,8 +78,10 @@ class StepMemory:
         self, device: Device, groups: Sequence[CacheGroup], blocks: Mapping[str, int], limits: StepLimits, vocab: int
     ) -> None:
         """Raises CapacityError where it doesn't fit."""
-        self._device = device
-        self._blocks = dict(blocks)
+        self.device = device
+        self.groups = tuple(groups)
+        self.blocks = dict(blocks)
+        self.limits = limits
         self._bytes: dict[str, int] = {}
         self.caches: dict[str, int] = {}
         for group in groups:
@@ -93,20 +98,20 @@ class StepMemory:
     def clear(self) -> None:
         """Makes all caches zero."""
         for name, address in self.caches.items():
-            self._device.zero(address, self._bytes[name])
+            self.device.zero(address, self._bytes[name])
 
     def forget(self, group: CacheGroup, blocks: Int32Array) -> None:
         """Makes these blocks of a group zero; -1 is none."""
         for layer in group.layers:
             for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
-                per_block = self._bytes[name] // self._blocks[group.name]
+                per_block = self._bytes[name] // self.blocks[group.name]
                 for block in blocks[blocks >= 0].tolist():
-                    self._device.zero(self.caches[name] + block * per_block, per_block)
+                    self.device.zero(self.caches[name] + block * per_block, per_block)
 
     def upload(self, arrays: Mapping[str, Int32Array]) -> None:
         """A step's inputs."""
         for name, array in arrays.items():
-            self._device.upload(self.inputs[name], array)
+            self.device.upload(self.inputs[name], array)
 
 
 class PackedProgram(Protocol):
@@ -131,31 +136,18 @@ class PackedSteps:
     Steps are put on the stream call by call; decode steps of a shape that comes again are a graph from then on.
 
     Args:
-        device: the GPU, open for this thread.
         memory: of all steps.
         program: what computes them.
-        groups: the cache groups.
         vocab: columns of the logits.
         threads: of the sampler.
         graphs: whether graphs are made; False where the library makes them by itself.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        memory: StepMemory,
-        program: PackedProgram,
-        groups: Sequence[CacheGroup],
-        *,
-        vocab: int,
-        threads: int,
-        graphs: bool,
-    ) -> None:
+    def __init__(self, memory: StepMemory, program: PackedProgram, *, vocab: int, threads: int, graphs: bool) -> None:
         self.graph_launches = 0
-        self._device = device
+        self._device = memory.device
         self._memory = memory
         self._program = program
-        self._groups = groups
         self._vocab = vocab
         self._sampler = RowSampler(threads)
         self._makes_graphs = graphs
@@ -171,7 +163,7 @@ class PackedSteps:
             return StepOutput(tokens=None, logits=logits if step.return_logits else None)
         output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
         for owner in owners_of_bad_rows(step, logits, output.tokens).tolist():
-            for group in self._groups:  # in the caches, these numbers would spread to who gets the blocks next
+            for group in self._memory.groups:  # in the caches, these numbers would spread to who gets the blocks next
                 self._memory.forget(group, step.block_tables[group.name][owner])
         return output
 
@@ -204,7 +196,7 @@ class PackedSteps:
             shape = self._program.shape_of(tokens, requests, 1, blocks, decodes)
             rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
             shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, decodes)
-            self._memory.upload(padded(step, rows, self._groups, shape))
+            self._memory.upload(padded(step, rows, self._memory.groups, shape))
             self._launch(shape)
             if len(rows):
                 self._device.download(logits[start : start + len(rows)], self._memory.logits)

@@ -60,10 +60,8 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
             vocab = bundle.model.vocab_size
             memory = StepMemory(device, self.cache_groups, self.blocks, self._limits, vocab)
             return PackedSteps(
-                device,
                 memory,
-                self._program(bundle, section, memory, device),
-                self.cache_groups,
+                self._program(bundle, section, memory),
                 vocab=vocab,
                 threads=self._threads,
                 graphs=not self._library.captures_itself,
@@ -76,32 +74,14 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
                 hint="Pass less memory for the caches, or take a larger GPU.",
             ) from e
 
-    def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory, device: Device) -> PackedProgram:
+    def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory) -> PackedProgram:
         folder = bundle.path / target_folder(self._target)
         engines = {engine.file: self._library.load_engine(folder / engine.file) for engine in section.engines}
         if section.paged is not None:
-            return PagedEngines(
-                list(engines.values()),
-                profile_of_each(section),
-                section.paged,
-                self.cache_groups,
-                self.blocks,
-                memory,
-                device,
-            )
+            return PagedEngines(list(engines.values()), profile_of_each(section), section.paged, memory)
         schedule = segment_schedule(bundle, self._target)
         by_name = {segment.name: engines[segment.file] for segment in schedule.segments}
-        return SegmentProgram(
-            bundle,
-            self._target,
-            schedule,
-            by_name,
-            self.cache_groups,
-            self.blocks,
-            self._limits,
-            memory,
-            device,
-        )
+        return SegmentProgram(bundle, self._target, schedule, by_name, memory)
 
 
 def segment_schedule(bundle: Bundle, target: str) -> SegmentSchedule:

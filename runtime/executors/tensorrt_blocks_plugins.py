@@ -5,7 +5,7 @@ Each engine has one profile. No GPU has run this yet; the tests run it with engi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from enginewright.runtime.bundle.paged_section import (
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
-from .cuda_driver import Device
 from .tensorrt_block_runs import StepLimits, StepMemory, StepShape, rounded
 from .tensorrt_library import Context, Engine, check_tensors
 
@@ -67,10 +66,7 @@ class PagedEngines:
         engines: loaded.
         profiles: of each.
         section: what they take and give.
-        groups: its cache groups.
-        blocks: cache group -> blocks of its pools.
-        memory: of all steps.
-        device: the GPU, open for this thread.
+        memory: of all steps, with its cache groups.
 
     Raises:
         BundleError: an engine takes or gives something else than ``section`` says.
@@ -82,24 +78,20 @@ class PagedEngines:
         engines: Sequence[Engine],
         profiles: Sequence[PagedProfile],
         section: PagedSection,
-        groups: Sequence[CacheGroup],
-        blocks: Mapping[str, int],
         memory: StepMemory,
-        device: Device,
     ) -> None:
         self._engines = engines
         self._profiles = profiles
-        self._groups = groups
         self._memory = memory
-        self._device = device
         self._contexts: dict[int, Context] = {}
         self._pools: dict[str, tuple[int, ...]] = {}
         self._addresses = dict(memory.inputs) | {LOGITS: memory.logits}
+        groups = memory.groups
         for group in groups:
             sizes = (group.key_head_size, group.value_head_size)
             for layer in group.layers:
                 for (cache, written), size in zip(paged_cache_names(layer), sizes, strict=True):
-                    self._pools[cache] = (blocks[group.name], group.block_size, group.kv_heads, size)
+                    self._pools[cache] = (memory.blocks[group.name], group.block_size, group.kv_heads, size)
                     self._addresses |= {cache: memory.caches[cache], written: memory.caches[cache]}
         small = [IDS, POSITIONS, Q_START, KV_LEN, ROWS]
         small += [name_of(g.name) for g in groups for name_of in (slots_name, table_name)]
@@ -108,7 +100,7 @@ class PagedEngines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
                 raise BundleError(f"{engine.path}: its logits aren't 32-bit floats", hint="Build it again.")
-        self._scratch = device.allocate(max(engine.scratch_bytes for engine in engines))
+        self._scratch = memory.device.allocate(max(engine.scratch_bytes for engine in engines))
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
         for index in sorted(range(len(self._profiles)), key=lambda i: self._profiles[i].phase != "decode"):
@@ -142,7 +134,7 @@ class PagedEngines:
         engine = self._engines[shape.profile]
         context = None if keep else self._contexts.get(shape.profile)
         if context is None:
-            context = engine.context(0, self._device, self._scratch)
+            context = engine.context(0, self._memory.device, self._scratch)
             if not keep:
                 self._contexts[shape.profile] = context
         shapes: dict[str, tuple[int, ...]] = {
@@ -152,7 +144,7 @@ class PagedEngines:
             KV_LEN: (shape.requests,),
             ROWS: (shape.rows,),
         }
-        for group in self._groups:
+        for group in self._memory.groups:
             shapes[slots_name(group.name)] = (shape.tokens,)
             shapes[table_name(group.name)] = (shape.requests, shape.blocks)
         known = {name: dims for name, dims in (shapes | self._pools).items() if name in engine.tensors}

@@ -7,18 +7,17 @@ run this yet; the tests run it with engines, kernels and a driver in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import IDS, KERNELS_FOLDER, POSITIONS, ROWS
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
-from .cuda_driver import Device
 from .tensorrt_block_runs import StepLimits, StepMemory, StepShape, rounded
 from .tensorrt_kernels import AttentionLaunches
 from .tensorrt_library import Context, Engine, check_tensors
@@ -32,11 +31,7 @@ class SegmentProgram:
         target: the target's name.
         schedule: of the target.
         engines: segment -> its engine, loaded.
-        groups: the schedule's cache groups.
-        blocks: cache group -> blocks of its pools.
-        limits: of steps.
-        memory: of all steps.
-        device: the GPU, open for this thread.
+        memory: of all steps, with the schedule's cache groups.
 
     Raises:
         BundleError: an engine isn't what the schedule says, or a kernel can't be read.
@@ -49,20 +44,15 @@ class SegmentProgram:
         target: str,
         schedule: SegmentSchedule,
         engines: Mapping[str, Engine],
-        groups: Sequence[CacheGroup],
-        blocks: Mapping[str, int],
-        limits: StepLimits,
         memory: StepMemory,
-        device: Device,
     ) -> None:
         self._schedule = schedule
         self._segments = {segment.name: segment for segment in schedule.segments}
         self._engines = engines
-        self._groups = {group.name: group for group in groups}
-        self._blocks = blocks
-        self._limits = limits
+        self._groups = {group.name: group for group in memory.groups}
+        self._limits = memory.limits
         self._memory = memory
-        self._device = device
+        self._device = memory.device
         for segment in schedule.segments:
             check_tensors(engines[segment.name], [*segment.inputs, *segment.weights], list(segment.outputs))
         self._launches = self._load_kernels(bundle, target)
@@ -71,8 +61,8 @@ class SegmentProgram:
         self._addresses = self._activations() | {IDS: memory.inputs[IDS]}
         self._addresses |= {name: memory.inputs[name] for name in (POSITIONS, ROWS)} | {LOGITS: memory.logits}
         self._weights = self._upload_weights(bundle)
-        self._scratch = device.allocate(max(engine.scratch_bytes for engine in engines.values()))
-        self._nothing = device.allocate(4)
+        self._scratch = self._device.allocate(max(engine.scratch_bytes for engine in engines.values()))
+        self._nothing = self._device.allocate(4)
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
         if requests > self._limits.requests or blocks > self._limits.blocks:
@@ -144,7 +134,7 @@ class SegmentProgram:
         launches, group = self._launches[step.layer], self._groups[step.group]
 
         def run() -> None:
-            pool = self._blocks[group.name]
+            pool = self._memory.blocks[group.name]
             launches.launch(step, shape, heads, self._schedule.dtype, group, pool, self._memory, buffers)
 
         return run
