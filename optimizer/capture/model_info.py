@@ -11,7 +11,14 @@ from enginewright.plugins.shared.contracts import ModelInfo
 
 from .build_model import architecture
 
-_DEFAULTS: dict[str, type] = {"do_sample": bool, "temperature": float, "top_k": int, "top_p": float, "min_p": float}
+_DEFAULTS: dict[str, type] = {
+    "do_sample": bool,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
 
 
 def model_info(

@@ -74,11 +74,18 @@ def test_weights_are_read_lazily(directory):
 
 
 def test_generation_settings(directory):
-    settings = {"temperature": 0.6, "top_p": 0.95, "do_sample": True, "eos_token_id": [7, 2], "max_new_tokens": 5}
+    settings = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "do_sample": True,
+        "eos_token_id": [7, 2],
+        "max_new_tokens": 5,
+    }
     (directory / "generation_config.json").write_text(json.dumps(settings))
     info = capture(directory).model_info
     assert info.eos_token_ids == (7, 2)
-    assert info.generation_defaults == {"temperature": 0.6, "top_p": 0.95, "do_sample": True}
+    assert info.generation_defaults == {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.1, "do_sample": True}
 
 
 def edit_json(path, **changes):

@@ -102,7 +102,7 @@ def test_a_file_s_hash_is_its_component_s(tiny_bundle: Path, tmp_path: Path) -> 
     del manifest["sha256"]
     manifest["format_version"] = 1  # which had none
     (path / "manifest.json").write_text(json.dumps(manifest))
-    coverage = {"sequences": 2, "tokens": 9000, "distinct_tokens": 5, "vocabulary_share": 0.1}
+    coverage = {"sequences": 2, "tokens": 9000, "distinct_tokens": 5, "vocabulary_share": 0.1, "warnings": []}
     report = {"calibration": {"origin": "chats.jsonl", "coverage": coverage}}
     (path / "report/report.json").write_text(json.dumps(report))
     bill = bill_of_materials(Bundle.open(path), source=SourceFacts("m.gguf", {"m.gguf": FILE}, None))
