@@ -153,6 +153,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
         knobs.compilation.always_compile = True
         knobs.cache.dir = folder
         options = {"num_warps": spec.warps, "num_stages": spec.stages, "enable_fp_fusion": True}
+        options["ptx_version"] = gpu_of(spec.capability).ptx  # by default the newest that Triton's assembler knows
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", spec.capability, 32), options=options)
         except CompilationError as e:

@@ -27,11 +27,18 @@ FEWEST_ROWS = 16
 
 @dataclass(frozen=True)
 class Gpu:
-    """One compute capability: 89 is 8.9. ``fp8``: has instructions to convert 8-bit floats."""
+    """One compute capability: 89 is 8.9.
+
+    Attributes:
+        fp8: has instructions to convert 8-bit floats.
+        ptx: the version of PTX that kernels for it are written in, 84 for 8.4: an old one, as a driver takes none newer
+            than itself. CUDA 12.4 has 8.4, 12.7 8.6 and 12.8 8.7, the first with these GPUs (PTX ISA, "Release Notes").
+    """
 
     capability: int
     shared_memory: int
     fp8: bool
+    ptx: int = 84
 
 
 GPUS = {
@@ -41,8 +48,8 @@ GPUS = {
         Gpu(86, 99 * 1024, fp8=False),
         Gpu(89, 99 * 1024, fp8=True),
         Gpu(90, 227 * 1024, fp8=True),
-        Gpu(100, 227 * 1024, fp8=True),
-        Gpu(120, 99 * 1024, fp8=True),
+        Gpu(100, 227 * 1024, fp8=True, ptx=86),
+        Gpu(120, 99 * 1024, fp8=True, ptx=87),
     )
 }
 

@@ -195,6 +195,17 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
             if sorted(some) != sorted(layers):
                 raise ValueError(f"kernels: those for {gpu} are of the layers {sorted(some)}, not of {sorted(layers)}")
 
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """Every tensor of the bundle's weights that a step reads, once."""
+        names: dict[str, None] = {}
+        for step in self.steps:
+            if isinstance(step, AttentionStep):
+                names |= {name: None for name in (step.sinks, step.slopes) if name is not None}
+            else:
+                names |= dict.fromkeys(step.weights.values())
+        return tuple(names)
+
     def _check_segment(self, step: SegmentStep, segment: Segment, at: str, written: set[str]) -> None:
         _same_names(f"{at}.inputs", step.inputs, segment.inputs)
         _same_names(f"{at}.weights", step.weights, segment.weights)

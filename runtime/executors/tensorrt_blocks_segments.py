@@ -175,15 +175,8 @@ class SegmentProgram:
         return {name: self._device.allocate(nbytes) for name, nbytes in bytes_of.items()}
 
     def _upload_weights(self, bundle: Bundle) -> dict[str, int]:
-        """Every tensor of the bundle's weights that a step names, once."""
-        names: dict[str, None] = {}
-        for step in self._schedule.steps:
-            if isinstance(step, AttentionStep):
-                names |= {name: None for name in (step.sinks, step.slopes) if name is not None}
-            else:
-                names |= dict.fromkeys(step.weights.values())
         addresses = {}
-        for name in names:
+        for name in self._schedule.weight_names:
             array = np.ascontiguousarray(bundle.weight(name))
             addresses[name] = self._device.allocate(array.nbytes)
             self._device.upload(addresses[name], array)

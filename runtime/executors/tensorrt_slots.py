@@ -84,15 +84,18 @@ def slot_groups_of(bundle: Bundle, target: str) -> tuple[CacheGroup, ...]:
 
 
 def gpu_budget(bundle: Bundle, target: str) -> int:
-    """Bytes for the caches by default: most of what the engines leave of the GPU's free memory.
+    """Bytes for the caches by default: most of what the engines and their weights leave of the GPU's free memory.
 
-    Raises CapacityError if they leave nothing, and what opening the target raises.
+    Segments take their weights from the bundle, and hold none themselves. Raises CapacityError if nothing is left, and
+    what opening the target raises.
     """
     section = engine_section(bundle, target)
     library = open_library(section, f"target {target!r}")
     with ThreadPoolExecutor(1) as thread:
         free = thread.submit(_free_bytes, library).result()
     engines = sum(engine.bytes for engine in section.engines)
+    if (schedule := bundle.segments.get(target)) is not None:
+        engines += sum(bundle.weight(name).nbytes for name in schedule.weight_names)
     if free <= engines:
         raise CapacityError(
             f"memory: {library.gpu.name} has {free:,} bytes free, and the engines alone need {engines:,}",

@@ -32,6 +32,8 @@ def check(kernel: CompiledKernel) -> None:
     """What holds for every kernel; ptxas has accepted the code, or there were none."""
     spec = kernel.spec
     assert re.search(rf"^\.target sm_{spec.capability}a?$", kernel.ptx, re.MULTILINE)
+    (version,) = re.findall(r"^\.version (\d+)\.(\d+)$", kernel.ptx, re.MULTILINE)
+    assert int("".join(version)) == GPUS[spec.capability].ptx <= 87  # a driver of CUDA 13.0 takes 9.0 at most
     assert f".visible .entry {kernel.entry}(" in kernel.ptx
     parameters = re.findall(rf"\.param \.([a-z]\d+)[^\n]* {kernel.entry}_param_(\d+)", kernel.ptx)
     wanted = ["u32" if of == "i32" else "u64" for _, of in spec.arguments]

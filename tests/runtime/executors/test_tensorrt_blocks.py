@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
+from enginewright.runtime.executors.tensorrt_slots import FREE_SHARE
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -87,6 +89,27 @@ def test_greedy_tokens(
         assert info["executor"]["library"] == "TensorRT 11.4.0.106"
     else:
         assert device.captured == 0
+
+
+@pytest.mark.parametrize("memory", [300_000, 500_000])
+def test_caches_leave_room_for_the_weights_of_segments(install: Install, bundles: dict[str, Path], memory: int) -> None:
+    """Which are uploaded after the caches are allocated, and aren't in the engines."""
+    path = bundles["segments"]
+    opened, target = Bundle.open(path), "tensorrt-rtx"
+    steps = json.loads((path / "targets" / target / "segments.json").read_text())["steps"]
+    names = {name for step in steps for name in step.get("weights", {}).values()}
+    names |= {step[key] for step in steps for key in ("sinks", "slopes") if step.get(key)}
+    weights = sum(opened.weight(name).nbytes for name in names)
+    engines = sum(file.stat().st_size for file in (path / "targets" / target).glob("*.plan"))
+    assert weights > engines  # so that it matters
+    install("segments", (Gpu(0, "small", "8.9", memory),))
+    with LLM(path) as llm:
+        caches = llm.info()["kv_cache_bytes"]
+        most = int((memory - engines - weights) * FREE_SHARE)
+        assert most / 2 < caches <= most
+    install("segments", (Gpu(0, "small", "8.9", engines + weights),))
+    with pytest.raises(CapacityError, match="small has .* bytes free, and the engines alone need"):
+        LLM(path)
 
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
