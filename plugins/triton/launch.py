@@ -1,11 +1,16 @@
 """Runs the Triton kernels on torch tensors: on a CUDA device, or on the CPU in Triton's interpreter.
 
-The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported; it computes products of
-bfloat16 wrongly, so those are refused there.
+The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 two of its
+functions are replaced; see ``_interpret_bfloat16``.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 import torch
 
 from enginewright.plugins.shared.errors import TargetError
@@ -85,15 +90,12 @@ def paged_attention(
     q [T, Nq, D] may be a view of wider rows; the rest is contiguous. A float cache has the type of q, or any if q is
     float32; sums are float32. ``split_keys`` is 0, or how many keys a program attends to before their parts are
     combined, a multiple of 64; None splits steps of one token a request into parts of 512. Raises ValueError for
-    tensors that don't fit together, TargetError for what AttentionShape refuses and for bfloat16 in the interpreter.
+    tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
     if q.dtype not in _FLOATS:
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        raise TargetError(
-            "Triton's interpreter computes products of bfloat16 wrongly",
-            hint="Use float16 or float32 on the CPU, or a GPU.",
-        )
+        _interpret_bfloat16()
     gpu = _gpu_of(q)
     tokens, heads, head_size = q.shape
     _, block_size, kv_heads, value_size = v_cache.shape
@@ -161,6 +163,35 @@ def _tile_of(shape: AttentionShape, gpu: Gpu, decode: bool) -> Tile:
         f"{gpu.capability}",
         hint="Use float16 or bfloat16, or a GPU with more shared memory.",
     )
+
+
+@cache
+def _interpret_bfloat16() -> None:
+    """Makes the interpreter's bfloat16 right, which is bits in arrays of uint16 there.
+
+    It multiplies those bits as integers, and where rounding to bfloat16 carries into the exponent it may lose a factor
+    of 2.
+    """
+    from triton.language import bfloat16, float32
+    from triton.runtime import interpreter
+
+    dot, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != bfloat16:
+            return x
+        return interpreter.TensorHandle(x.data.view(ml_dtypes.bfloat16).astype(np.float32), float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    def convert_float(x: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if (of, to) == (float32, bfloat16):
+            return x.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+        return convert(x, of, to, rounding)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter._convert_float = convert_float
 
 
 def _gpu_of(x: torch.Tensor) -> Gpu:
