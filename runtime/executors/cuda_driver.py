@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -262,10 +263,17 @@ class _Device:
         self._call("cuStreamBeginCapture_v2", self._stream, ctypes.c_int(_THREAD_LOCAL))
         try:
             work()
-        finally:  # a stream that captures can do nothing else
-            self._call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
-        self._call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
-        self._call("cuGraphDestroy", graph)
+        except BaseException:  # a stream that captures can do nothing else; ending it fails too where work() did
+            with suppress(EnginewrightError):
+                self._call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
+            if graph:
+                self._call("cuGraphDestroy", graph)
+            raise
+        self._call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
+        try:
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
+        finally:
+            self._call("cuGraphDestroy", graph)
         return _Graph(self._call, executable, self._stream)
 
     def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:

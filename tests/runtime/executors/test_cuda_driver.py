@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,7 @@ SOURCE = r"""
 #include <stdlib.h>
 #include <string.h>
 typedef uint64_t ptr;
-static int context = 0, capturing = 0, blocks = 0, attribute = 0;
+static int context = 0, capturing = 0, invalid = 0, graphs = 0, blocks = 0, attribute = 0;
 int cuInit(unsigned flags) { return flags + INIT; }
 int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
@@ -38,7 +39,10 @@ int cuCtxSetCurrent(void *context) { return (intptr_t)context == 11 ? 0 : 1; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = (void *)77; return flags == 1 ? 0 : 1; }
 static int bad(void *stream) { return stream != (void *)77; }
 int cuStreamDestroy_v2(void *stream) { return bad(stream); }
-int cuStreamSynchronize(void *stream) { return capturing ? 900 : bad(stream); }
+int cuStreamSynchronize(void *stream) {
+    invalid = capturing;
+    return capturing ? 900 : bad(stream);
+}
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = 5ull << 32; *total = 11ull << 32; return 0; }
 int cuMemAlloc_v2(ptr *address, size_t size) {
     if (size > 1 << 20) return 2;
@@ -51,12 +55,18 @@ int cuMemsetD8Async(ptr to, unsigned char value, size_t n, void *s) { memset((vo
 int cuMemcpyHtoDAsync_v2(ptr to, const void *from, size_t n, void *s) { memcpy((void *)to, from, n); return bad(s); }
 int cuMemcpyDtoHAsync_v2(void *to, ptr from, size_t n, void *s) { memcpy(to, (void *)from, n); return bad(s); }
 int cuStreamBeginCapture_v2(void *s, int mode) { capturing = 1; return mode == 1 ? bad(s) : 1; }
-int cuStreamEndCapture(void *s, void **graph) { capturing = 0; *graph = (void *)5; return bad(s); }
+int cuStreamEndCapture(void *s, void **graph) {
+    capturing = 0;
+    *graph = invalid ? 0 : (void *)5;
+    graphs += !invalid;
+    if (invalid) return invalid = 0, 901;
+    return bad(s);
+}
 int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
     *exec = (void *)6;
     return graph == (void *)5 && flags == 0 ? 0 : 1;
 }
-int cuGraphDestroy(void *graph) { return graph == (void *)5 ? 0 : 1; }
+int cuGraphDestroy(void *graph) { return graph == (void *)5 && graphs-- ? 0 : 1; }
 int cuGraphLaunch(void *exec, void *s) { return exec == (void *)6 ? bad(s) : 1; }
 int cuGraphExecDestroy(void *exec) { return exec == (void *)6 ? 0 : 1; }
 int cuModuleLoadData(void **module, const char *code) { *module = (void *)8; return strcmp(code, "code") ? 200 : 0; }
@@ -77,6 +87,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     return bad(s);
 }
 int blocks_left(void) { return blocks; }
+int graphs_left(void) { return graphs; }
 """
 
 
@@ -131,12 +142,15 @@ def test_graphs(library: str) -> None:
     cuda = load_cuda(library)
     device = cuda.open(cuda.gpus[1])
     with pytest.raises(EnginewrightError, match="cuStreamSynchronize failed: error 900"):
-        device.capture(device.synchronize)
+        device.capture(device.synchronize)  # and not that ending the capture fails then
+    with pytest.raises(ZeroDivisionError):
+        device.capture(lambda: 1 / 0)
     ran: list[int] = []
     graph = device.capture(lambda: ran.append(1))
     assert ran == [1]
     graph.launch()
     graph.close()
+    assert ctypes.CDLL(library).graphs_left() == 0
     device.close()
 
 

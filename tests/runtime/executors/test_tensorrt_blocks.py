@@ -108,7 +108,7 @@ def test_caches_leave_room_for_the_weights_of_segments(install: Install, bundles
         most = int((memory - engines - weights) * FREE_SHARE)
         assert most / 2 < caches <= most
     install("segments", (Gpu(0, "small", "8.9", engines + weights),))
-    with pytest.raises(CapacityError, match="small has .* bytes free, and the engines alone need"):
+    with pytest.raises(CapacityError, match=r"small has .* bytes free, and the engines alone need"):
         LLM(path)
 
 
