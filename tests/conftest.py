@@ -57,6 +57,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/optimizer/bisect/": (3, 1),
     "tests/optimizer/emit/": (3, 1),
     "tests/passes/": (3, 1),
+    "tests/passes/sparsity/": (1, 1),
     "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
     "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
     "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),
