@@ -20,6 +20,7 @@ SPELLINGS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu_new": ("tanh", lambda x: 0.5 * x * (1.0 + torch.tanh(TANH * (x + 0.044715 * x.pow(3.0))))),
     "gelu_fast": ("tanh", lambda x: 0.5 * x * (1.0 + torch.tanh(0.79788456 * (x + 0.044715 * x * (x * x))))),
     "factored": ("tanh", lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))),
+    "squared": ("tanh", lambda x: 0.5 * x * (1.0 + torch.tanh(x * TANH * (1.0 + 0.044715 * x.pow(2))))),
     "half last": ("tanh", lambda x: x * (torch.tanh((x + x * (x * x) * 0.044715) * TANH) + 1.0) * 0.5),
     "erf": ("none", lambda x: x * 0.5 * (1.0 + torch.erf(x / ERF))),
     "erf times": ("none", lambda x: x * ((torch.erf(x * 0.7071067811865476) + 1.0) * 0.5)),
