@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch.fx.node import Node, map_arg
 from transformers import PreTrainedModel
 
-from enginewright.optimizer.calibration import calibrate
+from enginewright.optimizer.calibration import tokens_of_recipe
 from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
@@ -18,7 +17,6 @@ from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
-from enginewright.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def replay(
     program = captured.program
     stages = [Stage(CAPTURE, "", True, program.copy())]
     known = None if recovered is None else recovered.calibration(captured.model_info, calibration)
-    tokens = known.sequences if known else _tokens(source, captured, recipe, calibration, progress)
+    tokens = known.sequences if known else tokens_of_recipe(source, captured, recipe, calibration, progress)
     trained = None if recovered is None else recovered.weights()
     context = pass_context(
         recipe,
@@ -118,17 +116,3 @@ def same_program(a: Program, b: Program) -> bool:
         and a.cache_groups == b.cache_groups
         and calls(first) == calls(second)
     )
-
-
-def _tokens(
-    source: Path | PreTrainedModel, captured: CapturedModel, recipe: Recipe, file: Path | None, progress: Progress
-) -> tuple[torch.Tensor, ...]:
-    """What the recipe's passes look at, if they do."""
-    if not recipe.calibrated:
-        return ()
-    files = captured.tokenizer_files
-    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
-    found = calibrate(
-        source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=progress
-    )
-    return found.sequences

@@ -1,5 +1,5 @@
 """Calibration: token sequences that show passes and measurements what a model's layers are given."""
 
-from .calibrate import Calibration, calibrate, calibration_report
+from .calibrate import Calibration, calibrate, calibration_report, tokens_of_recipe
 
-__all__ = ["Calibration", "calibrate", "calibration_report"]
+__all__ = ["Calibration", "calibrate", "calibration_report", "tokens_of_recipe"]

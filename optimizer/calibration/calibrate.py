@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from enginewright.optimizer.capture import CapturedModel
 from enginewright.optimizer.measure.source_runner import KEEP_BYTES, SourceRunner
+from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import CalibrationSection
 from enginewright.optimizer.shared.export_records import CalibrationReport, Coverage
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
@@ -88,6 +90,24 @@ def calibrate(
 
 def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelInfo) -> Calibration:
     return Calibration(sequences, origin, measure_coverage(sequences, info.vocab_size))
+
+
+def tokens_of_recipe(
+    source: str | Path | PreTrainedModel,
+    captured: CapturedModel,
+    recipe: Recipe,
+    file: str | Path | None,
+    progress: Progress,
+) -> tuple[torch.Tensor, ...]:
+    """What the recipe's passes look at, as ``calibrate`` has it; nothing if they look at none."""
+    if not recipe.calibrated:
+        return ()
+    files = captured.tokenizer_files
+    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
+    found = calibrate(
+        source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=progress
+    )
+    return found.sequences
 
 
 def calibration_report(

@@ -34,7 +34,6 @@ from enginewright.optimizer.search.compose import Searched, Searching, search
 from enginewright.optimizer.search.formats import check_bytes
 from enginewright.optimizer.shared.export_records import FusionEffects, VerificationReport
 from enginewright.optimizer.shared.progress import ProgressEvent
-from enginewright.optimizer.shared.resources import give_back_freed
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.optimizer.verify import PassMeasurements, measure_against, verify
 from enginewright.passes.attention.kv_sites import attention_paths
@@ -48,6 +47,7 @@ from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSec
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.executors.open import Placement, runs_here, variants_of
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
@@ -111,7 +111,7 @@ def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
     asked.on_progress(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
     captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length)
-    give_back_freed()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
+    return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None
     if asked.trained is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from enginewright.optimizer.calibration import calibrate
+from enginewright.optimizer.calibration import tokens_of_recipe
 from enginewright.optimizer.capture import CapturedModel, capture
 from enginewright.optimizer.capture.find_source import find_source
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file
@@ -21,7 +21,6 @@ from enginewright.optimizer.shared.progress import Progress, ProgressEvent, sile
 from enginewright.optimizer.shared.resources import peak_rss_bytes
 from enginewright.plugins.shared.errors import RecipeError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import free_memory
-from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .distillation import Teacher
 from .finished import FinishedRecovery, entries_of, fingerprint
@@ -98,7 +97,7 @@ def recover(
             sequences, looked_at = folder.tokens(old.origin)
         else:
             sequences = read_or_sample(source, captured, text, wanted, on_progress, _KEEP_ALL)
-            looked_at = _calibration(source, captured, chosen, calibration, on_progress)
+            looked_at = tokens_of_recipe(source, captured, chosen, calibration, on_progress)
             chosen = search_shapes(chosen, Searching(captured, looked_at, Path(scratch), None, on_progress)).recipe
         prepared = prepare(captured, chosen, looked_at, scratch=Path(scratch), progress=on_progress)
         description = Description(
@@ -200,23 +199,6 @@ def _to_resume(folder: RecoveryFolder, captured: CapturedModel, recipe: Recipe, 
     if old.report is not None:
         raise RequestError(f"{folder.path} is finished: there is nothing to resume", hint="Export it.")
     return old
-
-
-def _calibration(
-    source: str | Path | PreTrainedModel,
-    captured: CapturedModel,
-    recipe: Recipe,
-    file: str | Path | None,
-    on_progress: Progress,
-) -> tuple[torch.Tensor, ...]:
-    if not recipe.calibrated:
-        return ()
-    files = captured.tokenizer_files
-    tokenizer = Tokenizer(files) if files is not None and files.tokenizer_json else None
-    found = calibrate(
-        source, captured.model_info, recipe.calibration, file=file, tokenizer=tokenizer, progress=on_progress
-    )
-    return found.sequences
 
 
 def _check_memory(prepared: Prepared, captured: CapturedModel, sequences: Sequences, options: RecoverOptions) -> None:

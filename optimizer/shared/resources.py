@@ -61,12 +61,6 @@ def give_back_what_is_freed() -> None:
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
 
 
-def give_back_freed() -> None:
-    """Makes the C library give back what has been freed so far, where it is one that can be told (glibc)."""
-    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
-
-
 @contextmanager
 def fewer_collections() -> Iterator[None]:
     """Within it Python's garbage collector leaves alone what is there already, and looks for garbage less often.

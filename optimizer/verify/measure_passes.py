@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginewright.optimizer.shared.export_records import Measurement, PassVerification
-from enginewright.optimizer.shared.resources import give_back_freed
 from enginewright.passes.framework.base import Pass, PassRecord
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import VerificationError
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH
@@ -166,7 +166,7 @@ class PassMeasurements:
 
     def _forget_weights(self) -> None:
         self._cache.clear()
-        give_back_freed()
+        return_freed_memory()
 
     def _judge(self) -> None:
         """Judges what is pending by the last program of it."""

@@ -14,12 +14,13 @@ from enginewright.optimizer.measure.windows import DEFAULT_WINDOW
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.shared.export_records import Comparison, TextComparison, VerificationReport
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
-from enginewright.optimizer.shared.resources import give_back_freed, peak_rss_bytes
+from enginewright.optimizer.shared.resources import peak_rss_bytes
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .packed_run import blocks_for, plan_steps
@@ -62,7 +63,7 @@ def verify(
     bundle = Bundle.open(folder)
     info = bundle.model
     given = source if isinstance(source, PreTrainedModel) else Path(source)
-    give_back_freed()
+    return_freed_memory()
     runner = SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
@@ -83,7 +84,7 @@ def verify(
             seed, random = SEEDS[0], compare_random_tokens(runner, executor, info, SEEDS[0])
             _check_kl(random, max_kl, target, "random tokens")
         if omitted is None and tokenizer is not None and max_kl is not None:
-            give_back_freed()
+            return_freed_memory()
             text = compare_text(runner, executor, tokenizer, info, progress, f"{target}: text")
             _check_kl(text, max_kl, target, "the text")
     progress(ProgressEvent("verify", 1, 1, target))

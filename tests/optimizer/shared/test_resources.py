@@ -10,13 +10,13 @@ import pytest
 
 from enginewright.optimizer.shared.resources import (
     fewer_collections,
-    give_back_freed,
     parse_size,
     peak_rss_bytes,
     release_pages,
     rss_bytes,
 )
 from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_was_freed_is_given_back() -> None:
     last = blocks[-1]  # behind which the heap can't just end
     held = rss_bytes()
     del blocks
-    give_back_freed()
+    return_freed_memory()
     assert rss_bytes() < held - (80 << 20)
     assert last[0] == 1
 
