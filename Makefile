@@ -3,6 +3,7 @@
 #   TORCH_INDEX   an index with the CPU build of PyTorch (see the README); without it, whatever pip's own index has
 #   PYTHON        the interpreter that .venv is made with
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
+#   RESULTS       a JSON file for what the tests of soak came to, file by file
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3
@@ -83,7 +84,7 @@ test-matrix: setup  ## run the tests that CI has besides: long tables, damaged f
 	@$(PY) -m pytest -q -n 2 --dist loadfile -m matrix
 
 soak: setup  ## run what takes too long for CI: attacks, loads, the rest of the long tables
-	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak
+	@$(PY) -m pytest -q -n 2 --dist loadfile -m soak $(if $(RESULTS),--results $(RESULTS))
 
 lint: setup  ## check style and the usual mistakes
 	$(BIN)/ruff check --quiet .

@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib.util
+import json
 import os
 import signal
+import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +78,7 @@ TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3",
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--update-golden`` writes tests/golden, or docs/use/families.md, anew from what comes out now."""
     parser.addoption("--update-golden", action="store_true", default=False, help="rewrite what tests compare with")
+    parser.addoption("--results", metavar="FILE", type=Path, help="write each file's counts and seconds as JSON")
 
 
 def pytest_configure() -> None:
@@ -159,6 +163,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish() -> None:
     """At its end Python takes everything apart again: what the extension has made mustn't be missed there."""
     gc.unfreeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Writes what ``--results`` asks for: of each file how many tests had which outcome, and their seconds in all."""
+    target: Path | None = config.getoption("--results")
+    if target is None:
+        return
+    files: dict[str, dict[str, float]] = {}
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport):
+                continue
+            file = files.setdefault(report.nodeid.partition("::")[0], {"seconds": 0.0})
+            file["seconds"] = round(file["seconds"] + report.duration, 1)
+            if outcome:  # what isn't a test's own outcome (setup and teardown that passed) has none
+                file[outcome] = file.get(outcome, 0) + 1
+    outcomes = sorted({key for file in files.values() for key in file} - {"seconds"})
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True)
+    result = {
+        "commit": commit.stdout.strip(),
+        "command": " ".join(["pytest", *config.invocation_params.args]),
+        "cores": os.cpu_count(),
+        "seconds": round(time.time() - terminalreporter._session_start.time, 1),
+        **{outcome: sum(file.get(outcome, 0) for file in files.values()) for outcome in outcomes},
+        "files": dict(sorted(files.items())),
+    }
+    target.write_text(json.dumps(result, indent=1) + "\n")
 
 
 class _FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
