@@ -8,18 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
+from enginewright.plugins.shared.contracts import CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
 from enginewright.plugins.shared.errors import RequestError
 
+from .packed_steps import owners_of_bad_rows
 from .slots import SlotRun, plan_runs, slots_of
-
-
-def owners_of_bad_rows(step: StepInput, logits: FloatArray, tokens: Int32Array | None) -> Int32Array:
-    """Requests (indices into B) of which a row's logits are not finite, as the sampler says where it ran."""
-    bad = ~np.isfinite(logits).all(axis=-1) if tokens is None else tokens == NO_TOKEN
-    if not bad.any():
-        return np.empty(0, np.int32)
-    return np.unique(np.searchsorted(step.q_start, step.rows[bad], side="right") - 1).astype(np.int32)
 
 
 class Slots(Protocol):

@@ -6,14 +6,11 @@ What computes a step is an engine with our plugins (``tensorrt_paged``), or engi
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import (
@@ -25,41 +22,12 @@ from enginewright.plugins.shared.contracts import (
     StepOutput,
 )
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.bundle.paged_section import IDS, KV_LEN, POSITIONS, Q_START, ROWS, slots_name, table_name
 
 from .cuda_driver import Device, Graph
-from .slot_steps import owners_of_bad_rows
+from .packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, owners_of_bad_rows, padded, parts
 
 MOST_GRAPHS = 32
 """CUDA graphs of decode steps that are kept."""
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """Sizes that a step is padded to; equal ones share a graph.
-
-    Attributes:
-        profile: which of the target's profiles runs it.
-        tokens, requests, rows, blocks: T, B, R, and M of the tables.
-        decodes: whether each request has one token.
-    """
-
-    profile: int
-    tokens: int
-    requests: int
-    rows: int
-    blocks: int
-    decodes: bool
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """The largest T, B, R and M of any step."""
-
-    tokens: int
-    requests: int
-    rows: int
-    blocks: int
 
 
 class StepMemory:
@@ -91,7 +59,7 @@ class StepMemory:
                     name = f"{kind}_cache:{layer}"
                     self._bytes[name] = per_token * group.block_size * blocks[group.name]
                     self.caches[name] = device.allocate(self._bytes[name])
-        self.inputs = {name: device.allocate(4 * n) for name, n in _input_sizes(groups, limits).items()}
+        self.inputs = {name: device.allocate(4 * n) for name, n in input_sizes(groups, limits).items()}
         self.logits = device.allocate(4 * limits.rows * vocab)
         self.clear()
 
@@ -114,14 +82,11 @@ class StepMemory:
             self.device.upload(self.inputs[name], array)
 
 
-class PackedProgram(Protocol):
+class PackedProgram(HoldsSteps, Protocol):
     """What computes a padded step, from the inputs in ``StepMemory`` to the logits there."""
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
         """The sizes to pad to. Raises RequestError for a step that no profile holds."""
-
-    def most(self, *, decodes: bool) -> tuple[int, int]:
-        """The most tokens and requests of a step, with one token a request or any number."""
 
     def most_rows(self, shape: StepShape) -> int:
         """Rows of logits that it gives at once, in the profile of ``shape``."""
@@ -218,92 +183,3 @@ class PackedSteps:
         else:
             self._seen.add(shape)
             self._program.bound(shape, keep=False)()
-
-
-def parts(counts: npt.NDArray[Any], program: PackedProgram) -> list[list[int]]:
-    """Requests that run together: decodes, then prompts, as many as a profile holds. Raises RequestError.
-
-    Args:
-        counts: tokens of each request in the step, [B].
-        program: says what it holds.
-    """
-    found: list[list[int]] = []
-    for decodes in (True, False):
-        most_tokens, most_requests = program.most(decodes=decodes)
-        left = 0  # tokens that the last part has room for
-        for b in np.flatnonzero(counts == 1 if decodes else counts > 1).tolist():
-            needed = int(counts[b])
-            if needed > most_tokens:
-                raise RequestError(
-                    f"step: {needed} tokens of a request, and engines hold {most_tokens}",
-                    hint="Plan steps by the executor's caps.",
-                )
-            if needed > left or len(found[-1]) == most_requests:
-                found.append([])
-                left = most_tokens
-            found[-1].append(b)
-            left -= needed
-    return found
-
-
-def of_requests(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
-    """A step of some of its requests, and which of the step's rows are theirs, in the part's order."""
-    counts = np.diff(step.q_start)[list(members)]
-    tokens = np.concatenate([np.arange(step.q_start[b], step.q_start[b + 1]) for b in members])
-    place = np.full(len(step.ids), -1, np.int32)
-    place[tokens] = np.arange(len(tokens), dtype=np.int32)
-    order = np.flatnonzero(place[step.rows] >= 0)
-    part = replace(
-        step,
-        ids=step.ids[tokens],
-        positions=step.positions[tokens],
-        q_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        kv_len=step.kv_len[list(members)],
-        block_tables={name: table[list(members)] for name, table in step.block_tables.items()},
-        slots={name: slots[tokens] for name, slots in step.slots.items()},
-        rows=place[step.rows[order]],
-    )
-    return part, order
-
-
-def padded(step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shape: StepShape) -> dict[str, Int32Array]:
-    """The inputs of a step, with the sizes of ``shape``, by the names of ``bundle.paged_section``.
-
-    Tokens of padding belong to no request and are written nowhere; requests of padding have no tokens.
-    """
-    tokens, requests = len(step.ids), len(step.kv_len)
-    arrays = {
-        IDS: _longer(step.ids, shape.tokens, 0),
-        POSITIONS: _longer(step.positions, shape.tokens, 0),
-        Q_START: _longer(step.q_start, shape.requests + 1, tokens),
-        KV_LEN: _longer(step.kv_len, shape.requests, 0),
-        ROWS: _longer(rows, shape.rows, 0),
-    }
-    for group in groups:
-        arrays[slots_name(group.name)] = _longer(step.slots[group.name], shape.tokens, -1)
-        table = np.full((shape.requests, shape.blocks), -1, np.int32)
-        given = step.block_tables[group.name]
-        table[:requests, : given.shape[1]] = given
-        arrays[table_name(group.name)] = table
-    return arrays
-
-
-def rounded(size: int, sizes: Sequence[int]) -> int:
-    """``size`` up to a power of two within a profile's range, so that few graphs serve all steps."""
-    return min(max(1 << (size - 1).bit_length(), sizes[0]), sizes[2])
-
-
-def _longer(array: npt.NDArray[Any], size: int, value: int) -> Int32Array:
-    result = np.full(size, value, np.int32)
-    result[: len(array)] = array
-    return result
-
-
-def _input_sizes(groups: Sequence[CacheGroup], limits: StepLimits) -> dict[str, int]:
-    """Elements of each input at its largest."""
-    sizes = {IDS: limits.tokens, POSITIONS: limits.tokens, Q_START: limits.requests + 1, KV_LEN: limits.requests}
-    sizes[ROWS] = limits.rows
-    for group in groups:
-        sizes[slots_name(group.name)] = limits.tokens
-        sizes[table_name(group.name)] = math.prod((limits.requests, limits.blocks))
-    return sizes

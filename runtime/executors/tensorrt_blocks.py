@@ -12,8 +12,9 @@ from enginewright.runtime.bundle.segments import SegmentSchedule
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from .cuda_driver import Device
+from .packed_steps import StepLimits
 from .tensorrt_base import EngineExecutor, engine_section
-from .tensorrt_block_runs import PackedProgram, PackedSteps, StepLimits, StepMemory
+from .tensorrt_block_runs import PackedProgram, PackedSteps, StepMemory
 from .tensorrt_blocks_plugins import PagedEngines, caps_of, limits_of, profile_of_each
 from .tensorrt_blocks_segments import SegmentProgram, segment_limits
 

@@ -26,7 +26,8 @@ from enginewright.runtime.bundle.paged_section import (
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
-from .tensorrt_block_runs import StepLimits, StepMemory, StepShape, rounded
+from .packed_steps import StepLimits, StepShape, rounded
+from .tensorrt_block_runs import StepMemory
 from .tensorrt_library import Context, Engine, check_tensors
 
 

@@ -18,7 +18,8 @@ from enginewright.runtime.bundle.paged_section import IDS, KERNELS_FOLDER, POSIT
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
-from .tensorrt_block_runs import StepLimits, StepMemory, StepShape, rounded
+from .packed_steps import StepLimits, StepShape, rounded
+from .tensorrt_block_runs import StepMemory
 from .tensorrt_kernels import AttentionLaunches
 from .tensorrt_library import Context, Engine, check_tensors
 

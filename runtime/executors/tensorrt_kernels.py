@@ -23,7 +23,8 @@ from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
 from ..bundle.regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, read_regular
 from ..bundle.segments import AttentionKernels, AttentionStep
 from .cuda_driver import Argument, Device
-from .tensorrt_block_runs import StepMemory, StepShape
+from .packed_steps import StepShape
+from .tensorrt_block_runs import StepMemory
 
 
 def read_by_stem(folder: Path, stem: str) -> CompiledKernel:

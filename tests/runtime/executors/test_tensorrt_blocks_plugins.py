@@ -7,7 +7,7 @@ import pytest
 from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
-from enginewright.runtime.executors.tensorrt_block_runs import StepLimits
+from enginewright.runtime.executors.packed_steps import StepLimits
 from enginewright.runtime.executors.tensorrt_blocks_plugins import PagedEngines, caps_of, limits_of, profile_of_each
 
 from .packed_bundles import DECODE, PREFILL

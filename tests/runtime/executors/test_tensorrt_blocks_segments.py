@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.executors.tensorrt_block_runs import StepLimits
+from enginewright.runtime.executors.packed_steps import StepLimits
 from enginewright.runtime.executors.tensorrt_blocks_segments import SegmentProgram, segment_limits
 
 from .packed_bundles import schedule

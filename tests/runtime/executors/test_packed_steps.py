@@ -7,7 +7,7 @@ import pytest
 
 from enginewright.plugins.shared.contracts import CacheGroup, StepInput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.executors.tensorrt_block_runs import StepShape, of_requests, padded, parts, rounded
+from enginewright.runtime.executors.packed_steps import StepShape, of_requests, padded, parts, rounded
 
 GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=4)
 
