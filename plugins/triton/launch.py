@@ -6,6 +6,7 @@ functions are replaced; see ``_interpret_bfloat16``.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -84,13 +85,19 @@ def paged_attention(
     v_scales: torch.Tensor | None = None,
     *,
     split_keys: int | None = None,
+    out: torch.Tensor | None = None,
+    scratch: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
 
     q [T, Nq, D] may be a view of wider rows; the rest is contiguous. A float cache has the type of q, or any if q is
     float32; sums are float32. ``split_keys`` is 0, or how many keys a program attends to before their parts are
-    combined, a multiple of 64; None splits steps of one token a request into parts of 512. Raises ValueError for
-    tensors that don't fit together, TargetError for what AttentionShape refuses.
+    combined, a multiple of 64; None splits steps of one token a request into parts of 512.
+
+    ``out`` [T, Nq, Dv] (contiguous, of q's type) takes the result, and ``scratch`` (contiguous, of any type, with
+    ``scratch_bytes`` bytes or more) the parts; with both, nothing is allocated, as in a CUDA graph's capture.
+
+    Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
     if q.dtype not in _FLOATS:
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
@@ -123,13 +130,18 @@ def paged_attention(
     if splits == 1:
         split_keys = 0
     tile = _tile_of(shape, gpu, decode)
-    out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
+    elif out.shape != (tokens, heads, value_size) or out.dtype != q.dtype or not out.is_contiguous():
+        raise ValueError(f"paged_attention: out is {out.dtype} {tuple(out.shape)}, or isn't contiguous")
     if tokens == 0:
         return out
     parts, lse = out, None
     if split_keys:
-        parts = torch.empty((tokens, heads, splits, value_size), dtype=torch.float32, device=q.device)
-        lse = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
+        needed = scratch_bytes(shape, tokens, blocks, split_keys)
+        if scratch is None:
+            scratch = torch.empty(needed, dtype=torch.uint8, device=q.device)
+        parts, lse = _parts_in(scratch, (tokens, heads, splits, value_size), needed)
     paged_attention_kernel[(tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)](
         q,
         _as_stored(k_cache, gpu),
@@ -153,6 +165,38 @@ def paged_attention(
     if split_keys:
         combine_splits_kernel[(tokens * heads,)](parts, lse, splits, out, **combine_constants(value_size))
     return out
+
+
+def scratch_bytes(shape: AttentionShape, tokens: int, blocks: int, split_keys: int = SPLIT_KEYS) -> int:
+    """Bytes of the parts of ``tokens`` tokens, and of their logarithms, over tables of ``blocks`` blocks.
+
+    0 where one part holds all keys of a table.
+    """
+    splits = splits_of(blocks, shape.block_size, split_keys)
+    if splits == 1:
+        return 0
+    rows = tokens * shape.heads * splits
+    return _lse_begins(rows * shape.value_size) + 4 * rows
+
+
+def _lse_begins(values: int) -> int:
+    """The byte behind float32 ``values`` where their logarithms begin: Triton compiles for addresses of 16 bytes."""
+    return -(-4 * values // 16) * 16
+
+
+def _parts_in(
+    scratch: torch.Tensor, shape: tuple[int, int, int, int], needed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """parts [T, Nq, splits, Dv] and lse [T, Nq, splits] within ``scratch``."""
+    if not scratch.is_contiguous() or scratch.nbytes < needed or scratch.data_ptr() % 16:
+        raise ValueError(
+            f"paged_attention: scratch has {scratch.nbytes} bytes of {needed}, isn't contiguous, or its address isn't "
+            "a multiple of 16"
+        )
+    memory = scratch.view(-1).view(torch.uint8)
+    rows, values = shape[:3], math.prod(shape)
+    parts, lse = memory[: 4 * values], memory[_lse_begins(values) : needed]
+    return parts.view(torch.float32).view(shape), lse.view(torch.float32).view(rows)
 
 
 def _tile_of(shape: AttentionShape, gpu: Gpu, decode: bool) -> Tile:

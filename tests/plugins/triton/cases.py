@@ -15,6 +15,7 @@ from torch import Tensor
 from enginewright.plugins.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
 from enginewright.plugins.ops.quantized_cache import LARGEST_CODE, quantize_heads
 from enginewright.plugins.triton import launch
+from enginewright.plugins.triton.specs import AttentionShape
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 CACHES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -105,6 +106,38 @@ def difference(case: Case, device: str = "cpu") -> float:
     got, want = step.triton(case.split_keys), step.reference()
     assert got.dtype == want.dtype and got.shape == want.shape
     return (got.float() - want.float()).abs().max().item()
+
+
+def preallocated(case: Case) -> tuple[bool, list[str]]:
+    """Whether a result in memory that was there is bit for bit the same; what is said of memory that doesn't fit."""
+    step = step_of(case)
+    want = step.triton(case.split_keys)
+    k, v, *scales = step.caches
+    tokens, heads, size = step.q.shape
+    kind = case.cache or case.dtype
+    shape = AttentionShape(heads, case.kv_heads, size, size, case.block_size, case.dtype, kind, 1.0)  # type: ignore[arg-type]
+    bytes_needed = launch.scratch_bytes(shape, tokens, step.table.shape[1], case.split_keys or 512)
+    out = torch.full_like(want, float("nan"))
+    guarded = torch.full((bytes_needed + 64,), 0xA5, dtype=torch.uint8)
+
+    def run(out: Tensor, scratch: Tensor) -> Tensor:
+        known = {"split_keys": case.split_keys, "out": out, "scratch": scratch}
+        return launch.paged_attention(step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales, **known)
+
+    got = run(out, guarded[:bytes_needed])
+    inside = bool((guarded[bytes_needed:] == 0xA5).all()) and got.data_ptr() == out.data_ptr()
+    refused = []
+    for wrong in (
+        (out[:, :1], guarded),
+        (out.double(), guarded),
+        (out, guarded[: bytes_needed - 1]),
+        (out, guarded[4:]),
+    ):
+        try:
+            run(*wrong)
+        except ValueError as e:
+            refused.append(str(e))
+    return inside and torch.equal(out, want), refused
 
 
 def alone_and_together(case: Case, device: str = "cpu") -> bool:

@@ -64,6 +64,14 @@ def test_company_changes_no_bit(interpreter, case):
     assert interpreter.submit(cases.alone_and_together, case).result()
 
 
+@pytest.mark.parametrize(("dtype", "cache"), [("f32", ""), ("f16", "int8")])
+def test_memory_that_is_given_takes_result_and_parts(interpreter, dtype, cache):
+    case = Case(**DECODE, dtype=dtype, cache=cache, split_keys=64)
+    same, refused = interpreter.submit(cases.preallocated, case).result()
+    assert same
+    assert [("out is" in r, "scratch has" in r) for r in refused] == [(True, False)] * 2 + [(False, True)] * 2
+
+
 @pytest.mark.parametrize("split_keys", [0, 64])
 def test_what_lies_before_the_window_is_not_looked_at(interpreter, split_keys):
     case = Case(new=(1, 2), past=(150, 90), heads=4, kv_heads=2, size=16, window=20, split_keys=split_keys)
