@@ -1,0 +1,75 @@
+"""Builds a bundle's tensorrt target by ``optimize build`` and runs it, in a process with TensorRT's bindings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from enginewright.optimizer.build_target import build_target
+from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.triton.specs import KernelSpec
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors import tensorrt_library
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.sampling import SamplingParams
+from tests.optimizer.test_build_target import READY
+from tests.runtime.executors import tiny_paged
+from tests.runtime.executors.fake_tensorrt import FakeCuda
+
+
+@dataclass
+class Ran:
+    """What was found.
+
+    Attributes:
+        report: of the build.
+        plugins: of each engine, by name.
+        layers: of each engine, by name.
+        logits, tokens: of each prompt, and of all of them together.
+        info: of the executor, when all had run.
+    """
+
+    report: dict[str, Any]
+    plugins: list[dict[str, int]]
+    layers: list[list[str]]
+    logits: list[np.ndarray]
+    tokens: list[list[int]]
+    info: dict[str, Any]
+
+
+def compile_kernel(spec: KernelSpec) -> CompiledKernel:
+    """In the place of Triton: what a launch must know, as PTX too."""
+    kernel = tiny_paged.compile_kernel(spec)
+    return replace(kernel, ptx=kernel.cubin.decode())
+
+
+def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool, options: dict[str, Any]) -> Ran:
+    """``copies``: whether TensorRT puts copies of the caches into its own memory; ``options``: of ``LLM``."""
+    from tests.optimizer.emit.tensorrt import numpy_tensorrt as fake
+
+    tiny_paged.know_kernels()
+    section = Bundle.open(path).targets["tensorrt"].tensorrt
+    assert section is not None and section.paged is not None
+    cuda, before = FakeCuda(), len(fake.BUILT)
+    fake.install(cuda, {i: (profile,) for i, profile in enumerate(section.paged.profiles)}, copies=copies)
+    report = build_target(path, machine=READY)
+    tensorrt_library.load_cuda = lambda: cuda  # type: ignore[assignment]
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    with LLM(path, target="tensorrt", **options) as llm:
+        logits = [llm.logits(prompt) for prompt in prompts]
+        found = [list(r.token_ids) for r in llm.generate(prompts, params)]
+        info = llm.info()["executor"]
+    networks = fake.BUILT[before:]
+    of_each = [[layer for layer in network.layers if layer.kind == "plugin"] for network in networks]
+    return Ran(
+        report=json.loads(json.dumps(report.to_json())),
+        plugins=[dict(Counter(layer.plugin.plugin_name for layer in layers)) for layers in of_each],
+        layers=[[layer.name for layer in network.layers] for network in networks],
+        logits=logits,
+        tokens=found,
+        info=dict(info),
+    )
