@@ -80,6 +80,12 @@ class Device(Protocol):
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copies a contiguous array; it may change as soon as this returns."""
 
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Memory of the host that ``upload_pinned`` copies from; gone when the device is closed."""
+
+    def upload_pinned(self, address: int, array: npt.NDArray[np.uint8]) -> None:
+        """Copies a part of ``pinned`` memory, which must stay as it is until the stream has come there."""
+
     def download(self, array: npt.NDArray[Any], address: int) -> None:
         """Fills a contiguous array, when all before it on the stream is done."""
 
@@ -208,6 +214,7 @@ class _Device:
         self._stream = stream
         self._allocated: set[int] = set()
         self._modules: list[ctypes.c_void_p] = []
+        self._pinned: list[ctypes.c_void_p] = []
 
     @property
     def stream(self) -> int:
@@ -232,6 +239,16 @@ class _Device:
         self._call(
             "cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes), self._stream
         )
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        memory, size = ctypes.c_void_p(), max(nbytes, 1)
+        self._call("cuMemAllocHost_v2", ctypes.byref(memory), ctypes.c_size_t(size))
+        assert memory.value is not None
+        self._pinned.append(memory)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(memory.value))
+
+    def upload_pinned(self, address: int, array: npt.NDArray[np.uint8]) -> None:
+        self.upload(address, array)  # of memory that is locked, the copy is made when the stream comes to it
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         assert array.flags.c_contiguous
@@ -296,6 +313,8 @@ class _Device:
         self.synchronize()
         for address in list(self._allocated):
             self.free(address)
+        while self._pinned:
+            self._call("cuMemFreeHost", self._pinned.pop())
         while self._modules:
             self._call("cuModuleUnload", self._modules.pop())
         self._call("cuStreamDestroy_v2", self._stream)

@@ -137,8 +137,17 @@ def _longer(array: npt.NDArray[Any], size: int, value: int) -> Int32Array:
     return result
 
 
-def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits) -> dict[str, int]:
-    """Elements of each input at its largest."""
+def bucketed(size: int, sizes: Sequence[int]) -> int:
+    """Tokens of a prompt step, up to one of few sizes within a profile's range: four for each doubling, by 16 at least.
+
+    An engine that was bound to many sizes keeps something of each: a plugin's code, a compiled kernel.
+    """
+    unit = max(16, (1 << (size - 1).bit_length()) >> 3)
+    return min(max(-(-size // unit) * unit, sizes[0]), sizes[2])
+
+
+def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits | StepShape) -> dict[str, int]:
+    """Elements of each input, at its largest or in a step, in the order of ``padded``."""
     sizes = {IDS: limits.tokens, POSITIONS: limits.tokens, Q_START: limits.requests + 1, KV_LEN: limits.requests}
     sizes[ROWS] = limits.rows
     for group in groups:

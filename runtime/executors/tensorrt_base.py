@@ -20,12 +20,11 @@ from .tensorrt_library import open_library
 class LoadedEngines(Protocol):
     """Engines with their memory on a GPU."""
 
-    @property
-    def graph_launches(self) -> int:
-        """How many steps were replayed from a graph."""
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing of how they ran, by name; "graph_launches" is how many steps were a graph's."""
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Destroys graphs, contexts and engines, in this order; memory is freed afterwards."""
 
 
 E = TypeVar("E", bound=LoadedEngines)
@@ -62,7 +61,7 @@ class EngineExecutor(ABC, Generic[E]):
             "target": self._target,
             "library": f"{self._library.flavour.name} {self._library.version}",
             "gpu": f"{gpu.name} ({gpu.capability})",
-            "graph_launches": self._engines.graph_launches,
+            **self._engines.describe(),
         }
 
     def close(self) -> None:

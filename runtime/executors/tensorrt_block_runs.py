@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +22,11 @@ from enginewright.plugins.shared.contracts import (
     StepInput,
     StepOutput,
 )
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
 
 from .cuda_driver import Device, Graph
 from .packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, owners_of_bad_rows, padded, parts
+from .tensorrt_library import Context
 
 MOST_GRAPHS = 32
 """CUDA graphs of decode steps that are kept."""
@@ -38,8 +40,9 @@ class StepMemory:
         groups, blocks: cache groups, and blocks of their pools by name.
         limits: of steps.
         caches: "k_cache:L" and "v_cache:L" -> address of [P, K, Nkv, D].
-        inputs: name of an input -> its address; names are those of ``bundle.paged_section``.
         logits: f32 [R, V].
+
+    The inputs of a step lie one after the other, as closely as its sizes allow, so that one copy brings all of them.
     """
 
     def __init__(
@@ -59,9 +62,23 @@ class StepMemory:
                     name = f"{kind}_cache:{layer}"
                     self._bytes[name] = per_token * group.block_size * blocks[group.name]
                     self.caches[name] = device.allocate(self._bytes[name])
-        self.inputs = {name: device.allocate(4 * n) for name, n in input_sizes(groups, limits).items()}
+        self._places: dict[tuple[int, int, int, int], dict[str, int]] = {}
+        nbytes = sum(_aligned(4 * n) for n in input_sizes(groups, limits).values())
+        self._inputs, self._staging = device.allocate(nbytes), device.pinned(nbytes)
+        self._copying = False  # whether the stream may still read the staging memory
         self.logits = device.allocate(4 * limits.rows * vocab)
         self.clear()
+
+    def inputs_of(self, shape: StepShape) -> dict[str, int]:
+        """Name of an input -> its address in steps of these sizes; names are those of ``bundle.paged_section``."""
+        sizes = (shape.tokens, shape.requests, shape.rows, shape.blocks)
+        if sizes not in self._places:
+            at = self._inputs
+            self._places[sizes] = places = {}
+            for name, count in input_sizes(self.groups, shape).items():
+                places[name] = at
+                at += _aligned(4 * count)
+        return self._places[sizes]
 
     def clear(self) -> None:
         """Makes all caches zero."""
@@ -76,10 +93,48 @@ class StepMemory:
                 for block in blocks[blocks >= 0].tolist():
                     self.device.zero(self.caches[name] + block * per_block, per_block)
 
-    def upload(self, arrays: Mapping[str, Int32Array]) -> None:
-        """A step's inputs."""
-        for name, array in arrays.items():
-            self.device.upload(self.inputs[name], array)
+    def upload(self, arrays: Mapping[str, Int32Array], shape: StepShape) -> None:
+        """The inputs of a step of these sizes, in one copy."""
+        if self._copying:
+            self.device.synchronize()
+        end = 0
+        for name, address in self.inputs_of(shape).items():
+            start, array = address - self._inputs, arrays[name]
+            end = start + array.nbytes
+            self._staging[start:end].view(np.int32)[:] = array.reshape(-1)
+        self.device.upload_pinned(self._inputs, self._staging[:end])
+        self._copying = True
+
+    def download_logits(self, rows: FloatArray) -> None:
+        """The first rows of the logits, when the step is done."""
+        self.device.download(rows, self.logits)
+        self._copying = False
+
+
+def _aligned(nbytes: int) -> int:
+    """Up to what addresses of inputs are multiples of."""
+    return -(-nbytes // 256) * 256
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What puts a step on the stream, when it is called, and the contexts that run it."""
+
+    run: Callable[[], None]
+    contexts: tuple[Context, ...]
+
+    def __call__(self) -> None:
+        self.run()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph can be made of it now, as far as the library says."""
+        return all(context.capturable for context in self.contexts)
+
+    def close(self) -> None:
+        """Destroys the contexts."""
+        for context in self.contexts:
+            context.close()
 
 
 class PackedProgram(HoldsSteps, Protocol):
@@ -91,8 +146,14 @@ class PackedProgram(HoldsSteps, Protocol):
     def most_rows(self, shape: StepShape) -> int:
         """Rows of logits that it gives at once, in the profile of ``shape``."""
 
-    def bound(self, shape: StepShape, *, keep: bool) -> Callable[[], None]:
+    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
         """What puts a step of these sizes on the stream: now, or, to ``keep`` for a graph, at any time."""
+
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing of its engines."""
+
+    def close(self) -> None:
+        """Destroys contexts and engines, but for what was kept: before the memory that they use is freed."""
 
 
 class PackedSteps:
@@ -106,10 +167,15 @@ class PackedSteps:
         vocab: columns of the logits.
         threads: of the sampler.
         graphs: whether graphs are made; False where the library makes them by itself.
+
+    Attributes:
+        graph_launches: how many steps were replayed from a graph.
+        not_captured: why steps of some sizes are no graphs; "" where all are.
     """
 
     def __init__(self, memory: StepMemory, program: PackedProgram, *, vocab: int, threads: int, graphs: bool) -> None:
         self.graph_launches = 0
+        self.not_captured = ""
         self._device = memory.device
         self._memory = memory
         self._program = program
@@ -117,7 +183,8 @@ class PackedSteps:
         self._sampler = RowSampler(threads)
         self._makes_graphs = graphs
         self._seen: set[StepShape] = set()
-        self._graphs: OrderedDict[StepShape, tuple[Graph, Callable[[], None]]] = OrderedDict()
+        self._refused: set[StepShape] = set()
+        self._graphs: OrderedDict[StepShape, tuple[Graph, StepWork]] = OrderedDict()
 
     def run(self, step: StepInput) -> StepOutput:
         """Raises RequestError for a step that can't be, EnginewrightError for what else goes wrong."""
@@ -132,11 +199,17 @@ class PackedSteps:
                 self._memory.forget(group, step.block_tables[group.name][owner])
         return output
 
+    def describe(self) -> dict[str, str | int]:
+        """What is worth knowing, by name."""
+        found: dict[str, str | int] = {"graph_launches": self.graph_launches, **self._program.describe()}
+        return found | ({"not_captured": self.not_captured} if self.not_captured else {})
+
     def close(self) -> None:
-        """Frees graphs."""
-        for graph, _ in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        """Frees graphs, then contexts, then engines, all before the memory that they use."""
+        self._device.synchronize()
+        while self._graphs:
+            self._drop_graph()
+        self._program.close()
 
     def _logits(self, step: StepInput) -> FloatArray:
         """[R, V], of a step that no profile holds in parts."""
@@ -161,10 +234,10 @@ class PackedSteps:
             shape = self._program.shape_of(tokens, requests, 1, blocks, decodes)
             rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
             shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, decodes)
-            self._memory.upload(padded(step, rows, self._memory.groups, shape))
+            self._memory.upload(padded(step, rows, self._memory.groups, shape), shape)
             self._launch(shape)
             if len(rows):
-                self._device.download(logits[start : start + len(rows)], self._memory.logits)
+                self._memory.download_logits(logits[start : start + len(rows)])
             start += max(len(rows), 1)
         return logits
 
@@ -173,13 +246,37 @@ class PackedSteps:
             self._graphs.move_to_end(shape)
             self._graphs[shape][0].launch()
             self.graph_launches += 1
-        elif shape.decodes and self._makes_graphs and shape in self._seen:
+        elif shape.decodes and self._makes_graphs and shape in self._seen and shape not in self._refused:
             work = self._program.bound(shape, keep=True)
             work()
-            self._graphs[shape] = self._device.capture(work), work
+            if (graph := self._captured(work)) is None:
+                self._refused.add(shape)
+                self._device.synchronize()
+                work.close()
+                return
+            self._graphs[shape] = graph, work
             if len(self._graphs) > MOST_GRAPHS:
                 self._device.synchronize()
-                self._graphs.popitem(last=False)[1][0].close()
+                self._drop_graph()
         else:
             self._seen.add(shape)
             self._program.bound(shape, keep=False)()
+
+    def _captured(self, work: StepWork) -> Graph | None:
+        """The graph of what ran once; None where the library or the driver makes none: see ``not_captured``."""
+        if not work.capturable:
+            self.not_captured = "the library says that a step can't be captured"
+            return None
+        try:
+            return self._device.capture(work)
+        except CapacityError:
+            raise
+        except EnginewrightError as e:
+            self.not_captured = e.message
+            return None
+
+    def _drop_graph(self) -> None:
+        """The one that was launched longest ago, and then its contexts."""
+        graph, work = self._graphs.popitem(last=False)[1]
+        graph.close()
+        work.close()

@@ -65,7 +65,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
                 self._program(bundle, section, memory),
                 vocab=vocab,
                 threads=self._threads,
-                graphs=not self._library.captures_itself,
+                graphs=not self._library.captures_itself or (section.paged is None and self._library.tells_capturable),
             )
         except CapacityError as e:
             caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)

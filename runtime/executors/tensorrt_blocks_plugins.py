@@ -5,12 +5,13 @@ Each engine has one profile. No GPU has run this yet; the tests run it with engi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps
-from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.plugins.shared.errors import BundleError, RequestError, TargetError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
     KV_LEN,
@@ -26,9 +27,14 @@ from enginewright.runtime.bundle.paged_section import (
 )
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
-from .packed_steps import StepLimits, StepShape, rounded
-from .tensorrt_block_runs import StepMemory
+from .packed_steps import StepLimits, StepShape, bucketed, rounded
+from .tensorrt_block_runs import StepMemory, StepWork
+from .tensorrt_checks import holds_copies
 from .tensorrt_library import Context, Engine, check_tensors
+
+MOST_CONTEXTS = 64
+"""Contexts of steps that aren't graphs: of each size one, which is never bound to another size. TensorRT 11.1 and 11.2
+lose memory at each change (github.com/NVIDIA/TensorRT/issues/4849)."""
 
 
 def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
@@ -84,9 +90,9 @@ class PagedEngines:
         self._engines = engines
         self._profiles = profiles
         self._memory = memory
-        self._contexts: dict[int, Context] = {}
+        self._contexts: OrderedDict[StepShape, Context] = OrderedDict()
         self._pools: dict[str, tuple[int, ...]] = {}
-        self._addresses = dict(memory.inputs) | {LOGITS: memory.logits}
+        self._addresses = {LOGITS: memory.logits}
         groups = memory.groups
         for group in groups:
             sizes = (group.key_head_size, group.value_head_size)
@@ -101,7 +107,20 @@ class PagedEngines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
                 raise BundleError(f"{engine.path}: its logits aren't 32-bit floats", hint="Build it again.")
-        self._scratch = memory.device.allocate(max(engine.scratch_bytes for engine in engines))
+        self._copies = [
+            engine
+            for engine, profile in zip(engines, profiles, strict=True)
+            if holds_copies(engine.scratch_bytes, groups, profile)
+        ]
+        scratch, free = max(engine.scratch_bytes for engine in engines), memory.device.free_bytes()
+        if self._copies and scratch > free:
+            raise TargetError(
+                f"{self._copies[0].path}: TensorRT put copies of the caches into this engine: it needs {scratch:,} "
+                f"bytes beside them, and {free:,} are free",
+                hint="Export with [engines] blocks, the most blocks of a cache, as small as they will be here, and "
+                "build again; and please report it.",
+            )
+        self._scratch = memory.device.allocate(scratch)
 
     def shape_of(self, tokens: int, requests: int, rows: int, blocks: int, decodes: bool) -> StepShape:
         for index in sorted(range(len(self._profiles)), key=lambda i: self._profiles[i].phase != "decode"):
@@ -109,13 +128,14 @@ class PagedEngines:
             single = profile.phase == "decode"
             sizes = ((tokens, profile.T), (requests, profile.B), (rows, profile.R), (blocks, profile.M))
             if (decodes or not single) and all(n <= most for n, (_, _, most) in sizes):
-                batch = rounded(requests, profile.B)
-                return StepShape(
+                batch = rounded(requests, profile.B) if single else profile.B[2]
+                least_rows = min(batch, profile.R[2])
+                return StepShape(  # steps with prompts have few sizes: of T, and of R where many logits are wanted
                     profile=index,
-                    tokens=rounded(tokens, profile.T) if single else max(tokens, profile.T[0]),
+                    tokens=rounded(tokens, profile.T) if single else bucketed(tokens, profile.T),
                     requests=batch,
-                    rows=min(batch, profile.R[2]) if single else rounded(rows, profile.R),
-                    blocks=rounded(blocks, profile.M),
+                    rows=least_rows if single else rounded(max(rows, least_rows), profile.R),
+                    blocks=rounded(blocks, profile.M) if single else profile.M[2],
                     decodes=single,
                 )
         raise RequestError(
@@ -131,13 +151,33 @@ class PagedEngines:
     def most_rows(self, shape: StepShape) -> int:
         return self._profiles[shape.profile].R[2]
 
-    def bound(self, shape: StepShape, *, keep: bool) -> Callable[[], None]:
+    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
+        context = self._contexts.pop(shape, None) or self._context(shape)
+        if not keep:
+            self._contexts[shape] = context  # the latest one comes last
+            if len(self._contexts) > MOST_CONTEXTS:
+                self._memory.device.synchronize()
+                self._contexts.popitem(last=False)[1].close()
+        return StepWork(context.enqueue, (context,))
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "contexts": sum(engine.contexts for engine in self._engines),
+            "shape_changes": sum(engine.shape_changes for engine in self._engines),
+            "scratch_bytes": max(engine.scratch_bytes for engine in self._engines),
+            "caches": "copied by TensorRT" if self._copies else "in place",
+        }
+
+    def close(self) -> None:
+        while self._contexts:
+            self._contexts.popitem()[1].close()
+        for engine in self._engines:
+            engine.close()
+
+    def _context(self, shape: StepShape) -> Context:
+        """A new one, bound to a step's sizes and addresses."""
         engine = self._engines[shape.profile]
-        context = None if keep else self._contexts.get(shape.profile)
-        if context is None:
-            context = engine.context(0, self._memory.device, self._scratch)
-            if not keep:
-                self._contexts[shape.profile] = context
+        context = engine.context(0, self._memory.device, self._scratch)
         shapes: dict[str, tuple[int, ...]] = {
             IDS: (shape.tokens,),
             POSITIONS: (shape.tokens,),
@@ -149,8 +189,9 @@ class PagedEngines:
             shapes[slots_name(group.name)] = (shape.tokens,)
             shapes[table_name(group.name)] = (shape.requests, shape.blocks)
         known = {name: dims for name, dims in (shapes | self._pools).items() if name in engine.tensors}
-        context.bind(known, {name: self._addresses[name] for name in engine.tensors})
-        return context.enqueue
+        addresses = self._addresses | self._memory.inputs_of(shape)
+        context.bind(known, {name: addresses[name] for name in engine.tensors})
+        return context
 
 
 def _layers(groups: Sequence[CacheGroup]) -> list[int]:

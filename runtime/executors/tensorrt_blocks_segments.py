@@ -14,12 +14,12 @@ import numpy as np
 from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT
 from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import IDS, KERNELS_FOLDER, POSITIONS, ROWS
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentSchedule, SegmentStep, SegmentTensor
 
-from .packed_steps import StepLimits, StepShape, rounded
-from .tensorrt_block_runs import StepMemory
+from .packed_steps import StepLimits, StepShape, bucketed, rounded
+from .tensorrt_block_runs import StepMemory, StepWork
 from .tensorrt_kernels import AttentionLaunches
 from .tensorrt_library import Context, Engine, check_tensors
 
@@ -59,8 +59,7 @@ class SegmentProgram:
         self._launches = self._load_kernels(bundle, target)
         self._contexts: dict[tuple[int, int], Context] = {}
         self._last: StepShape | None = None
-        self._addresses = self._activations() | {IDS: memory.inputs[IDS]}
-        self._addresses |= {name: memory.inputs[name] for name in (POSITIONS, ROWS)} | {LOGITS: memory.logits}
+        self._addresses = self._activations() | {LOGITS: memory.logits}
         self._weights = self._upload_weights(bundle)
         self._scratch = self._device.allocate(max(engine.scratch_bytes for engine in engines.values()))
         self._nothing = self._device.allocate(4)
@@ -77,7 +76,7 @@ class SegmentProgram:
             if tokens <= profile.T[2] and rows <= profile.R[2]:
                 return StepShape(
                     profile=index,
-                    tokens=rounded(tokens, profile.T) if decodes else max(tokens, profile.T[0]),
+                    tokens=rounded(tokens, profile.T) if decodes else bucketed(tokens, profile.T),
                     requests=rounded(requests, (1, 1, self._limits.requests)),
                     rows=rounded(min(requests, profile.R[2]) if decodes else rows, profile.R),
                     blocks=rounded(blocks, (1, 1, self._limits.blocks)),
@@ -93,13 +92,15 @@ class SegmentProgram:
     def most_rows(self, shape: StepShape) -> int:
         return self._schedule.profiles[shape.profile].R[2]
 
-    def bound(self, shape: StepShape, *, keep: bool) -> Callable[[], None]:
+    def bound(self, shape: StepShape, *, keep: bool) -> StepWork:
         works: list[Callable[[], None]] = []
+        contexts: list[Context] = []
         for index, step in enumerate(self._schedule.steps):
             if isinstance(step, AttentionStep):
                 works.append(self._attention(step, shape))
             else:
-                works.append(self._context(index, step, shape, keep=keep).enqueue)
+                contexts.append(self._context(index, step, shape, keep=keep))
+                works.append(contexts[-1].enqueue)
         if not keep:
             self._last = shape
 
@@ -107,7 +108,20 @@ class SegmentProgram:
             for work in works:
                 work()
 
-        return run
+        return StepWork(run, tuple(contexts))
+
+    def describe(self) -> dict[str, str | int]:
+        engines = self._engines.values()
+        return {
+            "contexts": sum(engine.contexts for engine in engines),
+            "shape_changes": sum(engine.shape_changes for engine in engines),
+        }
+
+    def close(self) -> None:
+        while self._contexts:
+            self._contexts.popitem()[1].close()
+        for engine in self._engines.values():
+            engine.close()
 
     def _context(self, index: int, step: SegmentStep, shape: StepShape, *, keep: bool) -> Context:
         """Of a step of the schedule, with its sizes and addresses set."""
@@ -116,13 +130,13 @@ class SegmentProgram:
         if context is not None and shape == self._last:
             return context
         if context is None:
-            context = engine.context(shape.profile, self._device, self._scratch)
+            context = engine.context(shape.profile, self._device, self._scratch, captured=keep)
             context.place({name: self._weights[source] for name, source in step.weights.items()})
-            context.place({name: self._addresses[to] for name, to in (step.inputs | step.outputs).items()})
             if not keep:
                 self._contexts[index, shape.profile] = context
-        sizes = {"T": shape.tokens, "R": shape.rows}
-        context.bind({name: _sizes(tensor, sizes) for name, tensor in segment.inputs.items()}, {})
+        sizes, addresses = {"T": shape.tokens, "R": shape.rows}, self._addresses | self._memory.inputs_of(shape)
+        places = {name: addresses[to] for name, to in (step.inputs | step.outputs).items()}
+        context.bind({name: _sizes(tensor, sizes) for name, tensor in segment.inputs.items()}, places)
         return context
 
     def _attention(self, step: AttentionStep, shape: StepShape) -> Callable[[], None]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, CacheGroup
 from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
 
+from ..bundle.paged_section import PagedProfile
 from ..bundle.tensorrt_plan import CAPABILITY_BITS
 from .cuda_driver import Gpu
 from .onnx_session import is_older
@@ -118,6 +120,20 @@ def gpu_problem(
             f"Export again for it (--gpu {wanted}), or run the bundle on such a GPU.",
         )
     return None
+
+
+def holds_copies(scratch_bytes: int, groups: Sequence[CacheGroup], profile: PagedProfile) -> bool:
+    """Whether an engine's own memory has room for a copy of a cache.
+
+    TensorRT may insert copies of what is aliased. Activations are far smaller than a cache of as many blocks as the
+    profile allows (4 million by default), so that the engine's ``device_memory_size_v2`` tells.
+    """
+    smallest = min(
+        profile.P[2] * group.block_size * group.kv_heads * size * BYTES_PER_ELEMENT[group.dtype]
+        for group in groups
+        for size in (group.key_head_size, group.value_head_size)
+    )
+    return scratch_bytes >= smallest
 
 
 def choose_gpu(gpus: Sequence[Gpu], capabilities: Sequence[str]) -> Gpu | None:

@@ -103,14 +103,15 @@ class AttentionLaunches:
         """
         sizes = (heads, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
         of = AttentionShape(*sizes, dtype=dtype, cache=dtype, scale=step.scale)
+        inputs = memory.inputs_of(shape)
         caches = {name: memory.caches[f"{name}:{step.layer}"] for name in ("k_cache", "v_cache")}
         given = {
             **caches,
             **{f"{name}_before": address for name, address in caches.items()},
             **{"k": buffers[step.k], "v": buffers[step.v], "q": buffers[step.q], "out": buffers[step.out]},
-            **{"sinks": buffers["sinks"], "slopes": buffers["slopes"], "slots": memory.inputs[slots_name(group.name)]},
-            **{"q_start": memory.inputs[Q_START], "kv_len": memory.inputs[KV_LEN]},
-            "block_table": memory.inputs[table_name(group.name)],
+            **{"sinks": buffers["sinks"], "slopes": buffers["slopes"], "slots": inputs[slots_name(group.name)]},
+            **{"q_start": inputs[Q_START], "kv_len": inputs[KV_LEN]},
+            "block_table": inputs[table_name(group.name)],
         }
         self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), given)
         if not shape.decodes:

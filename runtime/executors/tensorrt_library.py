@@ -163,22 +163,32 @@ class Library:
         errors.clear()
         return f": {text[:_MOST_SAID]}" if text else ""
 
-    def context_config(self, engine: EngineApi) -> Any:
+    def context_config(self, engine: EngineApi, *, captured: bool = False) -> Any:
         """How contexts of an engine are made: their memory is ours, and TensorRT-RTX captures graphs by itself.
 
-        RTX compiles kernels for a shape while a general one runs already, so that it alone knows when to capture.
+        RTX compiles kernels for a shape while a general one runs already, so that it alone knows when to capture. What
+        we capture together with other things has its kernels compiled before it runs.
         """
         config = engine.create_runtime_config()
         strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
         config.set_execution_context_allocation_strategy(strategy)
         if self.captures_itself:
-            config.cuda_graph_strategy = self._module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            strategies = self._module.CudaGraphStrategy
+            config.cuda_graph_strategy = strategies.DISABLED if captured else strategies.WHOLE_GRAPH_CAPTURE
+        if captured and hasattr(self._module, "DynamicShapesKernelSpecializationStrategy"):
+            eager = self._module.DynamicShapesKernelSpecializationStrategy.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = eager
         return config
 
     @property
     def captures_itself(self) -> bool:
         """Whether the library makes CUDA graphs of what runs."""
         return hasattr(self._module, "CudaGraphStrategy")
+
+    @property
+    def tells_capturable(self) -> bool:
+        """Whether a context says if a graph can be made of it."""
+        return hasattr(self._module.IExecutionContext, "is_stream_capturable")
 
     def is_input(self, mode: Any) -> bool:
         """Of a tensor's mode."""
@@ -193,6 +203,8 @@ class Engine:
         tensors: by name.
         profiles: how many optimization profiles it has.
         scratch_bytes: of GPU memory that a context needs while it runs, in any profile.
+        contexts: how many were made.
+        shape_changes: how often a context was bound to other sizes than before.
     """
 
     def __init__(self, library: Library, api: EngineApi, path: Path) -> None:
@@ -209,15 +221,20 @@ class Engine:
             shape = tuple(int(sizes[i]) for i in range(len(sizes)))
             is_input = library.is_input(api.get_tensor_mode(name))
             self.tensors[name] = Tensor(name, is_input, _NUMPY[kind], shape)
+        self.contexts = self.shape_changes = 0
         self._library = library
         self._api = api
 
-    def context(self, profile: int, device: Device, scratch: int) -> Context:
+    def context(self, profile: int, device: Device, scratch: int, *, captured: bool = False) -> Context:
         """A context in one optimization profile, with scratch memory that others may use when it doesn't run.
+
+        ``captured``: by us, in a graph with other things.
 
         Raises CapacityError or EnginewrightError.
         """
-        api: ContextApi | None = self._api.create_execution_context(self._library.context_config(self._api))
+        config = self._library.context_config(self._api, captured=captured)
+        api: ContextApi | None = self._api.create_execution_context(config)
+        self.contexts += 1
         if api is None:
             raise EnginewrightError(
                 f"{self.path}: {self._library.flavour.name} makes no context for it{self._library.said()}",
@@ -227,6 +244,10 @@ class Engine:
         context = Context(self, api, device)
         context.check(api.set_optimization_profile_async(profile, device.stream), f"profile {profile}")
         return context
+
+    def close(self) -> None:
+        """Destroys it; its contexts must be closed. Nothing can be asked of it afterwards."""
+        del self._api
 
     def refuse(self, what: str) -> EnginewrightError:
         """The error that the library refused ``what``."""
@@ -243,12 +264,25 @@ class Context:
         self._engine = engine
         self._api = api
         self._device = device
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph can be made of a run, as far as the library says: TensorRT-RTX compiles as it runs."""
+        check = getattr(self._api, "is_stream_capturable", None)
+        return check is None or bool(check(self._device.stream))
+
+    def close(self) -> None:
+        """Destroys it; it must not be running."""
+        del self._api
 
     def bind(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         """Sizes of the inputs, and where each tensor is. Raises EnginewrightError for what the profile doesn't hold."""
-        for name, shape in shapes.items():
-            if -1 in self._engine.tensors[name].shape:
-                self.check(self._api.set_input_shape(name, shape), f"shape {list(shape)} of {name}")
+        free = {name: shape for name, shape in shapes.items() if -1 in self._engine.tensors[name].shape}
+        self._engine.shape_changes += self._shapes not in ({}, free)
+        self._shapes = free
+        for name, shape in free.items():
+            self.check(self._api.set_input_shape(name, shape), f"shape {list(shape)} of {name}")
         self.place(addresses)
         missing = self._api.infer_shapes()
         self.check(not missing, f"a step: it isn't given {', '.join(missing)}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,24 +26,16 @@ from enginewright.runtime.bundle.linear_io import (
     LinearIo,
     cache_names,
 )
-from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
 
 from .cuda_driver import Device, Graph
+from .packed_steps import rounded
 from .slots import SlotRun, mask
 from .tensorrt_library import Context, Engine, Library, check_tensors
+from .tensorrt_slot_profiles import Choice, cut, lengthen, widen
 
 MOST_GRAPHS = 32
 """CUDA graphs of decode steps that are kept. Each has a context of its own, whose state it holds; all contexts have one
 scratch memory."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An engine and one of its optimization profiles."""
-
-    engine: int
-    profile: int
-    sizes: ProfileSection
 
 
 @dataclass(frozen=True)
@@ -62,99 +54,6 @@ class Shape:
     batch: int
     length: int
     rows: int
-
-
-def choose(choices: Sequence[Choice], batch: int, length: int) -> Choice | None:
-    """The smallest profile that holds [B, S] tokens; one for decode steps before others, if S is 1."""
-    fitting = [c for c in choices if c.sizes.holds(batch, length, c.sizes.R[0])]
-    return min(fitting, key=lambda c: _preference(c, length), default=None)
-
-
-def _preference(choice: Choice, length: int) -> tuple[bool, int]:
-    sizes = choice.sizes
-    return (sizes.phase == "decode") != (length == 1), sizes.B[2] * sizes.S[2]
-
-
-def cut(run: SlotRun, choices: Sequence[Choice]) -> Iterator[tuple[Choice, SlotRun]]:
-    """Parts of a run, each with a profile that holds it: the run itself, or rows and chunks of it, in order.
-
-    ``order`` of a part says which of the run's wanted tokens its own are.
-    """
-    batch, length = run.ids.shape
-    if (choice := choose(choices, batch, length)) is not None:
-        yield choice, replace(run, order=np.arange(len(run.wanted)))
-        return
-    if length == 1:
-        rows, chunk = max(c.sizes.B[2] for c in choices if c.sizes.S[0] == 1), 1
-    else:
-        longest = max(choices, key=lambda c: (min(c.sizes.S[2], length), c.sizes.B[2]))
-        rows, chunk = longest.sizes.B[2], longest.sizes.S[2]
-    for top in range(0, batch, rows):
-        for left in range(0, length, chunk):
-            part = _part(run, slice(top, top + rows), slice(left, left + chunk))
-            if (choice := choose(choices, *part.ids.shape)) is not None:
-                yield choice, part
-                continue
-            for row in range(top, min(top + rows, batch)):
-                single = _part(run, slice(row, row + 1), slice(left, left + chunk))
-                choice = choose(choices, *single.ids.shape)
-                assert choice is not None, single.ids.shape  # ``check_profiles`` has seen to it
-                yield choice, single
-
-
-def _part(run: SlotRun, rows: slice, columns: slice) -> SlotRun:
-    length = run.ids.shape[1]
-    row, column = np.divmod(run.wanted, length)
-    inside = (row >= rows.start) & (row < rows.stop) & (column >= columns.start) & (column < columns.stop)
-    ids, places = run.ids[rows, columns], run.places[rows, columns]
-    wanted = (row[inside] - rows.start) * ids.shape[1] + column[inside] - columns.start
-    return SlotRun(run.first + rows.start, ids, places, wanted, np.flatnonzero(inside))
-
-
-def widen(run: SlotRun, slots: int, most: int, capacity: int) -> SlotRun:
-    """A decode run over a range of slots whose size is a power of two, where there are slots and the profile allows it.
-
-    So a few graphs serve all batches. The rows that are added rest: what they write goes to their slots' last place.
-    """
-    first, batch = run.first, len(run.ids)
-    size = 1 << (batch - 1).bit_length()
-    while (start := first // max(size // 2, 1) * max(size // 2, 1)) + size < first + batch:
-        size *= 2
-    start = min(start, max(slots - size, 0))
-    size = min(size, slots - start)
-    if size > most:
-        return run
-    ids = np.zeros((size, 1), run.ids.dtype)
-    places = np.full_like(ids, capacity - 1)
-    own = slice(first - start, first - start + batch)
-    ids[own], places[own] = run.ids, run.places
-    return replace(run, first=start, ids=ids, places=places, wanted=run.wanted + (first - start))
-
-
-def check_profiles(choices: Sequence[Choice], where: str) -> int:
-    """The capacity that all profiles have.
-
-    Raises BundleError naming ``where`` and the size, if they differ in it, or leave out a size below their largest.
-    """
-    capacities = sorted({choice.sizes.C for choice in choices})
-    if len(capacities) != 1:
-        _refuse(where, f"their slots are of {' and '.join(map(str, capacities))} places")
-    for batch in range(1, max(c.sizes.B[2] for c in choices if c.sizes.S[0] == 1 or c.sizes.phase == "decode") + 1):
-        if choose(choices, batch, 1) is None:
-            _refuse(where, f"none holds {batch} requests of one token")
-    for length in range(2, max(c.sizes.S[2] for c in choices) + 1):
-        if choose(choices, 1, length) is None:
-            _refuse(where, f"none holds a prompt of {length} tokens")
-    return capacities[0]
-
-
-def _refuse(where: str, what: str) -> None:
-    raise BundleError(f"{where}: profiles: {what}", hint="Export the bundle again.")
-
-
-def choices_of(engines: Sequence[EngineSection]) -> tuple[Choice, ...]:
-    """Every profile of every engine."""
-    return tuple(Choice(e, p, sizes) for e, engine in enumerate(engines) for p, sizes in enumerate(engine.profiles))
 
 
 class EngineSlots:
@@ -220,10 +119,13 @@ class EngineSlots:
         logits = np.empty((len(run.wanted), self._vocab), np.float32)
         for choice, part in cut(run, self._choices):
             most, decodes = choice.sizes.R[2], part.ids.shape[1] == 1
-            wide = widen(part, self._slots, choice.sizes.B[2], self.length) if decodes else part
+            if decodes:
+                wide = widen(part, self._slots, choice.sizes.B[2], self.length)
+            else:
+                wide = lengthen(part, choice.sizes.S, self.length)
             for start in range(0, max(len(wide.wanted), 1), most):  # the same again for more rows than it gives at once
                 some = wide.wanted[start : start + most]
-                rows = min(most, len(wide.ids)) if decodes else max(len(some), 1)
+                rows = min(most, len(wide.ids)) if decodes else rounded(max(len(some), 1), choice.sizes.R)
                 batch, length = wide.ids.shape
                 found = self._run(Shape(choice, wide.first, batch, length, rows), wide, some)
                 logits[wide.order[start : start + most]] = found
@@ -238,12 +140,29 @@ class EngineSlots:
         for cache in self._memory.values():
             self._device.zero(cache.address, cache.row_bytes * self._slots)
 
+    def describe(self) -> dict[str, str | int]:
+        """See ``tensorrt_base.LoadedEngines``."""
+        return {
+            "graph_launches": self.graph_launches,
+            "contexts": sum(engine.contexts for engine in self._engines),
+            "shape_changes": sum(engine.shape_changes for engine in self._engines),
+        }
+
     def close(self) -> None:
-        """Frees graphs and contexts; memory is the device's."""
-        for graph, _ in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
-        self._contexts.clear()
+        """Frees graphs, contexts and engines, in this order; memory is the device's."""
+        self._device.synchronize()
+        while self._graphs:
+            self._drop_graph()
+        while self._contexts:
+            self._contexts.popitem()[1].close()
+        for engine in self._engines:
+            engine.close()
+
+    def _drop_graph(self) -> None:
+        """The one that was launched longest ago, and then its context."""
+        graph, context = self._graphs.popitem(last=False)[1]
+        graph.close()
+        context.close()
 
     def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> FloatArray:
         """Logits of the wanted tokens of a part: [R, V]."""
@@ -274,7 +193,7 @@ class EngineSlots:
             self._graphs[shape] = kept
             if len(self._graphs) > MOST_GRAPHS:
                 self._device.synchronize()
-                self._graphs.popitem(last=False)[1][0].close()
+                self._drop_graph()
         self._graphs.move_to_end(shape)
         kept[0].launch()
         self.graph_launches += 1

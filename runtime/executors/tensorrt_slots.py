@@ -20,7 +20,8 @@ from .cuda_driver import Device
 from .slot_steps import SlotSteps
 from .tensorrt_base import EngineExecutor, engine_section
 from .tensorrt_library import Library, open_library
-from .tensorrt_slot_runs import EngineSlots, check_profiles, choices_of
+from .tensorrt_slot_profiles import check_profiles, choices_of
+from .tensorrt_slot_runs import EngineSlots
 
 FREE_SHARE = 0.8
 """Of the GPU's memory that engines leave, for the caches, by default: contexts need some as well."""

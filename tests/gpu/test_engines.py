@@ -21,7 +21,8 @@ from enginewright.runtime.executors.cuda_driver import load_cuda
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
 from enginewright.runtime.executors.tensorrt_library import Library
-from enginewright.runtime.executors.tensorrt_slot_runs import EngineSlots, choices_of
+from enginewright.runtime.executors.tensorrt_slot_profiles import choices_of
+from enginewright.runtime.executors.tensorrt_slot_runs import EngineSlots
 from tests.gpu import engines
 from tests.runtime.executors import tiny_onnx as tiny
 

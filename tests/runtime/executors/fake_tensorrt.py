@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime
@@ -54,8 +55,10 @@ class FakeDevice:
         self.gpu = gpu
         self.memory: dict[int, np.ndarray] = {}
         self.capturing: list[Callable[[], None]] | None = None
-        self.launched = self.captured = 0
+        self.launched = self.captured = self.pageable = 0
         self.closed = False
+        self.contexts: WeakSet[_Context] = WeakSet()
+        self.copying: list[tuple[np.ndarray, bytes]] = []  # pinned memory that the stream may still read, as it was
         self.kernels: list[tuple[bytes, str]] = []
 
     def free_bytes(self) -> int:
@@ -79,7 +82,16 @@ class FakeDevice:
         self.owned(address, nbytes)
         ctypes.memset(address, 0, nbytes)
 
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.full(max(nbytes, 1), 0xFF, np.uint8)
+
+    def upload_pinned(self, address: int, array: np.ndarray) -> None:
+        self.copying.append((array, array.tobytes()))
+        self.upload(address, array)
+        self.pageable -= 1
+
     def upload(self, address: int, array: np.ndarray) -> None:
+        self.pageable += 1
         self.owned(address, array.nbytes)
         assert array.flags.c_contiguous
         ctypes.memmove(address, array.ctypes.data, array.nbytes)
@@ -87,6 +99,7 @@ class FakeDevice:
     def download(self, array: np.ndarray, address: int) -> None:
         self.owned(address, array.nbytes)
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
+        self.synchronize()
 
     def view(self, address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
         nbytes = math.prod(shape) * dtype.itemsize
@@ -95,6 +108,9 @@ class FakeDevice:
 
     def synchronize(self) -> None:
         assert self.capturing is None
+        for array, before in self.copying:
+            assert array.tobytes() == before, "pinned memory was written before it had been copied"
+        self.copying.clear()
 
     def put(self, work: Callable[[], None]) -> None:
         """On the stream."""
@@ -105,7 +121,11 @@ class FakeDevice:
 
     def capture(self, work: Callable[[], None]) -> FakeGraph:
         self.capturing = []
-        work()
+        try:
+            work()
+        except BaseException:
+            self.capturing = None
+            raise
         graph = FakeGraph(self, self.capturing)
         self.capturing = None
         self.captured += 1
@@ -123,6 +143,7 @@ class FakeDevice:
         self.put(lambda: KERNELS[entry](self, code, grid, arguments))
 
     def close(self) -> None:
+        assert not self.contexts, "memory is freed under contexts"
         self.memory.clear()
         self.closed = True
 
@@ -133,6 +154,7 @@ class FakeCuda:
     def __init__(self, gpus: Sequence[Gpu] = (ADA,)) -> None:
         self.gpus = tuple(gpus)
         self.devices: list[FakeDevice] = []
+        self.engines: WeakSet[_Engine] = WeakSet()
 
     def open(self, gpu: Gpu) -> FakeDevice:
         self.devices.append(FakeDevice(gpu))
@@ -158,6 +180,7 @@ class _Strategy(IntEnum):
 class _Config:
     strategy = _Strategy.STATIC
     cuda_graph_strategy = 0
+    dynamic_shapes_kernel_specialization_strategy = 0
 
     def set_execution_context_allocation_strategy(self, strategy: _Strategy) -> None:
         self.strategy = strategy
@@ -201,7 +224,7 @@ MODELS: dict[bytes, Model] = {}
 
 
 class _Engine:
-    def __init__(self, cuda: FakeCuda, model: bytes, profiles: Sequence[Any]) -> None:
+    def __init__(self, cuda: FakeCuda, model: bytes, profiles: Sequence[Any], context: type[_Context]) -> None:
         self.cuda = cuda
         self.model = MODELS.get(model) or of_onnx(model)
         self.profiles = profiles
@@ -209,7 +232,8 @@ class _Engine:
         self.device_memory_size_v2 = self.model.scratch
         self.names = [*self.inputs, *self.outputs]
         self.num_io_tensors, self.num_optimization_profiles = len(self.names), len(profiles)
-        self.contexts: list[_Context] = []
+        self.context = context
+        cuda.engines.add(self)
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -228,13 +252,13 @@ class _Engine:
 
     def create_execution_context(self, config: _Config) -> _Context:
         assert config.strategy is _Strategy.USER_MANAGED
-        self.contexts.append(_Context(self))
-        return self.contexts[-1]
+        return self.context(self, config)
 
 
 class _Context:
-    def __init__(self, engine: _Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: _Engine, config: _Config) -> None:
+        self.engine, self.config = engine, config
+        self.device.contexts.add(self)
         self.profile: Any = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
@@ -289,6 +313,7 @@ class _Context:
         bound = self.bound
         capturing = self.device.capturing is not None
         assert not capturing or self.ran == bound, "a capture before it ran once"
+        assert not capturing or not self.config.cuda_graph_strategy, "a capture within a capture"
 
         def work() -> None:
             assert self.bound == bound, "its context was changed after the capture"
@@ -305,6 +330,14 @@ class _Context:
         for name, value in self.engine.model.compute(feeds).items():
             self.device.owned(self.addresses[name], value.nbytes)
             ctypes.memmove(self.addresses[name], np.ascontiguousarray(value).ctypes.data, value.nbytes)
+
+
+class _RtxContext(_Context):
+    """As TensorRT-RTX has it."""
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        assert stream == STREAM
+        return self.ran == self.bound
 
 
 def _numpy(kind: str) -> np.dtype[Any]:
@@ -338,9 +371,11 @@ def fake_tensorrt(
     module.ILogger = _Logger
     module.TensorIOMode = _Mode
     module.ExecutionContextAllocationStrategy = _Strategy
+    context = _RtxContext if graphs else _Context
+    module.IExecutionContext = context
     if graphs:
         module.CudaGraphStrategy = IntEnum("CudaGraphStrategy", {"DISABLED": 0, "WHOLE_GRAPH_CAPTURE": 1})
-    module.engines = []
+    loaded: list[bytes] = []
 
     class Runtime:
         def __init__(self, logger: Any) -> None:
@@ -353,9 +388,9 @@ def fake_tensorrt(
                 self.logger.log(1, refuses)
                 self.logger.log(2, "a warning")
                 return None
-            own = profiles[len(module.engines)] if isinstance(profiles, dict) else profiles
-            module.engines.append(_Engine(cuda, data[64:], own))
-            return module.engines[-1]
+            own = profiles[len(loaded)] if isinstance(profiles, dict) else profiles
+            loaded.append(data)
+            return _Engine(cuda, data[64:], own, context)
 
     module.Runtime = Runtime
     return module

@@ -50,6 +50,8 @@ int cuMemAlloc_v2(ptr *address, size_t size) {
     blocks++;
     return 0;
 }
+int cuMemAllocHost_v2(void **made, size_t size) { *made = malloc(size); blocks++; return 0; }
+int cuMemFreeHost(void *memory) { free(memory); blocks--; return 0; }
 int cuMemFree_v2(ptr address) { free((void *)address); blocks--; return 0; }
 int cuMemsetD8Async(ptr to, unsigned char value, size_t n, void *s) { memset((void *)to, value, n); return bad(s); }
 int cuMemcpyHtoDAsync_v2(ptr to, const void *from, size_t n, void *s) { memcpy((void *)to, from, n); return bad(s); }
@@ -130,10 +132,16 @@ def test_memory(library: str) -> None:
     found = np.empty_like(values)
     device.download(found, address)
     np.testing.assert_array_equal(found, np.r_[0, 0, 0, values[3:]])
+    pinned = device.pinned(48)
+    pinned[:] = np.arange(48)
+    device.upload_pinned(address, pinned[:48])
+    device.download(found, address)
+    assert found.tobytes() == bytes(range(48))
     with pytest.raises(CapacityError, match="the GPU's memory is full"):
         device.allocate(1 << 30)
     device.free(device.allocate(0))
     device.close()
+    assert ctypes.CDLL(library).blocks_left() == 0
     with pytest.raises(EnginewrightError, match="cuDeviceGet failed: error 101"):
         cuda.open(Gpu(2, "none", "8.0", 0))
 

@@ -7,7 +7,7 @@ import pytest
 
 from enginewright.plugins.shared.contracts import CacheGroup, StepInput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.executors.packed_steps import StepShape, of_requests, padded, parts, rounded
+from enginewright.runtime.executors.packed_steps import StepShape, bucketed, of_requests, padded, parts, rounded
 
 GROUP = CacheGroup("full", (0,), 1, 2, 2, block_size=4)
 
@@ -73,3 +73,7 @@ def test_parts() -> None:
 def test_sizes_are_few() -> None:
     assert [rounded(n, (1, 4, 12)) for n in (1, 2, 3, 5, 8, 9, 12)] == [1, 2, 4, 8, 8, 12, 12]
     assert rounded(1, (4, 8, 16)) == 4
+    found = {bucketed(n, (1, 128, 512)) for n in range(1, 513)}
+    assert sorted(found) == [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
+    assert all(n <= bucketed(n, (1, 128, 8192)) < 1.25 * n + 1 for n in range(61, 8193))
+    assert [bucketed(n, (20, 30, 70)) for n in (1, 33, 65, 70)] == [20, 48, 70, 70]

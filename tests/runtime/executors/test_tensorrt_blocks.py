@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.executors.tensorrt_slots import FREE_SHARE
@@ -19,6 +20,7 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 
+from . import fake_tensorrt as fakes
 from . import tiny_onnx as tiny
 from .fake_tensorrt import ADA, FakeCuda, Gpu, fake_tensorrt
 from .packed_bundles import DECODE, PREFILL, SIZES, write_paged, write_segments
@@ -76,19 +78,68 @@ def test_greedy_tokens(
 ) -> None:
     cuda = install(form)
     with LLM(bundles[form], **options) as llm:  # type: ignore[arg-type]
+        device = cuda.devices[-1]
+        weights = device.pageable
         together = llm.generate(prompts, GREEDY)
         alone = llm.generate(prompts[4], GREEDY)
         info = llm.info()
     assert [list(r.token_ids) for r in together] == expected
     assert list(alone[0].token_ids) == expected[4]
     assert info["preemptions"] > 0 or "memory" not in options
-    device = cuda.devices[-1]
     assert device.closed
     if form == "paged":
-        assert 0 < device.captured < device.launched
         assert info["executor"]["library"] == "TensorRT 11.4.0.106"
+        assert info["executor"]["shape_changes"] == 0 < info["executor"]["contexts"] <= 24
+        assert info["executor"]["caches"] == "in place"
+    assert 0 < device.captured < device.launched == info["executor"]["graph_launches"]
+    assert (device.pageable, weights > 0) == (weights, form == "segments")  # a step's inputs come in one copy
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_what_the_gpu_holds_is_destroyed_in_order(install: Install, bundles, prompts, form: str) -> None:
+    """Contexts before the memory that they use, which the fake sees to, and engines with them."""
+    cuda = install(form)
+    with LLM(bundles[form]) as llm:
+        llm.generate(prompts[:3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        device = cuda.devices[-1]
+        assert len(device.contexts) > 1 and len(cuda.engines) > 1
+        engines = list(map(weakref.ref, cuda.engines))
+    assert device.closed and not device.contexts
+    assert not any(engine() for engine in engines)
+
+
+def test_prompts_of_any_length_are_bound_to_few_sizes(install: Install, bundles, prompts) -> None:
+    """Three: of one row for each of a step's requests, of more, and the last token of a prompt that is left over."""
+    install("paged")
+    with LLM(bundles["paged"], max_requests=1) as llm:
+        for prompt in prompts[1:]:
+            llm.logits(prompt)
+            llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+        found = llm.info()["executor"]
+    assert (found["contexts"], found["shape_changes"]) == (3, 0)
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+@pytest.mark.parametrize("who", ["library", "driver"])
+def test_steps_that_can_t_be_captured_run_without_a_graph(
+    install: Install, bundles, prompts, expected, monkeypatch: pytest.MonkeyPatch, form: str, who: str
+) -> None:
+    cuda = install(form)
+    if who == "library":
+        for context in (fakes._Context, fakes._RtxContext):
+            monkeypatch.setattr(context, "is_stream_capturable", lambda self, stream: False, raising=False)
     else:
-        assert device.captured == 0
+        monkeypatch.setattr(fakes.FakeDevice, "capture", refuse)
+    with LLM(bundles[form]) as llm:
+        assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
+        said = llm.info()["executor"]
+    assert cuda.devices[-1].captured == said["graph_launches"] == 0
+    wanted = {"library": "the library says that a step can't be captured", "driver": "cuStreamEndCapture failed"}
+    assert said["not_captured"] == wanted[who]
+
+
+def refuse(device: object, work: object) -> None:
+    raise EnginewrightError("cuStreamEndCapture failed")
 
 
 @pytest.mark.parametrize("memory", [300_000, 500_000])

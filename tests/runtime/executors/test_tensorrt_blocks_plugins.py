@@ -48,7 +48,7 @@ def test_shapes() -> None:
         ((1, 1, 1, 1, True), (1, 1, 1, 1, 1, 1)),
         ((3, 3, 2, 5, True), (1, 4, 4, 4, 8, 1)),
         ((8, 8, 8, 9, True), (1, 8, 8, 8, 10, 1)),
-        ((3, 1, 1, 3, False), (0, 3, 1, 1, 4, 0)),
+        ((3, 1, 1, 3, False), (0, 12, 3, 4, 10, 0)),
         ((12, 3, 5, 10, False), (0, 12, 3, 5, 10, 0)),
     ):
         shape = found.shape_of(tokens, requests, rows, blocks, decodes)

@@ -27,8 +27,8 @@ def test_shapes() -> None:
         ((1, 1, 1, 1, True), (1, 1, 1, 1, 1)),
         ((3, 3, 2, 5, True), (1, 4, 4, 4, 8)),
         ((7, 7, 6, 9, True), (0, 8, 8, 6, 10)),
-        ((3, 1, 1, 3, False), (1, 3, 1, 1, 4)),
-        ((11, 3, 5, 10, False), (0, 11, 4, 6, 10)),
+        ((3, 1, 1, 3, False), (1, 4, 1, 1, 4)),
+        ((11, 3, 5, 10, False), (0, 12, 4, 6, 10)),
     ):
         shape = program.shape_of(tokens, requests, rows, blocks, decodes)
         assert (shape.profile, shape.tokens, shape.requests, shape.rows, shape.blocks) == wanted

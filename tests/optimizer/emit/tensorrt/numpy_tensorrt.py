@@ -133,7 +133,7 @@ def install(cuda: FakeCuda, profiles: Mapping[int, Any], *, copies: bool = False
 
         SymInt32.__call__ = lambda self: self._expr
     runs = fake_tensorrt(cuda, dict(profiles), name="tensorrt", version=str(real.__version__))
-    for name in ("Runtime", "TensorIOMode", "ExecutionContextAllocationStrategy", "engines"):
+    for name in ("Runtime", "TensorIOMode", "ExecutionContextAllocationStrategy"):
         setattr(module, name, getattr(runs, name))
     module.Builder = lambda log: _Builder(module, cuda, copies, log)
     return module

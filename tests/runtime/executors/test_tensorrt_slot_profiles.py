@@ -8,7 +8,14 @@ import pytest
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, ProfileSection
 from enginewright.runtime.executors.slots import SlotRun
-from enginewright.runtime.executors.tensorrt_slot_runs import check_profiles, choices_of, choose, cut, widen
+from enginewright.runtime.executors.tensorrt_slot_profiles import (
+    check_profiles,
+    choices_of,
+    choose,
+    cut,
+    lengthen,
+    widen,
+)
 
 C = 33
 
@@ -106,6 +113,19 @@ def test_idle_rows() -> None:
         assert (wide.places[idle] == C - 1).all()
     alone = run_of(3, 1, [0], 0)
     assert widen(alone, 8, 3, C) is alone  # four rows are more than the profile has
+
+
+def test_prompts_have_few_lengths() -> None:
+    run = run_of(2, 20, [0, 19, 39])
+    run.places[1] += 5
+    longer = lengthen(run, (1, 8, 40), 64)
+    assert longer.ids.shape == longer.places.shape == (2, 32)
+    np.testing.assert_array_equal(longer.ids[:, :20], run.ids)
+    np.testing.assert_array_equal(longer.places, np.add.outer([0, 5], np.arange(32)))
+    assert longer.ids.ravel()[longer.wanted].tolist() == run.ids.ravel()[run.wanted].tolist()
+    assert lengthen(run, (1, 8, 40), 37).ids.shape == (2, 32)  # the last place that is written is the slot's last
+    assert lengthen(run, (1, 8, 40), 36) is run
+    assert lengthen(run, (1, 8, 24), 64).ids.shape == (2, 24)
 
 
 def test_few_ranges_serve_all_batches() -> None:
