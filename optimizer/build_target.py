@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +21,24 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import EngineSection
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine, look_at_machine
-from enginewright.runtime.executors.tensorrt_checks import FLAVOURS, build_problem, choose_gpu, gpu_problem
+from enginewright.runtime.executors.tensorrt_checks import (
+    FLAVOURS,
+    build_problem,
+    choose_gpu,
+    gpu_problem,
+    holds_copies,
+)
 
+from .emit.shared.engine_report import BuiltPlan
 from .shared.files import hash_files
 from .shared.progress import Progress, ProgressEvent, silent
 
-Phase = Literal["decode", "prefill"]
-MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[tuple[Phase, bytes]]]
+MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
 """``build_engines`` of the target: bundle, target, its section, compute capability -> serialized engines."""
+
+
+Made = tuple[tuple[EngineSection, int], ...]
+"""What was written, each with its scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,8 @@ class BuildReport:
         gpu: that the engines run on.
         version: of the library that built them, which has to run them.
         engines: file -> bytes.
+        scratch: file -> bytes of GPU memory that the engine needs while it runs, beside weights and caches.
+        copies: files of engines whose memory has room for a copy of a cache: TensorRT put copies in.
     """
 
     path: str
@@ -49,6 +61,8 @@ class BuildReport:
     version: str
     engines: dict[str, int]
     seconds: float
+    scratch: dict[str, int] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -101,7 +115,8 @@ def build_target(
     here = machine or look_at_machine()
     gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
     hash_files(bundle, progress)
-    built = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
+    made = _make(bundle, target, section.paged, gpu, make or _tensorrt(), progress)
+    built = tuple(engine for engine, _ in made)
     old, new = {engine.file for engine in section.engines}, {engine.file for engine in built}
     files = {name: entry for name, entry in manifest.files.items() if name not in old}
     files |= {engine.file: FileSection(bytes=engine.bytes, sha256=engine.sha256) for engine in built}
@@ -126,6 +141,15 @@ def build_target(
         version=ready.version,
         engines={engine.file: engine.bytes for engine in built},
         seconds=round(time.perf_counter() - start, 3),
+        scratch={engine.file: scratch for engine, scratch in made},
+        copies=_with_copies(section.paged, made),
+    )
+
+
+def _with_copies(paged: PagedSection, made: Made) -> tuple[str, ...]:
+    groups, profiles = [g.to_group() for g in paged.cache_groups], {p.phase: p for p in paged.profiles}
+    return tuple(
+        e.file for e, scratch in made if e.phase != "both" and holds_copies(scratch, groups, profiles[e.phase])
     )
 
 
@@ -153,26 +177,24 @@ def _tensorrt() -> MakeEngines:
     return build_engines
 
 
-def _make(
-    bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress
-) -> tuple[EngineSection, ...]:
+def _make(bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: MakeEngines, progress: Progress) -> Made:
     """Writes all engines, or none that weren't there."""
     folder, total = bundle.path / target_folder(target), len(paged.profiles)
-    built: list[EngineSection] = []
+    built: list[tuple[EngineSection, int]] = []
     progress(ProgressEvent("build", 0, total))
     try:
-        for phase, plan in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
-            built.append(_write_engine(folder, phase, plan))
-            progress(ProgressEvent("build", len(built), total, built[-1].file))
+        for one in make(bundle, target, paged, int(gpu.capability.replace(".", ""))):
+            built.append((_write_engine(folder, one.phase, one.plan), one.scratch_bytes))
+            progress(ProgressEvent("build", len(built), total, built[-1][0].file))
     except BaseException:
-        for engine in built:
+        for engine, _ in built:
             if f"{target_folder(target)}/{engine.file}" not in bundle.files:
                 (folder / engine.file).unlink(missing_ok=True)
         raise
     return tuple(built)
 
 
-def _write_engine(folder: Path, phase: Phase, plan: bytes) -> EngineSection:
+def _write_engine(folder: Path, phase: Literal["decode", "prefill"], plan: bytes) -> EngineSection:
     """Writes an engine under a name of its own, so that one that is there stays what its manifest says."""
     unfinished = folder / f".{phase}.{os.getpid()}.partial"
     unfinished.unlink(missing_ok=True)

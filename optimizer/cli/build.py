@@ -40,4 +40,9 @@ def command(
         what = "built" if report.built else "ready before, and left as it is (--again builds it again)"
         typer.echo(f"{report.path}: target {report.target}: {what}, for {report.gpu}, by TensorRT {report.version}")
         for name, size in report.engines.items():
-            typer.echo(f"  {name}  {format_bytes(size)}")
+            scratch = (
+                f", {format_bytes(report.scratch[name])} of memory while it runs" if name in report.scratch else ""
+            )
+            typer.echo(f"  {name}  {format_bytes(size)}{scratch}")
+        for name in report.copies:
+            typer.echo(f"  {name}: TensorRT put copies of the caches into it, which take that memory and time")

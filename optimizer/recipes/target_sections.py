@@ -11,6 +11,9 @@ from enginewright.plugins.shared.section import Section
 
 from .gpus import parse_capabilities
 
+MOST_BLOCKS = 1 << 22
+"""Of a cache: a slot's number then has 27 bits."""
+
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 
 
@@ -27,6 +30,7 @@ class EnginesSection(Section):
         requests: most of a decode step; None: what buckets have, or 16.
         prompts: most of a step of prompts; None: 4.
         chunk: most tokens of a prompt in a step; None: what buckets have, or 512.
+        blocks: of the target tensorrt: most blocks of a cache; None: 4,194,304, which fill any GPU.
     """
 
     gpus: tuple[str, ...] = ()
@@ -37,6 +41,7 @@ class EnginesSection(Section):
     requests: Size | None = None
     prompts: Size | None = None
     chunk: Size | None = None
+    blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
 
     @field_validator("gpus")
     @classmethod

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from enginewright.optimizer.build_target import MakeEngines, Phase, build_target
+from enginewright.optimizer.build_target import MakeEngines, build_target
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
 from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedCacheGroup, PagedProfile, PagedSection
@@ -30,7 +31,7 @@ BARE = Machine(
 )
 GPU = Gpu(index=0, name="RTX 4090", capability="8.9", memory_bytes=24 << 30)
 READY = replace(BARE, packages={"tensorrt": "11.4.0.106"}, gpus=(GPU,), gpu_problem="")
-PLANS: dict[Phase, bytes] = {"decode": b"one token each", "prefill": b"prompts"}
+PLANS: dict[str, bytes] = {"decode": b"one token each", "prefill": b"prompts"}
 
 
 @pytest.fixture
@@ -58,10 +59,10 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "tiny.bundle"
 
 
-def engines_of(plans: dict[Phase, bytes]) -> MakeEngines:
-    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[tuple[Phase, bytes]]:
+def engines_of(plans: dict[str, bytes], scratch: int = 1000) -> MakeEngines:
+    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[BuiltPlan]:
         assert (target, capability) == ("tensorrt", 89)
-        yield from plans.items()
+        yield from (BuiltPlan(phase, plan, scratch) for phase, plan in plans.items())  # type: ignore[arg-type]
 
     return make
 
@@ -86,6 +87,15 @@ def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
     assert [e.sha256 for e in target.tensorrt.engines] == [hashlib.sha256(p).hexdigest() for p in PLANS.values()]
 
 
+def test_engines_with_copies_of_the_caches_are_said(bundle: Path) -> None:
+    """A cache of 4 blocks of 32 keys or values with 16 numbers of 16 bits each."""
+    cache = 4 * 32 * 16 * 2
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache - 1))
+    assert list(report.scratch.values()) == [cache - 1] * 2 and report.copies == ()
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache), again=True)
+    assert report.copies == tuple(report.engines)
+
+
 def test_a_ready_target_is_left_alone_unless_it_is_to_be_built_again(bundle: Path) -> None:
     first = build_target(bundle, machine=READY, make=engines_of(PLANS))
     before = contents(bundle)
@@ -101,8 +111,8 @@ def test_a_ready_target_is_left_alone_unless_it_is_to_be_built_again(bundle: Pat
 def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
     before = contents(bundle)
 
-    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[tuple[Phase, bytes]]:
-        yield "decode", b"one"
+    def make(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[BuiltPlan]:
+        yield BuiltPlan("decode", b"one", 0)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,8 +1,21 @@
-"""What an export reports of an engine that it built."""
+"""Engines that were built: what an export reports of them, and what `optimize build` writes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """An engine for steps of one phase, as ``optimize build`` writes it.
+
+    ``scratch_bytes``: of GPU memory that it needs while it runs, as the library says once it is loaded.
+    """
+
+    phase: Literal["decode", "prefill"]
+    plan: bytes
+    scratch_bytes: int
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
+from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.paged_attention import register_plugins
 from enginewright.plugins.triton.compile_ahead import read_kernel
@@ -49,10 +50,8 @@ def weights_of(bundle: Bundle) -> WeightBytes:
     return read
 
 
-def build_engines(
-    bundle: Bundle, target: str, paged: PagedSection, capability: int
-) -> Iterator[tuple[Literal["decode", "prefill"], bytes]]:
-    """The engine of each profile, as TensorRT serializes it, one after the other.
+def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: int) -> Iterator[BuiltPlan]:
+    """The engine of each profile, as TensorRT serializes it, one after the other. Each is loaded once.
 
     Args:
         bundle: whose files are whole.
@@ -61,7 +60,7 @@ def build_engines(
         capability: of the GPU here; 89 for 8.9.
 
     Raises:
-        TargetError: TensorRT refuses something; says which layer, and what TensorRT said.
+        TargetError: TensorRT refuses something, or to load what it built; says which layer, and what TensorRT said.
         BundleError: the description, or a kernel, is damaged.
     """
     folder = target_folder(target)
@@ -71,7 +70,8 @@ def build_engines(
     log = ErrorLog()  # TensorRT keeps the first one it is given, for the whole process
     for profile in paged.profiles:
         attention = PluginAttention(profile.phase, paged.split_keys)
-        yield profile.phase, build_engine(description, weights_of(bundle), attention, profile, log)
+        plan = build_engine(description, weights_of(bundle), attention, profile, log)
+        yield BuiltPlan(profile.phase, plan, scratch_bytes(plan, profile, log))
 
 
 def build_engine(
@@ -92,3 +92,14 @@ def build_engine(
             hint="Please report it, with the model's configuration and the version of TensorRT.",
         )
     return bytes(cast(bytes, plan))  # a buffer, which the stubs don't say
+
+
+def scratch_bytes(plan: bytes, profile: PagedProfile, log: ErrorLog) -> int:
+    """GPU memory that an engine needs while it runs. Raises TargetError if TensorRT can't load it."""
+    engine = trt.Runtime(log).deserialize_cuda_engine(plan)
+    if engine is None:
+        raise TargetError(
+            f"the engine for {profile.phase}: TensorRT can't load what it built: {log.said() or 'it gives no reason'}",
+            hint="Is the GPU's memory free? Else please report it, with the version of TensorRT.",
+        )
+    return int(engine.device_memory_size_v2)

@@ -9,7 +9,7 @@ from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.recipes.gpus import check_formats
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.target_sections import MOST_BLOCKS, EnginesSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
@@ -33,8 +33,6 @@ LIBRARY = "11.4"
 
 _REQUESTS, _PROMPTS, _CHUNK = 16, 4, 512
 _USUAL_REQUESTS, _USUAL_CHUNK, _USUAL_POOL = 4, 128, 1024
-_LARGEST_POOL = 1 << 22
-"""Blocks of a pool: a slot's number then has 27 bits."""
 
 
 class TensorRtEmitter:
@@ -105,7 +103,8 @@ def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProf
     tokens = max(engines.chunk or _CHUNK, requests)
     prompts = min(max(engines.prompts or _PROMPTS, requests), tokens)
     usual = min(_USUAL_REQUESTS, requests)
-    tables, pool = (1, blocks, blocks), (1, _USUAL_POOL, _LARGEST_POOL)
+    most = engines.blocks or MOST_BLOCKS
+    tables, pool = (1, blocks, blocks), (1, min(_USUAL_POOL, most), most)
     return (
         PagedProfile(
             phase="decode", T=(1, usual, requests), B=(1, usual, requests), R=(1, usual, requests), M=tables, P=pool

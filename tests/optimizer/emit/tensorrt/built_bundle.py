@@ -18,7 +18,7 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.optimizer.test_build_target import READY
 from tests.runtime.executors import tiny_paged
-from tests.runtime.executors.fake_tensorrt import FakeCuda
+from tests.runtime.executors.fake_tensorrt import ADA, FakeCuda
 
 
 @dataclass
@@ -55,7 +55,9 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
     section = Bundle.open(path).targets["tensorrt"].tensorrt
     assert section is not None and section.paged is not None
     cuda, before = FakeCuda(), len(fake.BUILT)
-    fake.install(cuda, {i: (profile,) for i, profile in enumerate(section.paged.profiles)}, copies=copies)
+    profiles = section.paged.profiles * 2  # each is loaded when it was built, and when it is to run
+    fake.install(cuda, {i: (profile,) for i, profile in enumerate(profiles)}, copies=copies)
+    cuda.open(ADA)  # as TensorRT does it when it builds
     report = build_target(path, machine=READY)
     tensorrt_library.load_cuda = lambda: cuda  # type: ignore[assignment]
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)

@@ -16,11 +16,14 @@ import pytest
 
 from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.export import export
+from enginewright.plugins.shared.errors import TargetError
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import make_tiny_model
 from tests.optimizer.emit.tensorrt import built_bundle
 from tests.plugins.tensorrt.bindings_process import bindings_process
+from tests.runtime.executors.fake_tensorrt import SCRATCH_BYTES
 
 TOLERANCE = 2e-5
 """Of logits around 1, in 32-bit floats summed in other orders."""
@@ -81,3 +84,24 @@ def test_a_bundle_is_built_and_runs(family: str, process: ProcessPoolExecutor, t
             np.testing.assert_allclose(logits, cpu.logits(prompt), atol=TOLERANCE)
         assert ran.tokens == [list(r.token_ids) for r in cpu.generate(asked, params)]
     assert ran.info["graph_launches"] > 0
+    assert ran.info["caches"] == "in place" and ran.report["copies"] == []
+    assert set(ran.report["scratch"].values()) == {SCRATCH_BYTES}
+
+
+def test_copies_of_caches_in_engines_are_said(process: ProcessPoolExecutor, tmp_path: Path) -> None:
+    """By the build, and when it is opened: with the scratch memory there, or as an error without."""
+    blocks = 40
+    path = exported(tmp_path, "Llama", f"blocks = {blocks}\n")
+    few = prompts(256)[:2]
+    options = {"context": 64, "memory": "100kB"}
+    ran = process.submit(built_bundle.build_and_run, str(path), few, 2, True, options).result()
+    assert ran.report["copies"] == list(ran.report["engines"])
+    group = Bundle.open(path).targets["tensorrt"].tensorrt.paged.cache_groups[0]  # type: ignore[union-attr]
+    caches = 2 * 2 * blocks * group.block_size * group.kv_heads * group.key_head_size * 4
+    assert set(ran.report["scratch"].values()) == {SCRATCH_BYTES + caches}
+    assert (ran.info["caches"], ran.info["scratch_bytes"]) == ("copied by TensorRT", SCRATCH_BYTES + caches)
+
+    (tmp_path / "largest").mkdir()
+    path = exported(tmp_path / "largest", "Llama")  # 4 million blocks
+    with pytest.raises(TargetError, match=r"decode-.*\.engine: TensorRT put copies of the caches into this engine"):
+        process.submit(built_bundle.build_and_run, str(path), few, 2, True, options).result()

@@ -23,6 +23,8 @@ def test_profiles_hold_what_engines_says(context: int, blocks: int) -> None:
     assert decode.M == prefill.M == (1, blocks, blocks)
     assert prefill.holds(100, 8, 100, blocks) and not prefill.holds(101, 1, 1, 1)
     assert not decode.holds(9, 9, 9, 1)
+    assert decode.P == prefill.P == (1, 1024, 1 << 22)
+    assert profiles_of(EnginesSection(blocks=700), context)[0].P == (1, 700, 700)
 
 
 def test_a_context_longer_than_the_model_s_is_refused() -> None:
