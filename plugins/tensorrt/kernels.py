@@ -6,26 +6,17 @@ Sizes are ints or TensorRT's symbolic shapes, which take an int on their right o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic
 
-from enginewright.plugins.shared.errors import TargetError
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
-from enginewright.plugins.triton.specs import (
-    AttentionShape,
-    KernelSpec,
-    Number,
-    attention_spec,
-    combine_spec,
-    splits_of,
-    tiles_of_step,
-    write_spec,
-)
-from enginewright.plugins.triton.tiles import SPLIT_KEYS, attention_tiles, gpu_of
+from enginewright.plugins.triton.choose_tiles import Compile, LayerKernels, compile_attention, compile_layer
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
+from enginewright.plugins.triton.specs import AttentionShape, Number, splits_of, tiles_of_step
+from enginewright.plugins.triton.tiles import SPLIT_KEYS
 
 SHARED_MEMORY = 48 * 1024
-"""Bytes that a block uses at most: for more a launch has to raise a limit of the driver's, and nothing says that
-TensorRT does that for a plugin that is compiled ahead."""
+"""Bytes that a block of a plugin uses at most. For more, a launch has to raise a limit of the kernel first
+(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). TensorRT takes a number of bytes of a kernel that is compiled ahead
+(``KernelLaunchParams.shared_mem``), and its documentation doesn't say whether it raises the limit. Our launches do."""
 
 TACTICS = 2
 """Tiles that TensorRT may choose among when it builds an engine; a bundle holds the code of each."""
@@ -41,32 +32,24 @@ class Launch(Generic[Number]):
     integers: tuple[Number | int, ...]
 
 
-def attention_specs(shape: AttentionShape, capability: int, split_keys: int) -> tuple[KernelSpec, ...]:
+def plugin_attention(
+    shape: AttentionShape, capability: int, split_keys: int, compiler: Compile = compile_kernel
+) -> tuple[CompiledKernel, ...]:
     """The attention kernels to choose from: for prefill (``split_keys`` 0), or for decoding in parts of that many keys.
 
     Raises TargetError for a GPU that isn't known, or where no tile fits.
     """
-    gpu = gpu_of(capability)
-    limit = min(SHARED_MEMORY, gpu.shared_memory)
-    decode = split_keys > 0
-    tiles = attention_tiles(shape.group, shape.width, shape.dtype, gpu, decode=decode, shared_memory=limit)
-    specs = tuple(attention_spec(shape, capability, tile, split_keys) for tile in islice(tiles, TACTICS))
-    if not specs:
-        raise TargetError(
-            f"paged attention in TensorRT: heads of {shape.width} elements of {shape.dtype} don't fit {limit} bytes of "
-            "shared memory",
-            hint="Use float16 or bfloat16.",
-        )
-    return specs
+    return compile_attention(
+        shape, capability, split_keys=split_keys, shared_memory=SHARED_MEMORY, most=TACTICS, compiler=compiler
+    )
 
 
-def layer_specs(shape: AttentionShape, capability: int, split_keys: int = SPLIT_KEYS) -> tuple[KernelSpec, ...]:
+def plugin_kernels(
+    shape: AttentionShape, capability: int, split_keys: int = SPLIT_KEYS, compiler: Compile = compile_kernel
+) -> LayerKernels:
     """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape."""
-    return (
-        write_spec(shape, capability),
-        *attention_specs(shape, capability, 0),
-        *attention_specs(shape, capability, split_keys),
-        combine_spec(shape, capability),
+    return compile_layer(
+        shape, capability, split_keys=split_keys, shared_memory=SHARED_MEMORY, most=TACTICS, compiler=compiler
     )
 
 

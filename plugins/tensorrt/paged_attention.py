@@ -19,6 +19,7 @@ The decorators of TensorRT look at annotations, and strings they refuse: no ``fr
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache, partial
 from inspect import Parameter, Signature
 from itertools import product
 from typing import Any
@@ -31,12 +32,14 @@ from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, splits_of, write_spec
 from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
 
-from .kernels import Launch, attention_launch, attention_specs, combine_launch, write_launch
+from .kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
 
 Desc = trtp.TensorDesc
 Kernel = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
 Kernels = Callable[[KernelSpec], CompiledKernel]
 """``compile_kernel``, or ``read_kernel`` of a bundle's folder."""
+Attention = Callable[[AttentionShape, int, int], tuple[CompiledKernel, ...]]
+"""``read_attention`` of a bundle's folder: of a shape, a capability and the keys of a part."""
 
 _FLOATS: dict[trt.DataType, FloatType] = {
     trt.DataType.HALF: "f16",
@@ -53,17 +56,19 @@ class _Registered:
 
     capability: int
     kernels: Kernels
+    attention: Attention
 
 
 _REGISTERED: list[_Registered] = []
 
 
-def register_plugins(capability: int, kernels: Kernels) -> None:
+def register_plugins(capability: int, kernels: Kernels, attention: Attention | None = None) -> None:
     """Makes the plugins known to TensorRT, for engines that are built from now on.
 
     Args:
         capability: of the GPU that engines are built for; 89 for 8.9.
         kernels: gives a kernel's machine code; its errors come out of TensorRT's build.
+        attention: gives the attention kernels to choose from; None: by compiling them with ``kernels``.
 
     Called again it changes both. Raises TargetError for a capability that isn't known.
     """
@@ -74,7 +79,8 @@ def register_plugins(capability: int, kernels: Kernels) -> None:
         for scaled, in_parts in product((False, True), repeat=2):
             _register_attention(scaled, in_parts)
         _register_combine()
-    _REGISTERED[:] = [_Registered(capability, kernels)]
+    attention = attention or cache(partial(plugin_attention, compiler=kernels))
+    _REGISTERED[:] = [_Registered(capability, kernels, attention)]
 
 
 def _called_with(
@@ -200,16 +206,17 @@ def _parts(a: _Attention) -> tuple[Desc, Desc]:
 
 def _tactics(a: _Attention) -> list[trtp.AutoTuneCombination]:
     """The types that the network has, and a tactic (from 1 on) for each tile."""
-    specs = attention_specs(a.shape, _REGISTERED[0].capability, a.split_keys)
+    now = _REGISTERED[0]
+    kernels = now.attention(a.shape, now.capability, a.split_keys)
     names = {trt.DataType.HALF: "FP16", trt.DataType.FLOAT: "FP32"}
     types = ", ".join(names.get(desc.dtype, desc.dtype.name) for desc in (*a.inputs, *a.outputs))
-    return [trtp.AutoTuneCombination(types, "LINEAR", range(1, len(specs) + 1))]
+    return [trtp.AutoTuneCombination(types, "LINEAR", range(1, len(kernels) + 1))]
 
 
 def _kernel(a: _Attention) -> Kernel:
     now, shape = _REGISTERED[0], a.shape
-    specs = attention_specs(shape, now.capability, a.split_keys)
-    kernel = now.kernels(specs[max(a.tactic - 1, 0)])  # 0 is TensorRT's own number for "the only one"
+    kernels = now.attention(shape, now.capability, a.split_keys)
+    kernel = kernels[max(a.tactic - 1, 0)]  # 0 is TensorRT's own number for "the only one"
     requests, blocks = a.block_table.shape_expr[0], a.block_table.shape_expr[1]
     return _launch(kernel, attention_launch(kernel, shape, a.q.shape_expr[0], requests, blocks))
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cache_kernels import e4m3_to_float
+from .cache_kernels import e4m3_to_half
+
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -35,9 +37,173 @@ def _request_of_tile(q_start: tl.tensor, tile: tl.tensor, requests: tl.tensor, Q
 
 
 @triton.jit
-def _codes_to_float(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """What a cache holds, as float32; without its scale."""
-    return e4m3_to_float(codes) if FORMAT == "e4m3" else codes.to(tl.float32)
+def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """What a cache holds, in the queries' type, exactly but for float32 to 16 bits; without its scale, and of "e4m3"
+    divided by 256. Tensor cores take that: no factor has to be multiplied into each element."""
+    if FORMAT == "e4m3":
+        return e4m3_to_half(codes).to(DTYPE)
+    if FORMAT == "fp8":
+        return codes.to(tl.float16).to(DTYPE)
+    return codes.to(DTYPE)
+
+
+@triton.jit
+def _block_of(
+    table: tl.tensor, start: tl.tensor, page: tl.constexpr, low: tl.tensor, high: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
+    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high."""
+    begins = start + page * BLOCK_SIZE
+    there = (begins < high) & (begins + BLOCK_SIZE > low)
+    return tl.load(table + begins // BLOCK_SIZE, mask=there, other=0)
+
+
+@triton.jit
+def _blocks_of(
+    table: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The blocks of the keys from ``start`` on: PAGES of them count."""
+    a = _block_of(table, start, 0, low, high, BLOCK_SIZE) if PAGES >= 1 else start
+    b = _block_of(table, start, 1, low, high, BLOCK_SIZE) if PAGES >= 2 else a
+    c = _block_of(table, start, 2, low, high, BLOCK_SIZE) if PAGES >= 4 else a
+    d = _block_of(table, start, 3, low, high, BLOCK_SIZE) if PAGES >= 4 else a
+    return a, b, c, d
+
+
+@triton.jit
+def _places(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    d: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    PAGES: tl.constexpr,
+) -> tl.tensor:
+    """Where the keys from ``start`` on lie, int64 [KEYS] in [P*K]: in blocks a to d, or, of PAGES 0, in the table's."""
+    offset = tl.arange(0, KEYS)
+    if PAGES == 0:
+        key = start + offset
+        block = tl.load(table + key // BLOCK_SIZE, mask=(key >= low) & (key < high), other=0).to(tl.int64)
+        return block * BLOCK_SIZE + key % BLOCK_SIZE
+    if PAGES == 1:
+        return a.to(tl.int64) * BLOCK_SIZE + start % BLOCK_SIZE + offset
+    page = offset // BLOCK_SIZE
+    block = tl.where(page == 0, a, b)
+    if PAGES == 4:
+        block = tl.where(page == 2, c, tl.where(page == 3, d, block))
+    return block.to(tl.int64) * BLOCK_SIZE + offset % BLOCK_SIZE
+
+
+@triton.jit
+def _attend(
+    queries: tl.tensor,
+    position: tl.tensor,
+    slope: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    place: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SLOPES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One step of online softmax, over the keys from ``start`` on: the new (largest, total, values).
+
+    ``place`` [KEYS]: theirs in [P*K, Nkv]. Not MASKED: all KEYS are there, and every row sees them.
+    """
+    d = tl.arange(0, WIDTH)
+    e = tl.arange(0, VALUE_WIDTH)
+    key = start + tl.arange(0, KEYS)
+    present = (key >= low) & (key < high)
+    at_keys = k_cache + place[None, :] * HEAD_SIZE + d[:, None]
+    at_values = v_cache + place[:, None] * VALUE_SIZE + e[None, :]
+    if MASKED:
+        keys = tl.load(at_keys, mask=present[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
+    elif HEAD_SIZE < WIDTH:
+        keys = tl.load(at_keys, mask=(d < HEAD_SIZE)[:, None], other=0.0)
+    else:
+        keys = tl.load(at_keys)
+    scores = tl.dot(queries, _codes_to(keys, FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
+
+    # A factor that all scores share needn't be multiplied into each of them before the largest is found.
+    SHARED: tl.constexpr = FORMAT == "float" and SOFTCAP == 0.0 and not SLOPES and SCALE > 0.0
+    FACTOR: tl.constexpr = SCALE * (LOG2E if SOFTCAP == 0.0 else 1.0) * (256.0 if FORMAT == "e4m3" else 1.0)
+    if not SHARED:
+        if FORMAT == "float":
+            scores *= FACTOR
+        else:
+            scores *= (tl.load(k_scales + place, mask=present, other=0.0) * FACTOR)[None, :]
+        if SOFTCAP != 0.0:
+            fall = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / SOFTCAP))
+            bent = (1.0 - fall) / (1.0 + fall) * (SOFTCAP * LOG2E)  # tanh
+            scores = tl.where(scores < 0, -bent, bent)
+        if SLOPES:
+            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+    if MASKED:
+        if QUERIES == 1:  # keys from low to high are those that the one query sees
+            visible = present[None, :]
+        else:
+            visible = present[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible &= key[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+
+    if SHARED:
+        larger = tl.maximum(largest, tl.max(scores, axis=1) * FACTOR)
+    else:
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+    base = larger
+    if MASKED:
+        base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
+    if SHARED:
+        weights = tl.exp2(scores * FACTOR - base[:, None])
+    else:
+        weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(largest - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+
+    if MASKED:
+        cached_values = tl.load(at_values, mask=present[:, None] & (e < VALUE_SIZE)[None, :], other=0.0)
+    elif VALUE_SIZE < VALUE_WIDTH:
+        cached_values = tl.load(at_values, mask=(e < VALUE_SIZE)[None, :], other=0.0)
+    else:
+        cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
+    if FORMAT != "float":
+        # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
+        UNIT: tl.constexpr = 64.0 if FORMAT == "int8" else 256.0
+        weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
+    values = tl.dot(
+        weights.to(queries.dtype),
+        _codes_to(cached_values, FORMAT, queries.dtype),
+        values * shrink[:, None],
+        input_precision="ieee",
+    )
+    return larger, total, values
 
 
 @triton.jit(do_not_specialize=["requests", "blocks"])  # else each batch of another kind is compiled anew
@@ -74,6 +240,7 @@ def paged_attention_kernel(
     SPLIT_KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ) -> None:
     """q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv, splits).
 
@@ -81,8 +248,13 @@ def paged_attention_kernel(
     ``out`` [T, Nq, Dv]. Else each split's part, a result of its own, goes to ``out`` float32 [T, Nq, splits, Dv], and
     the logarithm (base 2) of its softmax's denominator to ``lse`` float32 [T, Nq, splits]: -inf where the split has no
     key (there ``out`` isn't written). ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type) or "e4m3" (bytes).
+    AHEAD: blocks are looked up a step before their keys are.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
+    PAGES: tl.constexpr = (
+        1 if BLOCK_SIZE % KEYS == 0 else 2 if KEYS == 2 * BLOCK_SIZE else 4 if KEYS == 4 * BLOCK_SIZE else 0
+    )
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -102,7 +274,7 @@ def paged_attention_kernel(
     valid = (row // GROUP < QUERIES) & (query < tokens)  # [ROWS]
     position = before + query
     token = (first_token + query).to(tl.int64)
-    place = token * Q_HEADS + head  # [ROWS], in [T, Nq]
+    row_place = token * Q_HEADS + head  # [ROWS], in [T, Nq]
 
     lowest = tl.maximum(before + first - WINDOW + 1, 0) if WINDOW else 0  # first key that the tile sees
     low = lowest
@@ -113,14 +285,14 @@ def paged_attention_kernel(
         low = tl.maximum(lowest, split * SPLIT_KEYS)
         high = tl.minimum(high, (split + 1) * SPLIT_KEYS)
         if low >= high:
-            tl.store(lse + place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
+            tl.store(lse + row_place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
             return
 
-    d = tl.arange(0, WIDTH)
+    element = tl.arange(0, WIDTH)
     e = tl.arange(0, VALUE_WIDTH)
     queries = tl.load(
-        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + d[None, :],
-        mask=valid[:, None] & (d < HEAD_SIZE)[None, :],
+        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + element[None, :],
+        mask=valid[:, None] & (element < HEAD_SIZE)[None, :],
         other=0.0,
     )  # [ROWS, WIDTH]
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -128,67 +300,64 @@ def paged_attention_kernel(
     values = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
     if SINKS:
         sunk = valid & (row * 0 + split == sink_split)
-        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
         total += tl.where(sunk, 1.0, 0.0)
+    slope = total
     if SLOPES:
-        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32)
+        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
 
-    for start in range(low // KEYS * KEYS, high, KEYS):
-        key = start + tl.arange(0, KEYS)
-        present = (key >= low) & (key < high)
-        block = tl.load(block_table + request * blocks + key // BLOCK_SIZE, mask=present, other=0)
-        cached = (block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + kv_head  # [KEYS], in [P*K, Nkv]
-        keys = tl.load(
-            k_cache + cached[None, :] * HEAD_SIZE + d[:, None],
-            mask=present[None, :] & (d < HEAD_SIZE)[:, None],
-            other=0.0,
-        )  # [WIDTH, KEYS]
-        if FORMAT != "float":
-            keys = _codes_to_float(keys, FORMAT)  # exact in float16 and bfloat16 too
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * SCALE  # [ROWS, KEYS]
-        if FORMAT != "float":
-            scores *= tl.load(k_scales + cached, mask=present, other=0.0)[None, :]
-        if SOFTCAP != 0.0:
-            fall = tl.exp2(tl.abs(scores) * (-2.0 * 1.4426950408889634 / SOFTCAP))
-            bent = (1.0 - fall) / (1.0 + fall) * SOFTCAP  # tanh
-            scores = tl.where(scores < 0, -bent, bent)
-        if SLOPES:
-            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
-        visible = present[None, :] & (key[None, :] <= position[:, None])
+    table = block_table + request * blocks
+    begin = low // KEYS * KEYS
+    # Keys that every row sees need no mask: up to the first query's own, and behind the last one's window. A single
+    # query's are in one loop, as splits are short.
+    clear = high
+    edge = high
+    if QUERIES > 1:
+        seen_from = low
         if WINDOW:
-            visible &= key[None, :] > position[:, None] - WINDOW
-        scores = tl.where(visible, scores * 1.4426950408889634, float("-inf"))
-
-        larger = tl.maximum(largest, tl.max(scores, axis=1))
-        base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(largest - base)
-        total = total * shrink + tl.sum(weights, axis=1)
-        cached_values = tl.load(
-            v_cache + cached[:, None] * VALUE_SIZE + e[None, :],
-            mask=present[:, None] & (e < VALUE_SIZE)[None, :],
-            other=0.0,
-        )  # [KEYS, VALUE_WIDTH]
-        if FORMAT != "float":
-            value_scales = tl.load(v_scales + cached, mask=present, other=0.0)
-            cached_values = _codes_to_float(cached_values, FORMAT) * value_scales[:, None]
-        values = tl.dot(
-            weights.to(queries.dtype),
-            cached_values.to(queries.dtype),
-            values * shrink[:, None],
-            input_precision="ieee",
-        )
-        largest = larger
+            seen_from = tl.maximum(low, before + tl.minimum(first + QUERIES, tokens) - WINDOW)
+        clear = (seen_from + KEYS - 1) // KEYS * KEYS
+        edge = tl.maximum(tl.minimum(before + first + 1, high) // KEYS * KEYS, clear)
+    for part in tl.static_range(3):
+        if part == 0:
+            from_key = begin
+            to_key = tl.minimum(clear, high)
+            there = QUERIES == 1 or WINDOW > 0 or SPLIT_KEYS % KEYS != 0
+        elif part == 1:
+            from_key = clear
+            to_key = edge
+            there = QUERIES > 1
+        else:
+            from_key = edge
+            to_key = high
+            there = QUERIES > 1
+        if there:
+            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, BLOCK_SIZE, PAGES)
+            for start in range(from_key, to_key, KEYS):
+                a, b, c, d = next_a, next_b, next_c, next_d
+                if AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
+                    next_a, next_b, next_c, next_d = _blocks_of(table, start + KEYS, low, to_key, BLOCK_SIZE, PAGES)
+                else:
+                    a, b, c, d = _blocks_of(table, start, low, to_key, BLOCK_SIZE, PAGES)
+                place = _places(a, b, c, d, table, start, low, high, BLOCK_SIZE, KEYS, PAGES) * KV_HEADS + kv_head
+                largest, total, values = _attend(
+                    queries, position, slope, largest, total, values,
+                    k_cache, v_cache, k_scales, v_scales, place, start, low, high,
+                    HEAD_SIZE, VALUE_SIZE, SCALE, SOFTCAP, WINDOW, SLOPES, FORMAT,
+                    QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASKED=part != 1,
+                )  # fmt: skip
 
     seen = tl.where(total == 0.0, 1.0, total)  # rows of no query
+    if FORMAT == "int8" or FORMAT == "fp8":
+        values = values * (1.0 / 64.0 if FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
     values = values / seen[:, None]
     inside = valid[:, None] & (e < VALUE_SIZE)[None, :]
     if SPLIT_KEYS:
-        to = place * splits + split
+        to = row_place * splits + split
         tl.store(out + to[:, None] * VALUE_SIZE + e[None, :], values, mask=inside)
         tl.store(lse + to, tl.where(total == 0.0, float("-inf"), largest + tl.log2(seen)), mask=valid)
     else:
-        tl.store(out + place[:, None] * VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row_place[:, None] * VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -13,14 +13,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 
-from .specs import AttentionShape, Constant, KernelSpec, attention_spec, combine_spec, write_spec
-from .tiles import SPLIT_KEYS, FloatType, attention_tiles, gpu_of
+from .specs import TILE_CONSTANTS, AttentionShape, Constant, KernelSpec, attention_spec
+from .tiles import FEWEST_ROWS, Tile, gpu_of
 
 FORMAT = 1
 """Of a compiled kernel's metadata."""
@@ -33,7 +33,8 @@ class CompiledKernel:
     """A kernel's machine code and how to launch it.
 
     ``entry`` is its name in the code, ``shared_memory`` the bytes of dynamic shared memory that a launch must give it,
-    ``compiler`` what compiled it.
+    ``compiler`` what compiled it. ``registers`` and bytes of ``stack`` are a thread's, as the assembler says: on the
+    stack, in the GPU's memory, is what there weren't enough registers for. Both are 0 where a bundle doesn't say.
     """
 
     spec: KernelSpec
@@ -42,6 +43,8 @@ class CompiledKernel:
     cubin: bytes
     shared_memory: int
     compiler: str
+    registers: int = 0
+    stack: int = 0
 
     @property
     def threads(self) -> int:
@@ -51,60 +54,6 @@ class CompiledKernel:
     def constant(self, name: str) -> Constant:
         """What the kernel was compiled with; KeyError for a name that it lacks."""
         return dict(self.spec.constants)[name]
-
-
-@dataclass(frozen=True)
-class LayerKernels:
-    """All that an attention layer launches: a write, then ``prefill``, or ``decode`` and ``combine``."""
-
-    write: CompiledKernel
-    prefill: CompiledKernel
-    decode: CompiledKernel
-    combine: CompiledKernel
-
-    def all(self) -> tuple[CompiledKernel, ...]:
-        """In the order in which they are launched."""
-        return self.write, self.prefill, self.decode, self.combine
-
-
-def compile_layer(
-    shape: AttentionShape, capability: int, *, split_keys: int = SPLIT_KEYS, shared_memory: int | None = None
-) -> LayerKernels:
-    """The kernels of a layer, with the first tiles that fit.
-
-    Args:
-        capability: 89 for 8.9.
-        split_keys: keys of a part of the context when decoding.
-        shared_memory: bytes that a block may use at most; None: what the GPU has.
-
-    Raises:
-        TargetError: for a capability that isn't known, or where no tile fits.
-        MissingDependencyError: without Triton.
-    """
-    return LayerKernels(
-        write=compile_kernel(write_spec(shape, capability)),
-        prefill=compile_attention(shape, capability, decode=False, split_keys=0, shared_memory=shared_memory),
-        decode=compile_attention(shape, capability, decode=True, split_keys=split_keys, shared_memory=shared_memory),
-        combine=compile_kernel(combine_spec(shape, capability)),
-    )
-
-
-def compile_attention(
-    shape: AttentionShape, capability: int, *, decode: bool, split_keys: int, shared_memory: int | None = None
-) -> CompiledKernel:
-    """The attention kernel with the first tile whose code fits; arguments and errors as ``compile_layer`` has them."""
-    gpu = gpu_of(capability)
-    limit = gpu.shared_memory if shared_memory is None else min(shared_memory, gpu.shared_memory)
-    dtype: FloatType = shape.dtype
-    for tile in attention_tiles(shape.group, shape.width, dtype, gpu, decode=decode, shared_memory=limit):
-        compiled = compile_kernel(attention_spec(shape, capability, tile, split_keys))
-        if compiled.shared_memory <= limit:
-            return compiled
-    raise TargetError(
-        f"paged attention for compute capability {capability}: heads of {shape.width} elements of {dtype} don't fit "
-        f"{limit} bytes of shared memory",
-        hint="Use float16 or bfloat16, or a GPU with more shared memory.",
-    )
 
 
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
@@ -164,14 +113,23 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     entry = str(compiled.metadata.name)
     ptx = _without_scratch(spec, entry, compiled.asm["ptx"], compiled.metadata)
     assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
+    cubin, said = _assemble(spec, ptx, assembler, architecture)
     return CompiledKernel(
         spec=spec,
         entry=entry,
         ptx=ptx,
-        cubin=_assemble(spec, ptx, assembler, architecture),
+        cubin=cubin,
         shared_memory=int(compiled.metadata.shared),
         compiler=f"triton {triton.__version__}",
+        registers=_number(r"Used (\d+) registers", said),
+        stack=_number(r"(\d+) bytes stack frame", said),
     )
+
+
+def _number(pattern: str, said: str) -> int:
+    found = re.search(pattern, said)
+    assert found is not None, said
+    return int(found[1])
 
 
 def _without_scratch(spec: KernelSpec, entry: str, ptx: str, metadata: Any) -> str:
@@ -194,19 +152,20 @@ def _without_scratch(spec: KernelSpec, entry: str, ptx: str, metadata: Any) -> s
     return ptx
 
 
-def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str) -> bytes:
-    """PTX to a cubin by Triton's own ptxas, with the flag that Triton gives it."""
+def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str) -> tuple[bytes, str]:
+    """PTX to a cubin by Triton's own ptxas, with the flag that Triton gives it; and what ptxas says of it."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx, encoding="utf-8")
-        command = [assembler, "--regAllocOptLevel=2", f"--gpu-name={architecture}", "kernel.ptx", "-o", "kernel.cubin"]
+        command = [assembler, "-v", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]
+        command += ["kernel.ptx", "-o", "kernel.cubin"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TargetError(
                 f"{spec.kernel}: ptxas refused the code for {architecture}: {done.stderr.strip()}",
                 hint="Use the version of Triton that pyproject.toml names.",
             )
-        return result.read_bytes()
+        return result.read_bytes(), done.stderr
 
 
 def write_kernels(folder: Path, kernels: Iterable[CompiledKernel]) -> list[Path]:
@@ -242,6 +201,8 @@ def _metadata(kernel: CompiledKernel) -> str:
         "threads": kernel.threads,
         "shared_memory": kernel.shared_memory,
         "compiler": kernel.compiler,
+        "registers": kernel.registers,
+        "stack": kernel.stack,
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -252,18 +213,62 @@ def read_kernel(folder: Path, spec: KernelSpec) -> CompiledKernel:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         kernel = CompiledKernel(
-            spec=spec,
+            spec=_spec_of(document),
             entry=document["entry"],
             ptx=path.with_suffix(".ptx").read_text(encoding="utf-8"),
             cubin=path.with_suffix(".cubin").read_bytes(),
             shared_memory=document["shared_memory"],
             compiler=document["compiler"],
+            registers=document.get("registers", 0),
+            stack=document.get("stack", 0),
         )
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BundleError(
             f"{path}: the kernel {spec.kernel} for compute capability {spec.capability} can't be read: {e}",
             hint="Export again, with that capability among the GPUs.",
         ) from e
-    if _metadata(kernel) != path.read_text(encoding="utf-8"):
+    if kernel.spec != spec or kernel.threads != document["threads"]:
         raise BundleError(f"{path}: made for something else than its name says", hint="Export again.")
     return kernel
+
+
+def read_attention(folder: Path, shape: AttentionShape, capability: int, split_keys: int) -> tuple[CompiledKernel, ...]:
+    """The attention kernels that ``folder`` has for a layer, whatever their tiles are: who exports chooses those.
+
+    ``split_keys``: 0, or how many keys a part has when decoding. Raises BundleError where there is none, or one is
+    damaged.
+    """
+    any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)
+    wanted = attention_spec(shape, capability, any_tile, split_keys)
+    found = []
+    for path in sorted(folder.glob(f"{wanted.kernel}-sm{capability}-*.json")):
+        try:
+            spec = _spec_of(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export again.") from e
+        if _without_tile(spec) == _without_tile(wanted):
+            found.append(read_kernel(folder, spec))
+    if not found:
+        raise BundleError(
+            f"{folder}: there is no attention kernel for compute capability {capability} and {shape}",
+            hint="Export again, with that capability among the GPUs.",
+        )
+    return tuple(found)
+
+
+def _spec_of(document: Any) -> KernelSpec:
+    """What a kernel's metadata says that it was made for."""
+    return KernelSpec(
+        kernel=document["kernel"],
+        capability=document["capability"],
+        arguments=tuple((name, of) for name, of in document["arguments"]),
+        constants=tuple(document["constants"].items()),
+        aligned=tuple(document["aligned"]),
+        warps=document["warps"],
+        stages=document["stages"],
+    )
+
+
+def _without_tile(spec: KernelSpec) -> KernelSpec:
+    constants = tuple((name, of) for name, of in spec.constants if name not in TILE_CONSTANTS)
+    return replace(spec, constants=constants, warps=0, stages=0)

@@ -1,6 +1,6 @@
 """Runs the Triton kernels on torch tensors: on a CUDA device, or on the CPU in Triton's interpreter.
 
-The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 two of its
+The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 three of its
 functions are replaced; see ``_interpret_bfloat16``.
 """
 
@@ -14,10 +14,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from enginewright.plugins.shared.errors import TargetError
-
 from .attention_kernels import combine_splits_kernel, paged_attention_kernel
 from .cache_kernels import kv_write_kernel
+from .choose_tiles import compile_attention
 from .specs import (
     AttentionShape,
     attention_constants,
@@ -26,7 +25,17 @@ from .specs import (
     tiles_of_step,
     write_constants,
 )
-from .tiles import GPUS, SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, attention_tiles, gpu_of
+from .tiles import (
+    GPUS,
+    SPLIT_KEYS,
+    CacheFormat,
+    FloatType,
+    Gpu,
+    Tile,
+    attention_tiles,
+    gpu_of,
+    measured_tiles,
+)
 
 _FLOATS: dict[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _CACHES: dict[torch.dtype, CacheFormat] = {**_FLOATS, torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
@@ -129,7 +138,7 @@ def paged_attention(
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
     if splits == 1:
         split_keys = 0
-    tile = _tile_of(shape, gpu, decode)
+    tile = _tile_of(shape, gpu.capability, decode=decode, interpreted=q.device.type != "cuda")
     if out is None:
         out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
     elif out.shape != (tokens, heads, value_size) or out.dtype != q.dtype or not out.is_contiguous():
@@ -199,22 +208,21 @@ def _parts_in(
     return parts.view(torch.float32).view(shape), lse.view(torch.float32).view(rows)
 
 
-def _tile_of(shape: AttentionShape, gpu: Gpu, decode: bool) -> Tile:
-    for tile in attention_tiles(shape.group, shape.width, shape.dtype, gpu, decode=decode):
-        return tile
-    raise TargetError(
-        f"paged attention: a head of {shape.width} elements of {shape.dtype} doesn't fit compute capability "
-        f"{gpu.capability}",
-        hint="Use float16 or bfloat16, or a GPU with more shared memory.",
-    )
+@cache
+def _tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
+    """By what is compiled where nothing was measured; the interpreter takes any. The same however keys are split."""
+    case = shape.tile_case(decode=decode)
+    if interpreted or case in measured_tiles(capability):
+        return next(attention_tiles(case, gpu_of(capability)))
+    return compile_attention(shape, capability, split_keys=SPLIT_KEYS if decode else 0)[0].spec.tile
 
 
 @cache
 def _interpret_bfloat16() -> None:
     """Makes the interpreter's bfloat16 right, which is bits in arrays of uint16 there.
 
-    It multiplies those bits as integers, and where rounding to bfloat16 carries into the exponent it may lose a factor
-    of 2.
+    It multiplies those bits as integers, takes an integer for bits that it converts, and where rounding to bfloat16
+    carries into the exponent it may lose a factor of 2.
     """
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter
@@ -234,7 +242,13 @@ def _interpret_bfloat16() -> None:
             return x.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
         return convert(x, of, to, rounding)
 
+    def create_si_to_fp(self: Any, x: Any, to: Any) -> Any:
+        if to.scalar == bfloat16:
+            return self.cast_impl(self.cast_impl(x, float32), to)
+        return self.cast_impl(x, to)
+
     interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.InterpreterBuilder.create_si_to_fp = create_si_to_fp
     interpreter._convert_float = convert_float
 
 

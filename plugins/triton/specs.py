@@ -11,13 +11,16 @@ from typing import Literal, Protocol, TypeVar
 
 from enginewright.plugins.shared.errors import TargetError
 
-from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, gpu_of, power_of_2, width_of
+from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
 
 KernelName = Literal["kv_write", "paged_attention", "combine_splits"]
 Constant = int | float | str | bool | None
 
 SPLITS_AT_ONCE = 16
 """Parts of a context that ``combine_splits`` loads together."""
+
+TILE_CONSTANTS = ("QUERIES", "ROWS", "KEYS", "AHEAD")
+"""Of the attention kernel: what differs by tile. Warps and stages do too, and aren't constants."""
 
 _POINTERS: dict[CacheFormat, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "int8": "*i8", "fp8": "*u8"}
 
@@ -80,6 +83,10 @@ class AttentionShape:
         """Elements that a kernel makes of a head, at most."""
         return max(width_of(self.head_size), width_of(self.value_size))
 
+    def tile_case(self, *, decode: bool) -> TileCase:
+        """What its tile is chosen for: for decoding, or for prompts."""
+        return TileCase(max(self.head_size, self.value_size), self.group, self.dtype, self.cache, decode)
+
 
 @dataclass(frozen=True)
 class KernelSpec:
@@ -101,6 +108,14 @@ class KernelSpec:
     def stem(self) -> str:
         """A file name of its own, the same wherever it is made."""
         return f"{self.kernel}-sm{self.capability}-{sha256(repr(self).encode()).hexdigest()[:16]}"
+
+    @property
+    def tile(self) -> Tile:
+        """Of an attention kernel."""
+        constants = dict(self.constants)
+        queries, rows, keys = (constants[name] for name in ("QUERIES", "ROWS", "KEYS"))
+        assert isinstance(queries, int) and isinstance(rows, int) and isinstance(keys, int)
+        return Tile(queries, rows, keys, self.warps, self.stages)
 
 
 def read_format(cache: CacheFormat, gpu: Gpu) -> str:
@@ -135,6 +150,7 @@ def attention_constants(shape: AttentionShape, gpu: Gpu, tile: Tile, split_keys:
         "SPLIT_KEYS": split_keys,
         "WIDTH": width_of(shape.head_size),
         "VALUE_WIDTH": width_of(shape.value_size),
+        "AHEAD": looks_ahead(tile, gpu),
     }
 
 

@@ -6,16 +6,20 @@ Capability" of the CUDA C++ Programming Guide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
 
 from enginewright.plugins.shared.errors import TargetError
 
 FloatType = Literal["f16", "bf16", "f32"]
 CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]
 
-FLOAT_BYTES: dict[FloatType, int] = {"f16": 2, "bf16": 2, "f32": 4}
+CACHE_BYTES: dict[CacheFormat, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1, "fp8": 1}
 CACHE_FORMATS: tuple[CacheFormat, ...] = ("f16", "bf16", "f32", "int8", "fp8")
 
 SPLIT_KEYS = 512
@@ -95,36 +99,109 @@ def decode_rows(group: int) -> int:
     return max(FEWEST_ROWS, power_of_2(group))
 
 
-def shared_memory_of(tile: Tile, width: int, element: int) -> int:
-    """About how many bytes of shared memory a tile takes: queries, weights, and each stage's keys and values."""
-    return (tile.rows * (width + tile.keys) + tile.stages * tile.keys * 2 * width) * element
+@dataclass(frozen=True)
+class TileCase:
+    """What a tile is chosen for.
+
+    Attributes:
+        head_size: of the wider of keys and values.
+        group: query heads of a key/value head.
+        dtype: of the queries.
+        decode: steps of one token a request.
+    """
+
+    head_size: int
+    group: int
+    dtype: FloatType
+    cache: CacheFormat
+    decode: bool
 
 
-def attention_tiles(
-    group: int, width: int, dtype: FloatType, gpu: Gpu, *, decode: bool, shared_memory: int | None = None
-) -> Iterator[Tile]:
-    """Tiles for ``group`` query heads a key/value head that should fit the GPU, the best first.
+def looks_ahead(tile: Tile, gpu: Gpu) -> bool:
+    """Whether the kernel looks blocks up a step before it copies their keys, so that copies may be several steps ahead.
 
-    ``width`` is that of the wider of key and value heads, ``shared_memory`` the most to use if not all. Which tile is
-    best has not been measured on a GPU.
+    Triton 3.9 fails at that where it has the tensor cores of 10.0 multiply.
+    """
+    return gpu.capability != 100 or tile.queries == 1
+
+
+def least_shared_memory(tile: Tile, case: TileCase, gpu: Gpu) -> int:
+    """Bytes that a tile takes at least: keys and values, of the step that is attended to and of those copied ahead."""
+    copies = tile.stages - 1 if looks_ahead(tile, gpu) else min(tile.stages - 1, 1)
+    return copies * tile.keys * 2 * case.head_size * CACHE_BYTES[case.cache]
+
+
+def attention_tiles(case: TileCase, gpu: Gpu, shared_memory: int | None = None) -> Iterator[Tile]:
+    """Tiles from the most to the least wanted: a measured one if there is one, then those of the rule.
+
+    Those that can't fit ``shared_memory`` (None: the GPU's) are left out; ``compile_attention`` finds those that do.
     """
     limit = gpu.shared_memory if shared_memory is None else shared_memory
-    element = FLOAT_BYTES[dtype]
-    for rows, keys, warps, stages in _candidates(decode, group, wide=dtype == "f32" or width > 128):
-        if rows < power_of_2(group):
-            continue
-        tile = Tile(1 if decode else rows // group, rows, keys, warps, stages)
-        if shared_memory_of(tile, width, element) <= limit:
+    known = measured_tiles(gpu.capability).get(case)
+    if known is not None:
+        yield known
+    for rows, keys, warps, stages in _rule(case, gpu):
+        tile = Tile(1 if case.decode else rows // case.group, rows, keys, warps, stages)
+        if tile != known and least_shared_memory(tile, case, gpu) <= limit:
             yield tile
 
 
-def _candidates(decode: bool, group: int, wide: bool) -> Iterator[tuple[int, int, int, int]]:
-    """(rows, keys, warps, stages): as much as there may be first, and then less and less."""
-    most = decode_rows(group) if decode else max(64 if wide else 128, power_of_2(group))
-    least = decode_rows(group) if decode else max(FEWEST_ROWS, power_of_2(group))
-    rows = most
-    while rows >= least:
-        for keys in (32, 16) if wide else (64, 32, 16):
-            for stages in (3, 2, 1):
-                yield rows, keys, 8 if rows * keys >= 128 * 64 else 4, stages
-        rows //= 2
+def _rule(case: TileCase, gpu: Gpu) -> Iterator[tuple[int, int, int, int]]:
+    """(rows, keys, warps, stages): as much as there may be first, and then less and less.
+
+    When decoding, copies ahead (3 stages) come before wide tiles: bytes under way are what counts. A prompt's tiles are
+    best large; their sums are in registers, of which 8 warps have twice as many as 4.
+    """
+    group, width = power_of_2(case.group), width_of(case.head_size)
+    single = case.dtype == "f32"  # multiplied without tensor cores
+    if case.decode:
+        most = 32 if single or width > 128 else 64 if width > 64 else 128
+        deep = (4, 3) if CACHE_BYTES[case.cache] == 1 else (3,)
+        for depths in (deep, (2,), (1,)):
+            for keys, stages in product(_halves(most, 16), depths):
+                yield decode_rows(case.group), keys, 8 if single else 4, stages
+        return
+    most = 32 if single else 128 if width <= 128 and gpu.capability in (90, 100) else 64
+    most_rows = 128 if not single and width <= 128 else 64 if width <= 64 or not single else 32
+    for depths, fewest in (((3, 2), 32), ((3, 2), 16), ((1,), 16)):
+        for rows in _halves(max(most_rows, group), max(FEWEST_ROWS, group)):
+            for keys, stages in product(_halves(most if fewest > 16 or depths == (1,) else 16, fewest), depths):
+                yield rows, keys, 8 if single or rows * width >= 64 * 128 else 4, stages
+
+
+def _halves(most: int, least: int) -> Iterator[int]:
+    while most >= least:
+        yield most
+        most //= 2
+
+
+def tiles_file(capability: int) -> Path:
+    """Where the tiles that were measured on a GPU are: a line of JSON for each case."""
+    return Path(__file__).with_name(f"tiles_sm{capability}.jsonl")
+
+
+@cache
+def measured_tiles(capability: int) -> dict[TileCase, Tile]:
+    """Tiles by what they were measured for, of ``tiles_file``; none where there is no such file."""
+    path = tiles_file(capability)
+    return read_tiles(path) if path.exists() else {}
+
+
+def read_tiles(path: Path) -> dict[TileCase, Tile]:
+    """What ``write_tiles`` wrote. Raises TargetError, with the line, for what isn't that."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            case = TileCase(**{field.name: entry[field.name] for field in fields(TileCase)})
+            tile = Tile(**{field.name: entry[field.name] for field in fields(Tile)})
+        except (ValueError, KeyError, TypeError) as e:
+            raise TargetError(f"{path}:{number}: isn't a tile: {e}", hint="Write the file by a sweep.") from e
+        found[case] = tile
+    return found
+
+
+def write_tiles(path: Path, tiles: Mapping[TileCase, tuple[Tile, dict[str, Any]]]) -> None:
+    """Each case with its tile and what else is known of it (what measured it, how long it took), a line each."""
+    lines = [json.dumps({**asdict(case), **asdict(tile), **more}) + "\n" for case, (tile, more) in tiles.items()]
+    path.write_text("".join(sorted(lines)), encoding="utf-8")

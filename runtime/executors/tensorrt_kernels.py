@@ -42,7 +42,8 @@ def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
             stages=said["stages"],
         )
         cubin = read_regular(path.with_suffix(".cubin"), most=MOST_TEXT_BYTES)
-        kernel = CompiledKernel(spec, said["entry"], "", cubin, said["shared_memory"], said["compiler"])
+        measures = (said["shared_memory"], said["compiler"], said.get("registers", 0), said.get("stack", 0))
+        kernel = CompiledKernel(spec, said["entry"], "", cubin, *measures)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e
     if spec.stem != stem:

@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.tensorrt.kernels import attention_launch, attention_specs, combine_launch, write_launch
+from enginewright.plugins.tensorrt.kernels import attention_launch, combine_launch, plugin_attention, write_launch
 from enginewright.plugins.triton import launch as launchers
+from enginewright.plugins.triton.choose_tiles import compile_attention
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.triton.specs import AttentionShape, combine_spec, splits_of, write_spec
 from tests.gpu import driver
@@ -44,8 +45,10 @@ def test_attention(form, cache, capability):
             **{"q": q, "block_table": step.table, "q_start": step.q_start, "kv_len": step.kv_len},
             **{"sinks": lse, "slopes": lse, "out": out if split_keys else result, "lse": lse},
         }
-        for spec in attention_specs(shape, capability, split_keys):
-            kernel = compile_kernel(spec)
+        for kernel in (
+            *plugin_attention(shape, capability, split_keys),
+            *compile_attention(shape, capability, split_keys=split_keys),  # up to all of the shared memory
+        ):
             run = attention_launch(kernel, shape, tokens, requests, blocks)
             driver.launch(kernel, code_of(kernel, form), run, tensors)
             if split_keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from enginewright.passes.framework.base import describe_node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import UnsupportedModelError
-from enginewright.plugins.tensorrt.kernels import layer_specs
+from enginewright.plugins.tensorrt.kernels import plugin_kernels
+from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import compile_kernel, files_of
 from enginewright.plugins.triton.specs import AttentionShape
-from enginewright.plugins.triton.tiles import CacheFormat, FloatType
+from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
 
 from .bundle_writer import BundleWriter
 
@@ -27,13 +29,16 @@ ew = torch.ops.ew
 class LayerKernels:
     """``layers``, whose attention has one shape, on GPUs of one ``capability``: the stems of their kernels' files.
 
-    In the order of ``layer_specs``: the write, those for prefill and for decoding to choose among, what combines parts.
+    As ``plugins.triton.choose_tiles.LayerKernels`` has the kernels themselves.
     """
 
     layers: tuple[int, ...]
     shape: AttentionShape
     capability: int
-    stems: tuple[str, ...]
+    write: str
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    combine: str
 
 
 def attention_shapes(program: Program, dtype: FloatType, cache: CacheFormat) -> dict[AttentionShape, tuple[int, ...]]:
@@ -91,26 +96,46 @@ def emit_attention_kernels(
     folder: str,
     writer: BundleWriter,
     progress: Progress,
+    *,
+    for_plugins: bool,
 ) -> tuple[LayerKernels, ...]:
-    """Compiles what TensorRT's plugins launch for ``program``, and writes it into the bundle's ``folder``.
+    """Compiles the kernels of ``program``'s attention, and writes them into the bundle's ``folder``.
 
     Args:
         program, dtype, cache: as ``attention_shapes`` has them.
         capabilities: of the GPUs; 89 for 8.9.
         folder: in the bundle, such as "targets/tensorrt/kernels".
-        progress: called with the stage "kernels", one by one.
+        progress: called with the stage "kernels", for one shape on one GPU after the other.
+        for_plugins: TensorRT launches them as plugins, which take less shared memory and choose among tiles.
 
     Raises:
-        TargetError: a GPU that isn't known, or a shape that doesn't fit it; before anything is compiled.
+        TargetError: a GPU that isn't known, before anything is compiled; a shape that doesn't fit it.
         MissingDependencyError: without Triton.
     """
+    for capability in capabilities:
+        gpu_of(capability)
     shapes = attention_shapes(program, dtype, cache)
-    needed = [(shape, c, layer_specs(shape, c)) for shape in shapes for c in capabilities]
-    specs = list(dict.fromkeys(spec for _, _, of_layer in needed for spec in of_layer))
-    for done, spec in enumerate(specs, 1):
-        for name, content in files_of(compile_kernel(spec)).items():
-            writer.write_bytes(f"{folder}/{name}", content)
-        progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
-    return tuple(
-        LayerKernels(shapes[shape], shape, c, tuple(s.stem for s in of_layer)) for shape, c, of_layer in needed
-    )
+    needed = [(shape, capability) for shape in shapes for capability in capabilities]
+    compiled = functools.cache(compile_kernel)  # shapes share writes, and what combines
+    make = plugin_kernels if for_plugins else compile_layer
+    written: set[str] = set()
+    found = []
+    for done, (shape, capability) in enumerate(needed, 1):
+        kernels = make(shape, capability, compiler=compiled)
+        for name, content in (file for kernel in kernels.all() for file in files_of(kernel).items()):
+            if name not in written:
+                writer.write_bytes(f"{folder}/{name}", content)
+                written.add(name)
+        found.append(
+            LayerKernels(
+                shapes[shape],
+                shape,
+                capability,
+                write=kernels.write.spec.stem,
+                prefill=tuple(kernel.spec.stem for kernel in kernels.prefill),
+                decode=tuple(kernel.spec.stem for kernel in kernels.decode),
+                combine=kernels.combine.spec.stem,
+            )
+        )
+        progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
+    return tuple(found)

@@ -13,7 +13,7 @@ import tensorrt as trt
 from enginewright.optimizer.emit.shared.engine_report import BuiltPlan
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.paged_attention import register_plugins
-from enginewright.plugins.triton.compile_ahead import read_kernel
+from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
@@ -66,7 +66,8 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
     folder = target_folder(target)
     source = f"{folder}/{paged.network}"
     description = Network.from_json(bundle.read_bytes(source), source=str(bundle.path / source))
-    register_plugins(capability, partial(read_kernel, bundle.path / folder / KERNELS_FOLDER))
+    kernels = bundle.path / folder / KERNELS_FOLDER
+    register_plugins(capability, partial(read_kernel, kernels), partial(read_attention, kernels))
     log = ErrorLog()  # TensorRT keeps the first one it is given, for the whole process
     for profile in paged.profiles:
         attention = PluginAttention(profile.phase, paged.split_keys)

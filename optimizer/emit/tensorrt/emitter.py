@@ -67,7 +67,8 @@ class TensorRtEmitter:
         network = describe_network(program, ExternalWeights(writer, progress, total, suffix=self.name), floats)
         writer.write_text(f"{folder}/{NETWORK_FILE}", network.to_json())
         numbers = [int(name.replace(".", "")) for name in capabilities]
-        emit_attention_kernels(program, numbers, floats, floats, f"{folder}/{KERNELS_FOLDER}", writer, progress)
+        kernels = f"{folder}/{KERNELS_FOLDER}"
+        emit_attention_kernels(program, numbers, floats, floats, kernels, writer, progress, for_plugins=True)
         return TargetManifest(
             state="needs-build",
             needs=f"TensorRT {LIBRARY} or newer and a GPU of compute capability {' or '.join(capabilities)}",

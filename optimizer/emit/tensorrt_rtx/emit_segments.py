@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from enginewright.optimizer.emit.shared.attention_kernels import LayerKernels, attention_shapes, emit_attention_kernels
+from enginewright.optimizer.emit.shared.attention_kernels import LayerKernels, emit_attention_kernels
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
-from enginewright.plugins.tensorrt.kernels import layer_specs
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, PagedCacheGroup
 from enginewright.runtime.bundle.segments import (
@@ -54,7 +53,7 @@ def emit_segments(
     Args:
         program: with attention in its paged form.
         writer: of the bundle.
-        progress: called with the stages "emit", "engines" and "kernels".
+        progress: called with the stages "kernels", "emit" and "engines".
         options: ``engines`` of them, ``record``.
         gpus: compute capabilities, such as "8.9".
 
@@ -67,16 +66,20 @@ def emit_segments(
     """
     floats = options.engines.dtype
     capabilities = [int(name.replace(".", "")) for name in gpus]
-    for shape in attention_shapes(program, floats, floats):
-        for capability in capabilities:
-            layer_specs(shape, capability)  # what has no kernels is refused before engines are built
+    kernels = emit_attention_kernels(
+        program,
+        capabilities,
+        floats,
+        floats,
+        f"{target_folder(TARGET)}/{KERNELS_FOLDER}",
+        writer,
+        progress,
+        for_plugins=False,
+    )
     progress(ProgressEvent("emit", 0, len(program.weights)))
     model = segment_model(program, ExternalWeights(writer, progress, len(program.weights), "segments"), floats)
     profiles = profiles_of(options.engines)
     engines, version = _build(model.graphs, profiles, gpus, writer, progress, options)
-    kernels = emit_attention_kernels(
-        program, capabilities, floats, floats, f"{target_folder(TARGET)}/{KERNELS_FOLDER}", writer, progress
-    )
     schedule = schedule_of(program, model, floats, profiles, kernels)
     writer.write_text(segments_path(TARGET), schedule.to_json())
     return TargetManifest(
@@ -173,15 +176,11 @@ def _engine_file(graph: SegmentGraph) -> str:
 
 
 def _kernels(some: LayerKernels) -> AttentionKernels:
-    """Stems by what they are for: ``layer_specs`` has a write, those for prompts, those for decoding, what combines."""
-    specs = layer_specs(some.shape, some.capability)
-    attention = [spec for spec in specs if spec.kernel == "paged_attention"]
-    whole = [spec.stem for spec in attention if not dict(spec.constants)["SPLIT_KEYS"]]
     return AttentionKernels(
         layers=some.layers,
         compute_capability=f"{some.capability // 10}.{some.capability % 10}",
-        write=specs[0].stem,
-        prefill=tuple(whole),
-        decode=tuple(spec.stem for spec in attention if spec.stem not in whole),
-        combine=specs[-1].stem,
+        write=some.write,
+        prefill=some.prefill,
+        decode=some.decode,
+        combine=some.combine,
     )

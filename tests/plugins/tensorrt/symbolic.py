@@ -125,7 +125,6 @@ def launch(
     def kernels(spec: Any) -> CompiledKernel:
         if spec not in KERNELS:
             KERNELS[spec] = compile_kernel(spec)
-        asked.append(spec)
         return KERNELS[spec]
 
     def dimension(of: int | str) -> Expression:
@@ -138,7 +137,6 @@ def launch(
         desc.desc = inner
         return desc
 
-    asked: list[Any] = []
     register_plugins(capability, kernels)
     d = QDP_REGISTRY[plugin]
     made = _TemplateAOTPlugin(plugin.partition("::")[2], "ew", d.num_outputs)
@@ -165,6 +163,7 @@ def launch(
         plain = [x.desc for x in descs]
         entry, ptx = made.get_kernel(plain[: len(inputs)], plain[len(inputs) :])
 
+    made_of = next(spec for spec, kernel in KERNELS.items() if kernel.ptx == ptx.decode().rstrip("\0"))
     return [
         Launched(
             grid=(parameters.grid_x.value(s), parameters.grid_y.value(s), parameters.grid_z.value(s)),
@@ -179,7 +178,7 @@ def launch(
             tactics=tactics,
             entry=entry,
             parameters=len(re.findall(rf"\.param \.u[^\n]* {entry}_param_\d+", ptx.decode())),
-            constants=dict(asked[-1].constants),
+            constants=dict(made_of.constants) | {"STAGES": made_of.stages},
         )
         for s in sizes
     ]

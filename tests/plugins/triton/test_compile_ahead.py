@@ -13,14 +13,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
-from enginewright.plugins.triton.compile_ahead import (
-    CompiledKernel,
-    compile_attention,
-    compile_kernel,
-    compile_layer,
-    read_kernel,
-    write_kernels,
-)
+from enginewright.plugins.triton.choose_tiles import compile_attention, compile_layer
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
 from enginewright.plugins.triton.specs import AttentionShape, combine_spec, write_spec
 from enginewright.plugins.triton.tiles import GPUS
 
@@ -57,10 +51,11 @@ def test_a_layer_s_kernels(tmp_path):
         "paged_attention",
         "combine_splits",
     ]
-    assert kernels.prefill.constant("SPLIT_KEYS") == 0 and kernels.decode.constant("SPLIT_KEYS") == 512
-    assert "mma" in kernels.prefill.ptx and "mma" in kernels.decode.ptx
-    again = compile_kernel(kernels.decode.spec)
-    assert again == kernels.decode  # byte for byte
+    (prefill,), (decode,) = kernels.prefill, kernels.decode
+    assert prefill.constant("SPLIT_KEYS") == 0 and decode.constant("SPLIT_KEYS") == 512
+    assert "mma" in prefill.ptx and "mma" in decode.ptx
+    again = compile_kernel(decode.spec)
+    assert again == decode  # byte for byte
 
     written = write_kernels(tmp_path, kernels.all())
     assert sorted({p.suffix for p in written}) == [".cubin", ".json", ".ptx"] and len(written) == 12
@@ -80,7 +75,7 @@ def test_a_layer_s_kernels(tmp_path):
 @pytest.mark.parametrize(("capability", "pointer"), [(80, "*u8"), (120, "*fp8e4nv")])
 def test_an_fp8_cache_is_read_by_instructions_where_there_are_some(capability, pointer):
     shape = replace(SMOLLM2, dtype="bf16", cache="fp8", softcap=30.0, sinks=True, slopes=True, window=64)
-    kernel = compile_attention(shape, capability, decode=True, split_keys=512)
+    (kernel,) = compile_attention(shape, capability, split_keys=512)
     check(kernel)
     assert dict(kernel.spec.arguments)["k_cache"] == pointer
     assert ("e4m3x2" in kernel.ptx) == (capability == 120)
@@ -110,8 +105,8 @@ def test_every_gpu(shape, capability):
 @pytest.mark.matrix
 @pytest.mark.parametrize("capability", list(GPUS))
 def test_every_gpu_s_largest_tile(capability):
-    for decode, split_keys in ((True, 512), (False, 0)):
-        check(compile_attention(SHAPES[1], capability, decode=decode, split_keys=split_keys))
+    for split_keys in (512, 0):
+        check(compile_attention(SHAPES[1], capability, split_keys=split_keys)[0])
 
 
 def test_an_unknown_gpu_is_refused_with_those_known():
@@ -124,7 +119,7 @@ def test_an_unknown_gpu_is_refused_with_those_known():
 def test_what_does_not_fit_is_refused():
     shape = replace(SMOLLM2, head_size=1024, value_size=1024, dtype="f32", cache="f32")
     with pytest.raises(TargetError, match=r"1024 elements of f32 don't fit \d+ bytes"):
-        compile_attention(shape, 86, decode=False, split_keys=0)
+        compile_attention(shape, 86, split_keys=0)
 
 
 def test_without_triton_the_extra_is_named(monkeypatch):

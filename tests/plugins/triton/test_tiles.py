@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.triton import tiles as tiles_module
 from enginewright.plugins.triton.tiles import (
-    FLOAT_BYTES,
     GPUS,
+    SPLIT_KEYS,
+    Tile,
+    TileCase,
     attention_tiles,
     gpu_of,
+    least_shared_memory,
+    measured_tiles,
     power_of_2,
-    shared_memory_of,
+    read_tiles,
     width_of,
+    write_tiles,
 )
 
 
@@ -25,23 +32,58 @@ def test_powers_of_2():
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=str)
 @pytest.mark.parametrize("decode", [True, False])
-def test_there_is_a_tile_for_the_usual_heads(gpu, decode):
-    for group, size, dtype in itertools.product((1, 3, 4, 8, 71), (64, 80, 128, 256), FLOAT_BYTES):
-        if (group, size, dtype) == (71, 256, "f32"):
-            continue  # the queries alone are 128 KiB
-        tiles = list(attention_tiles(group, width_of(size), dtype, gpu, decode=decode))
+def test_there_are_tiles_for_the_usual_heads(gpu, decode):
+    for group, size, cache in itertools.product((1, 3, 4, 8, 71), (64, 80, 128, 256), ("bf16", "f32", "int8", "fp8")):
+        case = TileCase(size, group, "f32" if cache == "f32" else "bf16", cache, decode)
+        tiles = list(attention_tiles(case, gpu))
         assert tiles and len(set(tiles)) == len(tiles)
         for tile in tiles:
             assert tile.rows == power_of_2(tile.rows) >= max(16, group * tile.queries)
             assert tile.queries == 1 or not decode
-            assert shared_memory_of(tile, width_of(size), FLOAT_BYTES[dtype]) <= gpu.shared_memory
+            assert tile.keys == power_of_2(tile.keys) <= SPLIT_KEYS and tile.keys >= 16
+            assert least_shared_memory(tile, case, gpu) <= gpu.shared_memory
 
 
-def test_a_lower_limit_is_kept():
-    small = list(attention_tiles(1, 128, "f16", GPUS[90], decode=False, shared_memory=48 * 1024))
-    assert small and max(shared_memory_of(t, 128, 2) for t in small) <= 48 * 1024
-    assert small[0] != next(attention_tiles(1, 128, "f16", GPUS[90], decode=False))
-    assert list(attention_tiles(1, 2048, "f32", GPUS[86], decode=False)) == []
+def test_tiles_that_cannot_fit_are_left_out():
+    case = TileCase(128, 1, "f16", "f16", decode=False)
+    small = list(attention_tiles(case, GPUS[90], 48 * 1024))
+    assert small and max(least_shared_memory(t, case, GPUS[90]) for t in small) <= 48 * 1024
+    assert small[0] != next(attention_tiles(case, GPUS[90]))
+    tile = Tile(32, 128, 128, 8, 3)
+    assert least_shared_memory(tile, case, GPUS[90]) == 2 * 128 * (128 + 128) * 2
+    assert least_shared_memory(tile, case, GPUS[100]) == 128 * (128 + 128) * 2
+
+
+CASE, TILE = TileCase(128, 4, "bf16", "fp8", decode=True), Tile(1, 16, 64, 4, 4)
+
+
+def test_a_measured_tile_comes_first(tmp_path, monkeypatch):
+    other = replace(CASE, decode=False)
+    rule = list(attention_tiles(CASE, GPUS[90]))
+    measured = rule[3]
+    path = tmp_path / "tiles_sm90.jsonl"
+    write_tiles(path, {CASE: (measured, {"microseconds": 12.5}), other: (Tile(8, 32, 32, 4, 2), {})})
+    assert read_tiles(path) == {CASE: measured, other: Tile(8, 32, 32, 4, 2)}
+    assert len(path.read_text().splitlines()) == 2 and '"microseconds": 12.5' in path.read_text()
+    monkeypatch.setattr(tiles_module, "measured_tiles", lambda capability: read_tiles(path) if capability == 90 else {})
+    assert list(attention_tiles(CASE, GPUS[90])) == [measured, *(tile for tile in rule if tile != measured)]
+    assert next(attention_tiles(other, GPUS[90])) == Tile(8, 32, 32, 4, 2)
+    assert next(attention_tiles(CASE, GPUS[89])) != measured
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[1]", '{"head_size": 64', '{"head_size": 64, "group": 1}'])
+def test_a_table_that_is_damaged_is_refused_by_line(tmp_path, line):
+    path = tmp_path / "tiles.jsonl"
+    write_tiles(path, {CASE: (TILE, {})})
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(TargetError, match=r"tiles.jsonl:2: isn't a tile"):
+        read_tiles(path)
+
+
+@pytest.mark.parametrize("capability", list(GPUS))
+def test_committed_tables_can_be_read(capability):
+    for case, tile in measured_tiles(capability).items():
+        assert (tile.rows >= case.group * tile.queries and tile.queries == 1) or not case.decode
 
 
 def test_unknown_gpus_are_refused():

@@ -64,7 +64,7 @@ def write_paged(path: Path, phases: tuple[str, ...] = ("decode", "prefill")) -> 
 
 
 def schedule(stems: dict[str, list[tuple[str, ...]]]) -> SegmentSchedule:
-    """``stems``: capability -> those of each layer's kernels, in the order of ``layer_specs``."""
+    """``stems``: capability -> those of each layer's kernels, in the order in which they are launched."""
     tensor_of = {"FLOAT": "f32", "INT32": "i32"}
 
     def tensors(described) -> dict:

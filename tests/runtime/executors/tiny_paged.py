@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.tensorrt.kernels import layer_specs
+from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
 from enginewright.runtime.bundle.paged_section import paged_cache_names, slots_name, table_name
@@ -165,9 +165,9 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
 
 
 def compiled(capability: int, group: CacheGroup) -> list[CompiledKernel]:
-    """The kernels of a layer, in the order of ``layer_specs``."""
+    """The kernels of a layer, in the order in which they are launched."""
     shape = AttentionShape(tiny.NQ, tiny.NKV, tiny.D, tiny.DV, BLOCK, "f32", "f32", SCALE, group.window)
-    return [compile_kernel(spec) for spec in layer_specs(shape, capability, 8)]
+    return list(compile_layer(shape, capability, split_keys=8, compiler=compile_kernel).all())
 
 
 class _Launched:

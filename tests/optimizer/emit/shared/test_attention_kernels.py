@@ -11,9 +11,9 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
-from enginewright.plugins.tensorrt.kernels import layer_specs
-from enginewright.plugins.triton.compile_ahead import read_kernel
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.plugins.tensorrt.kernels import plugin_kernels
+from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from tests.passes.small_programs import Shape, decoder
 
 
@@ -40,23 +40,32 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
     program = lowered(windows=(0, 0))
     events = []
     with BundleWriter(tmp_path / "small.bundle") as writer:
-        kernels = emit_attention_kernels(program, (86,), "f16", "f16", "targets/x/kernels", writer, events.append)
+        (kernels,) = emit_attention_kernels(
+            program, (86,), "f16", "f16", "targets/x/kernels", writer, events.append, for_plugins=True
+        )
         folder = writer.folder / "targets" / "x" / "kernels"
-        assert len(kernels) == 1 and kernels[0].layers == (0, 1) and kernels[0].capability == 86
-        specs = layer_specs(kernels[0].shape, 86)
-        assert kernels[0].stems == tuple(spec.stem for spec in specs)
-        for spec in specs:
-            assert read_kernel(folder, spec).spec == spec
-        assert len(list(folder.iterdir())) == 3 * len(specs)
-    assert [(e.stage, e.done, e.total) for e in events] == [("kernels", i + 1, len(specs)) for i in range(len(specs))]
+        assert kernels.layers == (0, 1) and kernels.capability == 86
+        wanted = plugin_kernels(kernels.shape, 86)
+        stems = {kernel.spec.stem for kernel in wanted.all()}
+        assert {kernels.write, *kernels.prefill, *kernels.decode, kernels.combine} == stems
+        for kernel in (wanted.write, wanted.combine):
+            assert read_kernel(folder, kernel.spec) == kernel
+        for split_keys, kept, of in ((0, kernels.prefill, wanted.prefill), (512, kernels.decode, wanted.decode)):
+            assert kept == tuple(kernel.spec.stem for kernel in of)
+            found = read_attention(folder, kernels.shape, 86, split_keys)
+            assert sorted(found, key=repr) == sorted(of, key=repr) and len(found) == 2
+        with pytest.raises(BundleError, match="no attention kernel for compute capability 89"):
+            read_attention(folder, kernels.shape, 89, 0)
+        assert len(list(folder.iterdir())) == 3 * len(stems)
+    assert [(e.stage, e.done, e.total) for e in events] == [("kernels", 1, 1)]
 
 
 def test_an_unknown_gpu_is_refused_before_anything_is_compiled(tmp_path):
     with BundleWriter(tmp_path / "small.bundle") as writer, pytest.raises(TargetError, match="capability 75"):
-        emit_attention_kernels(lowered(), (90, 75), "f16", "f16", "x", writer, pytest.fail)
+        emit_attention_kernels(lowered(), (90, 75), "f16", "f16", "x", writer, pytest.fail, for_plugins=True)
 
 
 def test_without_triton_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with BundleWriter(tmp_path / "small.bundle") as writer, pytest.raises(MissingDependencyError):
-        emit_attention_kernels(lowered(), (90,), "f16", "f16", "x", writer, silent)
+        emit_attention_kernels(lowered(), (90,), "f16", "f16", "x", writer, silent, for_plugins=True)
