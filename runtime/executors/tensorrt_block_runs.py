@@ -170,7 +170,7 @@ class PackedSteps:
 
     Attributes:
         graph_launches: how many steps were replayed from a graph.
-        not_captured: why steps of some sizes are no graphs; "" where all are.
+        not_captured: why steps of some sizes run without a graph; "" where all have one.
     """
 
     def __init__(self, memory: StepMemory, program: PackedProgram, *, vocab: int, threads: int, graphs: bool) -> None:

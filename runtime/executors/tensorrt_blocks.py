@@ -77,7 +77,9 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
 
     def _program(self, bundle: Bundle, section: TensorRtSection, memory: StepMemory) -> PackedProgram:
         folder = bundle.path / target_folder(self._target)
-        engines = {engine.file: self._library.load_engine(folder / engine.file) for engine in section.engines}
+        engines = {
+            engine.file: self._library.load_engine(folder / engine.file, engine.sha256) for engine in section.engines
+        }
         if section.paged is not None:
             return PagedEngines(list(engines.values()), profile_of_each(section), section.paged, memory)
         schedule = segment_schedule(bundle, self._target)

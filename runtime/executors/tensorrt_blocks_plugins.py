@@ -30,7 +30,7 @@ from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from .packed_steps import StepLimits, StepShape, bucketed, rounded
 from .tensorrt_block_runs import StepMemory, StepWork
 from .tensorrt_checks import holds_copies
-from .tensorrt_library import Context, Engine, check_tensors
+from .tensorrt_library import Context, Engine, check_tensors, describe_engines
 
 MOST_CONTEXTS = 64
 """Contexts of steps that aren't graphs: of each size one, which is never bound to another size. TensorRT 11.1 and 11.2
@@ -161,12 +161,7 @@ class PagedEngines:
         return StepWork(context.enqueue, (context,))
 
     def describe(self) -> dict[str, str | int]:
-        return {
-            "contexts": sum(engine.contexts for engine in self._engines),
-            "shape_changes": sum(engine.shape_changes for engine in self._engines),
-            "scratch_bytes": max(engine.scratch_bytes for engine in self._engines),
-            "caches": "copied by TensorRT" if self._copies else "in place",
-        }
+        return describe_engines(self._engines) | {"caches": "copied by TensorRT" if self._copies else "in place"}
 
     def close(self) -> None:
         while self._contexts:

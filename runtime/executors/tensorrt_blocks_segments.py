@@ -21,7 +21,7 @@ from enginewright.runtime.bundle.segments import LOGITS, AttentionStep, SegmentS
 from .packed_steps import StepLimits, StepShape, bucketed, rounded
 from .tensorrt_block_runs import StepMemory, StepWork
 from .tensorrt_kernels import AttentionLaunches
-from .tensorrt_library import Context, Engine, check_tensors
+from .tensorrt_library import Context, Engine, check_tensors, describe_engines
 
 
 class SegmentProgram:
@@ -111,11 +111,7 @@ class SegmentProgram:
         return StepWork(run, tuple(contexts))
 
     def describe(self) -> dict[str, str | int]:
-        engines = self._engines.values()
-        return {
-            "contexts": sum(engine.contexts for engine in engines),
-            "shape_changes": sum(engine.shape_changes for engine in engines),
-        }
+        return describe_engines(self._engines.values())
 
     def close(self) -> None:
         while self._contexts:

@@ -7,7 +7,7 @@ which the protocols here name what is called. What the library logs as an error 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
@@ -23,6 +23,7 @@ from enginewright.plugins.shared.errors import BundleError, EnginewrightError, M
 from ..bundle.regular_file import open_regular
 from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Cuda, Device, Gpu, load_cuda
+from .runtime_cache import RuntimeCache, cache_file
 from .tensorrt_checks import FLAVOURS, Flavour, choose_gpu, gpu_problem, library_problem
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ class Library:
         """The GPU, for the calling thread."""
         return self._cuda.open(self.gpu)
 
-    def load_engine(self, path: Path) -> Engine:
-        """Deserializes a plan, on the GPU of the calling thread's device.
+    def load_engine(self, path: Path, sha256: str = "") -> Engine:
+        """Deserializes a plan, on the GPU of the calling thread's device. ``sha256``: of it, if the manifest has one.
 
         Raises:
             TargetError: it has plugins that aren't known; names them.
@@ -154,7 +155,7 @@ class Library:
                 f"({self.gpu.capability}){said}",
                 hint="Run `optimize verify` on the bundle: it finds files that were damaged; or export it again.",
             )
-        return Engine(self, api, path)
+        return Engine(self, api, path, sha256)
 
     def said(self) -> str:
         """ ": " and what it has logged since this was last asked; "" if that is nothing."""
@@ -179,6 +180,15 @@ class Library:
             eager = self._module.DynamicShapesKernelSpecializationStrategy.EAGER
             config.dynamic_shapes_kernel_specialization_strategy = eager
         return config
+
+    def runtime_cache(self, engine: EngineApi, sha256: str) -> RuntimeCache | None:
+        """The kernels of an engine that are kept from start to start; None where the library compiles none."""
+        config = engine.create_runtime_config()
+        if not hasattr(config, "create_runtime_cache"):
+            return None
+        return RuntimeCache(
+            cache_file(self.version, self.gpu.name, self.gpu.capability, sha256) if sha256 else None, config
+        )
 
     @property
     def captures_itself(self) -> bool:
@@ -207,7 +217,7 @@ class Engine:
         shape_changes: how often a context was bound to other sizes than before.
     """
 
-    def __init__(self, library: Library, api: EngineApi, path: Path) -> None:
+    def __init__(self, library: Library, api: EngineApi, path: Path, sha256: str = "") -> None:
         self.path = path
         self.profiles = api.num_optimization_profiles
         self.scratch_bytes = api.device_memory_size_v2
@@ -224,6 +234,7 @@ class Engine:
         self.contexts = self.shape_changes = 0
         self._library = library
         self._api = api
+        self._cache = library.runtime_cache(api, sha256)
 
     def context(self, profile: int, device: Device, scratch: int, *, captured: bool = False) -> Context:
         """A context in one optimization profile, with scratch memory that others may use when it doesn't run.
@@ -233,6 +244,8 @@ class Engine:
         Raises CapacityError or EnginewrightError.
         """
         config = self._library.context_config(self._api, captured=captured)
+        if self._cache is not None:
+            self._cache.use(config)
         api: ContextApi | None = self._api.create_execution_context(config)
         self.contexts += 1
         if api is None:
@@ -245,8 +258,16 @@ class Engine:
         context.check(api.set_optimization_profile_async(profile, device.stream), f"profile {profile}")
         return context
 
+    @property
+    def runtime_cache(self) -> str:
+        """Whether compiled kernels were found, for people; "" where the library keeps none."""
+        return "" if self._cache is None else self._cache.state
+
     def close(self) -> None:
-        """Destroys it; its contexts must be closed. Nothing can be asked of it afterwards."""
+        """Destroys it; its contexts must be closed. Keeps the kernels that the library compiled."""
+        if self._cache is not None:
+            self._cache.save()
+            self._cache = None
         del self._api
 
     def refuse(self, what: str) -> EnginewrightError:
@@ -300,6 +321,17 @@ class Context:
         """Raises EnginewrightError if it wasn't."""
         if not accepted:
             raise self._engine.refuse(what)
+
+
+def describe_engines(engines: Collection[Engine]) -> dict[str, str | int]:
+    """What is worth knowing of them, by name."""
+    caches = ", ".join(dict.fromkeys(engine.runtime_cache for engine in engines))
+    found: dict[str, str | int] = {
+        "contexts": sum(engine.contexts for engine in engines),
+        "shape_changes": sum(engine.shape_changes for engine in engines),
+        "scratch_bytes": max(engine.scratch_bytes for engine in engines),
+    }
+    return found | ({"runtime_cache": caches} if caches else {})
 
 
 def open_library(section: TensorRtSection, where: str) -> Library:

@@ -30,7 +30,7 @@ from enginewright.runtime.bundle.linear_io import (
 from .cuda_driver import Device, Graph
 from .packed_steps import rounded
 from .slots import SlotRun, mask
-from .tensorrt_library import Context, Engine, Library, check_tensors
+from .tensorrt_library import Context, Engine, Library, check_tensors, describe_engines
 from .tensorrt_slot_profiles import Choice, cut, lengthen, widen
 
 MOST_GRAPHS = 32
@@ -142,11 +142,7 @@ class EngineSlots:
 
     def describe(self) -> dict[str, str | int]:
         """See ``tensorrt_base.LoadedEngines``."""
-        return {
-            "graph_launches": self.graph_launches,
-            "contexts": sum(engine.contexts for engine in self._engines),
-            "shape_changes": sum(engine.shape_changes for engine in self._engines),
-        }
+        return {"graph_launches": self.graph_launches, **describe_engines(self._engines)}
 
     def close(self) -> None:
         """Frees graphs, contexts and engines, in this order; memory is the device's."""

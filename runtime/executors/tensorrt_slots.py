@@ -57,7 +57,7 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
             return EngineSlots(
                 self._library,
                 device,
-                [self._library.load_engine(folder / engine.file) for engine in section.engines],
+                [self._library.load_engine(folder / engine.file, engine.sha256) for engine in section.engines],
                 choices_of(section.engines),
                 io,
                 slots=slots,

@@ -1,4 +1,4 @@
-"""A CUDA driver and TensorRT in memory: engines are ONNX files that onnxruntime computes, so that results are right.
+"""TensorRT in memory: engines are ONNX files that onnxruntime computes, so that results are right.
 
 The fakes are as strict as the real ones are said to be: sizes must lie in the profile, a graph dies when its context is
 bound anew, memory begins as garbage, and a capture only takes what has run once.
@@ -7,158 +7,22 @@ bound anew, memory begins as garbage, and a capture only takes what has run once
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import onnxruntime
 
-from enginewright.plugins.shared.errors import CapacityError
-from enginewright.runtime.executors.cuda_driver import Argument, Gpu
 from tests.runtime.tensorrt_bundles import plan
 
-ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 1 << 30)
-STREAM, SCRATCH_BYTES = 77, 4096
+from .fake_driver import STREAM, FakeCuda, FakeDevice
+
+SCRATCH_BYTES = 4096
 _KINDS = {"tensor(int64)": "INT64", "tensor(int32)": "INT32", "tensor(bool)": "BOOL"}
 _KINDS |= {"tensor(float)": "FLOAT", "tensor(float16)": "HALF", "tensor(int8)": "INT8", "tensor(uint8)": "UINT8"}
-
-
-Kernel = Callable[["FakeDevice", bytes, tuple[int, int, int], Sequence[Argument]], None]
-KERNELS: dict[str, Kernel] = {}
-"""What launches of kernels of that entry do."""
-
-
-class FakeGraph:
-    def __init__(self, device: FakeDevice, work: list[Callable[[], None]]) -> None:
-        self._device, self._work = device, work
-
-    def launch(self) -> None:
-        self._device.launched += 1
-        for one in self._work:
-            one()
-
-    def close(self) -> None:
-        self._work.clear()
-
-
-class FakeDevice:
-    """Memory is the process's own; what would be put on the stream is done at once."""
-
-    stream = STREAM
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.memory: dict[int, np.ndarray] = {}
-        self.capturing: list[Callable[[], None]] | None = None
-        self.launched = self.captured = self.pageable = 0
-        self.closed = False
-        self.contexts: WeakSet[_Context] = WeakSet()
-        self.copying: list[tuple[np.ndarray, bytes]] = []  # pinned memory that the stream may still read, as it was
-        self.kernels: list[tuple[bytes, str]] = []
-
-    def free_bytes(self) -> int:
-        return self.gpu.memory_bytes - sum(len(array) for array in self.memory.values())
-
-    def allocate(self, nbytes: int) -> int:
-        if nbytes > self.free_bytes():
-            raise CapacityError("the GPU's memory is full")
-        array = np.full(max(nbytes, 1), 0xFF, np.uint8)  # NaN
-        self.memory[array.ctypes.data] = array
-        return int(array.ctypes.data)
-
-    def free(self, address: int) -> None:
-        del self.memory[address]
-
-    def owned(self, address: int, nbytes: int) -> None:
-        inside = any(a <= address and address + nbytes <= a + len(m) for a, m in self.memory.items())
-        assert inside, f"{nbytes} bytes at {address} are not the device's"
-
-    def zero(self, address: int, nbytes: int) -> None:
-        self.owned(address, nbytes)
-        ctypes.memset(address, 0, nbytes)
-
-    def pinned(self, nbytes: int) -> np.ndarray:
-        return np.full(max(nbytes, 1), 0xFF, np.uint8)
-
-    def upload_pinned(self, address: int, array: np.ndarray) -> None:
-        self.copying.append((array, array.tobytes()))
-        self.upload(address, array)
-        self.pageable -= 1
-
-    def upload(self, address: int, array: np.ndarray) -> None:
-        self.pageable += 1
-        self.owned(address, array.nbytes)
-        assert array.flags.c_contiguous
-        ctypes.memmove(address, array.ctypes.data, array.nbytes)
-
-    def download(self, array: np.ndarray, address: int) -> None:
-        self.owned(address, array.nbytes)
-        ctypes.memmove(array.ctypes.data, address, array.nbytes)
-        self.synchronize()
-
-    def view(self, address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> np.ndarray:
-        nbytes = math.prod(shape) * dtype.itemsize
-        self.owned(address, nbytes)
-        return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(shape)
-
-    def synchronize(self) -> None:
-        assert self.capturing is None
-        for array, before in self.copying:
-            assert array.tobytes() == before, "pinned memory was written before it had been copied"
-        self.copying.clear()
-
-    def put(self, work: Callable[[], None]) -> None:
-        """On the stream."""
-        if self.capturing is None:
-            work()
-        else:
-            self.capturing.append(work)
-
-    def capture(self, work: Callable[[], None]) -> FakeGraph:
-        self.capturing = []
-        try:
-            work()
-        except BaseException:
-            self.capturing = None
-            raise
-        graph = FakeGraph(self, self.capturing)
-        self.capturing = None
-        self.captured += 1
-        return graph
-
-    def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
-        self.kernels.append((code, entry))
-        return len(self.kernels)
-
-    def launch(
-        self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
-    ) -> None:
-        assert min(grid) > 0 and threads > 0
-        code, entry = self.kernels[kernel - 1]
-        self.put(lambda: KERNELS[entry](self, code, grid, arguments))
-
-    def close(self) -> None:
-        assert not self.contexts, "memory is freed under contexts"
-        self.memory.clear()
-        self.closed = True
-
-
-class FakeCuda:
-    version = "13.0"
-
-    def __init__(self, gpus: Sequence[Gpu] = (ADA,)) -> None:
-        self.gpus = tuple(gpus)
-        self.devices: list[FakeDevice] = []
-        self.engines: WeakSet[_Engine] = WeakSet()
-
-    def open(self, gpu: Gpu) -> FakeDevice:
-        self.devices.append(FakeDevice(gpu))
-        return self.devices[-1]
 
 
 class _Mode(IntEnum):
@@ -185,6 +49,35 @@ class _Config:
     def set_execution_context_allocation_strategy(self, strategy: _Strategy) -> None:
         self.strategy = strategy
 
+
+class _RtxConfig(_Config):
+    """As TensorRT-RTX has it. What is compiled: sizes of the inputs."""
+
+    cache: _RuntimeCache | None = None
+
+    def create_runtime_cache(self) -> _RuntimeCache:
+        return _RuntimeCache()
+
+    def set_runtime_cache(self, cache: _RuntimeCache) -> bool:
+        self.cache = cache
+        return True
+
+
+class _RuntimeCache:
+    def __init__(self) -> None:
+        self.kernels: set[str] = set()
+
+    def deserialize(self, data: bytes) -> bool:
+        fits = data.startswith(b"kernels ")
+        self.kernels |= set(data[8:].decode().split()) if fits else set()
+        return fits
+
+    def serialize(self) -> bytes:
+        return b"kernels " + " ".join(sorted(self.kernels)).encode()
+
+
+COMPILED: list[str] = []
+"""Kernels that were made, as no cache had them."""
 
 Feeds = dict[str, np.ndarray]
 Described = dict[str, tuple[str, tuple[int | str, ...]]]
@@ -248,7 +141,7 @@ class _Engine:
         return [n if isinstance(n, int) else -1 for n in (self.inputs | self.outputs)[name][1]]
 
     def create_runtime_config(self) -> _Config:
-        return _Config()
+        return _RtxConfig() if self.context is _RtxContext else _Config()
 
     def create_execution_context(self, config: _Config) -> _Context:
         assert config.strategy is _Strategy.USER_MANAGED
@@ -338,6 +231,15 @@ class _RtxContext(_Context):
     def is_stream_capturable(self, stream: int) -> bool:
         assert stream == STREAM
         return self.ran == self.bound
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        kernel = repr((id(type(self)), sorted(self.shapes.items()))).replace(" ", "")
+        cache = self.config.cache  # type: ignore[attr-defined]
+        assert cache is not None, "kernels are compiled at each start"
+        if kernel not in cache.kernels:
+            COMPILED.append(kernel)
+            cache.kernels.add(kernel)
+        return super().execute_async_v3(stream_handle)
 
 
 def _numpy(kind: str) -> np.dtype[Any]:

@@ -23,7 +23,8 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 
 from . import tiny_paged
-from .fake_tensorrt import FakeCuda, fake_tensorrt, rtx_plan
+from .fake_driver import FakeCuda
+from .fake_tensorrt import fake_tensorrt, rtx_plan
 
 TOLERANCE = 2e-5
 """Of logits around 1, in 32-bit floats summed in other orders."""

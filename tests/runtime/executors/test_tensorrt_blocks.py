@@ -22,7 +22,8 @@ from enginewright.runtime.requests.sampling import SamplingParams
 
 from . import fake_tensorrt as fakes
 from . import tiny_onnx as tiny
-from .fake_tensorrt import ADA, FakeCuda, Gpu, fake_tensorrt
+from .fake_driver import ADA, FakeCuda, FakeDevice, Gpu
+from .fake_tensorrt import fake_tensorrt
 from .packed_bundles import DECODE, PREFILL, SIZES, write_paged, write_segments
 
 TOLERANCE = 1e-4  # as in test_onnxruntime.py
@@ -129,7 +130,7 @@ def test_steps_that_can_t_be_captured_run_without_a_graph(
         for context in (fakes._Context, fakes._RtxContext):
             monkeypatch.setattr(context, "is_stream_capturable", lambda self, stream: False, raising=False)
     else:
-        monkeypatch.setattr(fakes.FakeDevice, "capture", refuse)
+        monkeypatch.setattr(FakeDevice, "capture", refuse)
     with LLM(bundles[form]) as llm:
         assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
         said = llm.info()["executor"]

@@ -21,7 +21,8 @@ from enginewright.runtime.executors.tensorrt_library import (
 )
 
 from . import tiny_onnx as tiny
-from .fake_tensorrt import ADA, SCRATCH_BYTES, FakeCuda, fake_tensorrt, rtx_plan
+from .fake_driver import ADA, FakeCuda
+from .fake_tensorrt import SCRATCH_BYTES, fake_tensorrt, rtx_plan
 from .test_tensorrt_slots import PROFILES
 
 
@@ -31,7 +32,13 @@ def test_everything_that_is_called_is_there() -> None:
         names = {name for name in vars(protocol) if not name.startswith("_")}
         assert len(names) > 4
         assert names <= set(dir(real))
-    assert {"set_execution_context_allocation_strategy", "cuda_graph_strategy"} <= set(dir(trt.IRuntimeConfig))
+    config = {"set_execution_context_allocation_strategy", "cuda_graph_strategy", "create_runtime_cache"}
+    config |= {"set_runtime_cache", "dynamic_shapes_kernel_specialization_strategy"}
+    assert config <= set(dir(trt.IRuntimeConfig))
+    assert {"serialize", "deserialize"} <= set(dir(trt.IRuntimeCache))
+    assert "is_stream_capturable" in dir(trt.IExecutionContext)
+    assert trt.DynamicShapesKernelSpecializationStrategy.EAGER
+    assert trt.CudaGraphStrategy.DISABLED
     assert trt.ExecutionContextAllocationStrategy.USER_MANAGED
     assert trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
     assert trt.ILogger.INTERNAL_ERROR <= trt.ILogger.ERROR < trt.ILogger.WARNING

@@ -30,7 +30,8 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 
 from . import tiny_onnx as tiny
-from .fake_tensorrt import ADA, FakeCuda, Gpu, fake_tensorrt, rtx_plan
+from .fake_driver import ADA, FakeCuda, Gpu
+from .fake_tensorrt import fake_tensorrt, rtx_plan
 
 C = 33
 TOLERANCE = 1e-4  # as in test_onnxruntime.py

@@ -15,7 +15,8 @@ from enginewright.runtime.bundle.paged_section import paged_cache_names, slots_n
 from enginewright.runtime.executors.cuda_driver import Argument
 
 from . import tiny_onnx as tiny
-from .fake_tensorrt import KERNELS, FakeDevice, Feeds, Model
+from .fake_driver import KERNELS, FakeDevice
+from .fake_tensorrt import Feeds, Model
 
 BLOCK = 4
 SCALE = tiny.D**-0.5

@@ -18,7 +18,7 @@ from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.optimizer.test_build_target import READY
 from tests.runtime.executors import tiny_paged
-from tests.runtime.executors.fake_tensorrt import ADA, FakeCuda
+from tests.runtime.executors.fake_driver import ADA, FakeCuda
 
 
 @dataclass

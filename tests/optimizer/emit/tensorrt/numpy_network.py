@@ -20,7 +20,8 @@ import numpy as np
 from tests.optimizer.emit.tensorrt.numpy_layers import MEANINGS, Array, unpacked
 from tests.plugins.tensorrt.symbolic import Builder as ExpressionBuilder
 from tests.plugins.tensorrt.symbolic import Expression, Integers
-from tests.runtime.executors.fake_tensorrt import KERNELS, FakeCuda, Feeds
+from tests.runtime.executors.fake_driver import KERNELS, FakeCuda
+from tests.runtime.executors.fake_tensorrt import Feeds
 
 SAMPLES = (
     {"T": 5, "B": 3, "R": 2, "M": 16, "P": 6, "B+1": 4},

@@ -16,7 +16,8 @@ import numpy as np
 
 from tests.optimizer.emit.tensorrt.numpy_network import NUMPY, Network, PluginLayer, Tensor, ints
 from tests.plugins.tensorrt.symbolic import Expression
-from tests.runtime.executors.fake_tensorrt import MODELS, SCRATCH_BYTES, FakeCuda, Model, fake_tensorrt
+from tests.runtime.executors.fake_driver import FakeCuda
+from tests.runtime.executors.fake_tensorrt import MODELS, SCRATCH_BYTES, Model, fake_tensorrt
 
 BUILT: list[Network] = []
 """Networks that engines were built of, in order."""
