@@ -66,16 +66,17 @@ def limits() -> dict[str, float]:
     return {"bytes_per_second": 2 * source.numel() / copied * 1e6, "flop_per_second": 2 * 8192**3 / multiplied * 1e6}
 
 
-def make_cache(tokens: int, kind: str) -> tuple[torch.Tensor, ...]:
+def make_cache(tokens: int, kind: str, kv_heads: int = KV_HEADS, size: int = SIZE) -> tuple[torch.Tensor, ...]:
     """Keys, values and, of 8 bits, their scales, for ``tokens`` tokens: [P, K, Nkv, D], [P, K, Nkv]."""
     blocks = tokens // BLOCK_SIZE
-    sample = torch.randn(BLOCK_SIZE, KV_HEADS, SIZE, device="cuda")
-    if kind == "bf16":
-        cache = sample.bfloat16().expand(blocks, -1, -1, -1).contiguous()
+    sample = torch.randn(BLOCK_SIZE, kv_heads, size, device="cuda")
+    floats = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    if kind in floats:
+        cache = sample.to(floats[kind]).expand(blocks, -1, -1, -1).contiguous()
         return cache, cache.clone()
     codes, scales = quantize_heads(sample, {"fp8": torch.float8_e4m3fn, "int8": torch.int8}[kind])
-    shape = (blocks, BLOCK_SIZE, KV_HEADS)
-    cache = codes.view(torch.uint8).expand(*shape, SIZE).contiguous().view(codes.dtype)
+    shape = (blocks, BLOCK_SIZE, kv_heads)
+    cache = codes.view(torch.uint8).expand(*shape, size).contiguous().view(codes.dtype)
     spread = scales.expand(shape).contiguous()
     return cache, cache.view(torch.uint8).clone().view(codes.dtype), spread, spread.clone()
 

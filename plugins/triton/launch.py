@@ -96,6 +96,7 @@ def paged_attention(
     split_keys: int | None = None,
     out: torch.Tensor | None = None,
     scratch: torch.Tensor | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
 
@@ -104,7 +105,8 @@ def paged_attention(
     combined, a multiple of 64; None splits steps of one token a request into parts of 512.
 
     ``out`` [T, Nq, Dv] (contiguous, of q's type) takes the result, and ``scratch`` (contiguous, of any type, with
-    ``scratch_bytes`` bytes or more) the parts; with both, nothing is allocated, as in a CUDA graph's capture.
+    ``scratch_bytes`` bytes or more) the parts; with both, nothing is allocated, as in a CUDA graph's capture. ``tile``:
+    None for the best known.
 
     Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
@@ -138,7 +140,7 @@ def paged_attention(
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
     if splits == 1:
         split_keys = 0
-    tile = _tile_of(shape, gpu.capability, decode=decode, interpreted=q.device.type != "cuda")
+    tile = tile or _tile_of(shape, gpu.capability, decode=decode, interpreted=q.device.type != "cuda")
     if out is None:
         out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
     elif out.shape != (tokens, heads, value_size) or out.dtype != q.dtype or not out.is_contiguous():
