@@ -26,4 +26,5 @@ def save(
     output_format: Literal["exported_program", "torchscript", "aot_inductor", "executorch"] = "exported_program",
     arg_inputs: Sequence[torch.Tensor | Input] | None = None,
     retrace: bool = True,
+    dynamic_shapes: dict[str, Any] | tuple[Any, ...] | None = None,
 ) -> None: ...

@@ -6,7 +6,9 @@ whose signatures are in typings/torch_tensorrt; a test runs it with something in
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch_tensorrt
@@ -30,7 +32,9 @@ _RELATIVE = 1e-3
 
 
 def compile_step(program: Program, path: Path) -> None:
-    """Compiles a program, compares it with the program on some tokens, and writes it as an ExportedProgram.
+    """Compiles a program, writes it as an ExportedProgram, and compares the file with the program on some tokens.
+
+    Their number isn't that of the example, so that a file of one size is noticed.
 
     Raises VerificationError if they differ.
     """
@@ -48,17 +52,36 @@ def compile_step(program: Program, path: Path) -> None:
         disable_tf32=True,
         torch_executed_ops=set(step.kept()),
     )
-    _compare(compiled, program, step)
-    torch_tensorrt.save(
-        compiled, str(path), output_format="exported_program", arg_inputs=[g.to(DEVICE) for g in step.example]
+    torch_tensorrt.save(  # which traces it anew
+        compiled,
+        str(path),
+        output_format="exported_program",
+        arg_inputs=[g.to(DEVICE) for g in step.example],
+        dynamic_shapes=_dynamic_shapes(compiled, step),
     )
+    _compare(torch.export.load(str(path)).module(), program, step)
+
+
+def _dynamic_shapes(compiled: torch.nn.Module, step: ExportedStep) -> dict[str, Any]:
+    """What varies of each argument, by its name; of several under one name (*inputs) as a tuple."""
+    arguments = signature(compiled.forward).parameters
+    if any(argument.kind is Parameter.VAR_POSITIONAL for argument in arguments.values()):
+        return dict.fromkeys(arguments, step.dynamic)
+    return dict(zip(arguments, step.dynamic, strict=True))
 
 
 def _compare(compiled: torch.nn.Module, program: Program, step: ExportedStep) -> None:
     given = step_example(program, _LENGTHS)
     expected = program.evaluate(dict(zip(step.inputs, given, strict=True)))[0]
-    with torch.no_grad():
-        logits = compiled(*(g.to(DEVICE) for g in given))[0].cpu()
+    try:
+        with torch.no_grad():
+            logits = compiled(*(g.to(DEVICE) for g in given))[0].cpu()
+    except (RuntimeError, AssertionError) as e:
+        raise VerificationError(
+            f"target torch-tensorrt: what torch_tensorrt {torch_tensorrt.__version__} saved doesn't take a step of "
+            f"{sum(_LENGTHS)} tokens: {str(e).strip().partition(chr(10))[0]}",
+            hint="Leave the target out, and please report it.",
+        ) from e
     largest, off = float(expected.abs().max()), float((logits - expected).abs().max())
     if not off <= _RELATIVE * largest:
         raise VerificationError(

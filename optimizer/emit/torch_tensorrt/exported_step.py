@@ -43,13 +43,14 @@ _EXAMPLE = (5, 40)
 class ExportedStep:
     """A step of the program: takes ``inputs``, in order; gives the logits and the caches it wrote, by ``results``.
 
-    ``sizes``: of each input, those of its dimensions that vary, by their names.
+    ``sizes``: of each input, those of its dimensions that vary, by their names; ``dynamic``: as torch.export has them.
     """
 
     exported: ExportedProgram
     inputs: tuple[str, ...]
     results: tuple[str, ...]
     sizes: tuple[dict[int, sympy.Expr], ...]
+    dynamic: tuple[dict[int, Any], ...]
     example: tuple[torch.Tensor, ...]
 
     def kept(self) -> tuple[Any, ...]:
@@ -80,7 +81,7 @@ def exported_step(program: Program) -> ExportedStep:
         exported = torch.export.export(module, example, dynamic_shapes={"inputs": dynamic}, strict=False)
         table = {getattr(ew, name).default: function for name, function in REFERENCES.items() if name not in KEPT}
         exported = exported.run_decompositions(table)
-    return ExportedStep(exported, module.inputs, ("logits", *module.written), sizes, example)
+    return ExportedStep(exported, module.inputs, ("logits", *module.written), sizes, dynamic, example)
 
 
 def step_example(program: Program, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:

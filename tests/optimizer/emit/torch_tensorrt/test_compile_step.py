@@ -22,31 +22,39 @@ from tests.conftest import make_tiny_model
 from tests.runtime.test_doctor import WITH_GPU
 
 
+class Compiled(torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, off: float) -> None:
+        super().__init__()
+        self.module, self.off = module, off
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, *caches = self.module(*inputs)
+        return (logits + self.off, *caches)
+
+
 class Library(ModuleType):
-    """In the place of torch_tensorrt. ``off`` is added to the logits that it gives."""
+    """In the place of torch_tensorrt. ``off`` is added to the logits that it gives; ``static``: it saves one size."""
 
     __version__ = "2.14.0"
 
     def __init__(self, off: float = 0.0) -> None:
         super().__init__("torch_tensorrt")
-        self.off = off
+        self.off, self.static = off, False
         self.compiled: dict[str, Any] = {}
         self.dynamo = SimpleNamespace(compile=self._compile)
         self.Input = SimpleNamespace
 
     def _compile(self, exported: torch.export.ExportedProgram, **options: Any) -> Any:
         self.compiled = options | {"exported": exported}
-        module = exported.module()
-
-        def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            logits, *caches = module(*inputs)
-            return (logits + self.off, *caches)
-
-        return run
+        return Compiled(exported.module(), self.off)
 
     def save(self, compiled: Any, path: str, **options: Any) -> None:
+        """Traces it anew, as the real one does."""
         assert options["output_format"] == "exported_program"
-        torch.export.save(self.compiled["exported"], path)
+        shapes = None if self.static else options.get("dynamic_shapes")
+        with torch.no_grad():
+            traced = torch.export.export(compiled, tuple(options["arg_inputs"]), dynamic_shapes=shapes, strict=False)
+        torch.export.save(traced, path)
 
 
 @pytest.fixture
@@ -77,6 +85,14 @@ def test_an_export_has_what_was_compiled(machine: Library, tmp_path: Path) -> No
     assert len(loaded.graph_signature.user_inputs) == 11
     found = {t.target: t.why_not for t in check_bundle(tmp_path / "b").targets}
     assert found["cpu"] is None and "this Enginewright runs" in str(found["torch-tensorrt"])
+
+
+def test_a_file_of_one_size_ends_the_export(machine: Library, tmp_path: Path) -> None:
+    machine.static = True
+    message = r"torch_tensorrt 2\.14\.0 saved doesn't take a step of 21 tokens: "
+    with pytest.raises(VerificationError, match=message):
+        export(make_tiny_model("Llama"), tmp_path / "b", recipe="f32", targets=("torch-tensorrt",))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_logits_end_the_export(machine: Library, tmp_path: Path) -> None:
