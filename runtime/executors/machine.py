@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
@@ -43,6 +43,8 @@ class Machine:
         packages: name -> version of those of ``PACKAGES`` that are installed.
         providers: onnxruntime's.
         onnx_operators: whether the library of our operators for onnxruntime is there.
+        cuda_of: package -> the major version of CUDA that it was built for, where the name of what pip installed
+            has it (tensorrt_cu13).
         torch_cuda: the CUDA that torch was built for; "" where it wasn't, or isn't there.
         driver: version of NVIDIA's driver; "" where there is none.
         cuda: the newest CUDA that it runs.
@@ -61,6 +63,7 @@ class Machine:
     packages: Mapping[str, str] = field(default_factory=dict)
     providers: tuple[str, ...] = ()
     onnx_operators: bool = False
+    cuda_of: Mapping[str, str] = field(default_factory=dict)
     torch_cuda: str = ""
     driver: str = ""
     cuda: str = ""
@@ -84,6 +87,7 @@ def look_at_machine() -> Machine:
         packages=_versions(),
         providers=_providers(problems),
         onnx_operators=find_operators() is not None,
+        cuda_of=cuda_of([name for name in (d.metadata["Name"] for d in metadata.distributions()) if name]),
         torch_cuda=torch_cuda(),
         driver=driver_version(),
         cuda=cuda,
@@ -100,6 +104,12 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def cuda_of(distributions: Iterable[str]) -> dict[str, str]:
+    """Of "tensorrt_rtx_cu13" {"tensorrt_rtx": "13"}; of others nothing."""
+    named = (re.fullmatch(r"(tensorrt(?:_rtx)?)_cu(\d+)", name.replace("-", "_")) for name in distributions)
+    return {match[1]: match[2] for match in named if match}
 
 
 def torch_cuda(version_file: Path | None = None) -> str:

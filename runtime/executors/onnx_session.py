@@ -56,6 +56,8 @@ PROVIDERS: Mapping[str, Provider] = {
 }
 """What ``LLM(provider=...)`` takes; only "cpu" has been run by the tests."""
 
+_EXTRAS = {"cuda": " (pip uninstall onnxruntime, then pip install 'enginewright[onnx-gpu]')"}
+
 
 def load_onnxruntime(smallest: str = OLDEST) -> ModuleType:
     """The module onnxruntime. Raises MissingDependencyError if it is not installed, or older than ``smallest``."""
@@ -88,7 +90,8 @@ def find_provider(name: str, module: ModuleType) -> Provider:
         known = [short for short, one in PROVIDERS.items() if one.full_name in there]
         raise MissingDependencyError(
             f"provider: onnxruntime {module.__version__} here has no {provider.full_name}; it has {', '.join(there)}",
-            hint=f"Install {provider.package} in the place of onnxruntime, or take provider {' or '.join(known)}.",
+            hint=f"Install {provider.package} in the place of onnxruntime{_EXTRAS.get(name, '')}, or take provider "
+            f"{' or '.join(known)}.",
         )
     return provider
 

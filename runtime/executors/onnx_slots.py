@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.onnxruntime.library import find_operators, operators_library
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput
-from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.linear_io import LinearIo, Variant
 from enginewright.runtime.bundle.reader import Bundle
 
+from ..kv_cache.cache_groups import default_budget
 from .base import Deferred
-from .onnx_session import find_provider, load_onnxruntime, open_session
+from .cuda_driver import Cuda, load_cuda
+from .onnx_session import PROVIDERS, find_provider, load_onnxruntime, open_session
 from .slot_caches import SlotCaches
 from .slot_steps import SlotSteps
+from .tensorrt_checks import gpu_problem
+
+FREE_SHARE = 0.5
+"""Of the GPU's memory that weights leave, for the caches, by default: onnxruntime takes the rest as steps need it."""
+
+
+def device_budget(bundle: Bundle, provider: str) -> int:
+    """Bytes for the caches where the caller says nothing: of the memory that they will lie in.
+
+    Raises RequestError for a provider that there is none of, TargetError without a driver for one that needs it,
+    CapacityError if nothing is left.
+    """
+    known = PROVIDERS.get(provider)
+    if known is None or known.device != "cuda":
+        return default_budget()
+    cuda = load_cuda()
+    if (problem := gpu_problem(cuda.gpus, "the driver shows none", ())) is not None:
+        raise problem.error()
+    with ThreadPoolExecutor(1) as thread:  # a device belongs to the thread that opened it
+        free = thread.submit(_free_bytes, cuda).result()
+    weights = sum(t.bytes for name, t in bundle.index.stored_once().items() if ".onnx" in name)
+    if free <= weights:
+        raise CapacityError(
+            f"memory: {cuda.gpus[0].name} has {free:,} bytes free, and the weights alone need {weights:,}",
+            hint="End what else uses the GPU, or take a larger one.",
+        )
+    return int((free - weights) * FREE_SHARE)
+
+
+def _free_bytes(cuda: Cuda) -> int:
+    with closing(cuda.open(cuda.gpus[0])) as device:
+        return device.free_bytes()
 
 
 class OnnxExecutor:

@@ -62,6 +62,7 @@ class Opening:
         make: the executor.
         most_context: tokens that a request may have at most, if that is fewer than the model has.
         memory: bytes for the caches by default.
+        memory_of: the same where it hangs on what the target runs on; None: on nothing.
         slots: whether a request takes a block of its whole context.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
     """
@@ -70,6 +71,7 @@ class Opening:
     make: Callable[[Asked], Executor]
     most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
     memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
+    memory_of: Callable[[Bundle, str, Placement], int] | None = None
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
     takes: tuple[str, ...] = ()
 
@@ -112,6 +114,12 @@ def _make_onnx(asked: Asked) -> Executor:
     )
 
 
+def _onnx_memory(bundle: Bundle, target: str, placement: Placement) -> int:
+    from .onnx_slots import device_budget
+
+    return device_budget(bundle, placement.provider or "cpu")
+
+
 def _has_slots(bundle: Bundle, target: str) -> bool:
     section = bundle.target(target).tensorrt
     return section is not None and section.form == "whole" and section.paged is None
@@ -148,7 +156,13 @@ def _make_engine(asked: Asked) -> Executor:
 
 
 _CPU = Opening(_cpu_groups, _make_cpu, takes=("isa", "load"))
-_ONNX = Opening(_onnx_groups, _make_onnx, slots=lambda bundle, target: True, takes=("provider", "variant"))
+_ONNX = Opening(
+    _onnx_groups,
+    _make_onnx,
+    memory_of=_onnx_memory,
+    slots=lambda bundle, target: True,
+    takes=("provider", "variant"),
+)
 _ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
 
@@ -273,7 +287,7 @@ def open_executor(
 ) -> Executor:
     """As ``make_executor``, with as many blocks as ``memory`` bytes hold, and no more than ``max_requests`` need.
 
-    ``memory``: None takes a quarter of what is free, or on a GPU most of what the engines leave there.
+    ``memory``: None takes a quarter of what is free, or on a GPU most of what the weights leave there.
     ``buckets``: where the target has sizes of steps, its steps have those.
 
     Raises CapacityError if the memory holds no block, and what ``make_executor`` raises.
@@ -283,8 +297,15 @@ def open_executor(
     padding = padding_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
     reserved = sum(g.bytes_per_block * padding[g.name] for g in groups)
     longest = groups[0].block_size if _opening(target).slots(bundle, target) else context
-    budget = _opening(target).memory(bundle, target) if memory is None else memory
+    budget = _default_memory(bundle, target, placement) if memory is None else memory
     plan = plan_pools(groups, budget, max_requests * longest, reserved)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)
     return executor if sizes is None else StaticShapes(executor, sizes)
+
+
+def _default_memory(bundle: Bundle, target: str, placement: Placement) -> int:
+    opening = _opening(target)
+    if opening.memory_of is None:
+        return opening.memory(bundle, target)
+    return opening.memory_of(bundle, target, placement)

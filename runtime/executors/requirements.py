@@ -38,7 +38,7 @@ def check_cpu(machine: Machine, target: TargetManifest | None) -> Checked:
 def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
     needed = target.io.onnxruntime if target is not None and target.io is not None else OLDEST
     found = machine.packages.get("onnxruntime")
-    install = f"Install it with: pip install 'onnxruntime>={needed}'"
+    install = f"Install it with: pip install 'onnxruntime>={needed}', or enginewright[onnx], or [onnx-gpu] for a GPU"
     if found is None:
         return Checked((Problem("onnxruntime is not installed", install, missing=True),))
     if why := machine.problems.get("onnxruntime"):
@@ -47,7 +47,17 @@ def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
         return Checked((Problem(f"it needs onnxruntime {needed} or newer, and {found} is installed", install),))
     known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
     on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
-    return Checked(on=(on, *_variant(target.io if target is not None else None, machine)))
+    return Checked(on=(on, *_variant(target.io if target is not None else None, machine), *_idle_gpu(machine)))
+
+
+def _idle_gpu(machine: Machine) -> tuple[str, ...]:
+    """What to install for onnxruntime to use the GPU that is there."""
+    if not machine.gpus or PROVIDERS["cuda"].full_name in machine.providers:
+        return ()
+    return (
+        f"{machine.gpus[0].name} isn't used: that needs provider cuda (pip uninstall onnxruntime, then pip install "
+        "'enginewright[onnx-gpu]')",
+    )
 
 
 def _variant(io: LinearIo | None, machine: Machine) -> tuple[str, ...]:
@@ -73,7 +83,8 @@ def check_tensorrt(name: str) -> Check:
             if target.state == "needs-build" and section.paged is not None:
                 capabilities, what = section.paged.kernel_capabilities, "the attention kernels"
                 library = build_problem(flavour, found, section.paged.library)
-        problems = [library, gpu_problem(machine.gpus, machine.gpu_problem, capabilities, what)]
+        old = driver_problem(machine, f"{flavour.name} {found}", machine.cuda_of.get(flavour.module, ""))
+        problems = [library, old, gpu_problem(machine.gpus, machine.gpu_problem, capabilities, what)]
         gpu = choose_gpu(machine.gpus, capabilities)
         on = [] if found is None else [f"{flavour.name} {found}"]
         on += [] if gpu is None else [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}"]
@@ -82,17 +93,35 @@ def check_tensorrt(name: str) -> Check:
     return check
 
 
+def torch_problems(machine: Machine, extra: str) -> list[Problem]:
+    """What is in the way of PyTorch on a GPU, apart from the GPU. ``extra``: of enginewright, that installs it."""
+    torch, built_for = machine.packages.get("torch"), machine.torch_cuda
+    if torch is None:
+        hint = f"Install a build of PyTorch with CUDA: pip install 'enginewright[{extra}]', or see pytorch.org"
+        return [Problem("PyTorch is not installed", hint, missing=True)]
+    if not built_for:
+        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
+        return [Problem(f"PyTorch {torch} is a build without CUDA", hint)]
+    return [problem] if (problem := driver_problem(machine, f"PyTorch {torch}", built_for)) is not None else []
+
+
+def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | None:
+    """A driver that is too old for ``what``, built for that CUDA: within a major version older ones will do."""
+    major = built_for.partition(".")[0]
+    if not machine.cuda or not major or int(machine.cuda.partition(".")[0]) >= int(major):
+        return None
+    driver = f"NVIDIA's driver {machine.driver}".rstrip()
+    return Problem(
+        f"{what} is built for CUDA {built_for}, and {driver} runs CUDA {machine.cuda} at most",
+        f"Install a newer driver, or {what.partition(' ')[0]} for CUDA {machine.cuda.partition('.')[0]}.",
+    )
+
+
 def check_torch_tensorrt(machine: Machine, target: TargetManifest | None) -> Checked:
     torch, library = machine.packages.get("torch"), machine.packages.get("torch_tensorrt")
-    problems = []
-    if torch is None:
-        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
-        problems.append(Problem("PyTorch is not installed", hint, missing=True))
-    elif not machine.torch_cuda:
-        hint = "Install a build of PyTorch with CUDA: see pytorch.org"
-        problems.append(Problem(f"PyTorch {torch} is a build without CUDA", hint))
+    problems = torch_problems(machine, "torch-tensorrt")
     if library is None:
-        hint = "Install it with: pip install torch-tensorrt"
+        hint = "Install it with: pip install 'enginewright[torch-tensorrt]'"
         problems.append(Problem("torch_tensorrt is not installed", hint, missing=True))
     if (no_gpu := gpu_problem(machine.gpus, machine.gpu_problem, ())) is not None:
         problems.append(no_gpu)

@@ -25,18 +25,22 @@ class Flavour:
         name: for people.
         module: as Python imports it.
         install: the command that installs it; ``{version}`` is where a version goes.
+        extra: of enginewright, which installs some version that will do.
         capabilities: compute capabilities that it builds for and runs on; none where it doesn't say.
     """
 
     name: str
     module: str
     install: str
+    extra: str
     capabilities: tuple[str, ...] = ()
 
 
 FLAVOURS = {
-    "rtx": Flavour("TensorRT-RTX", "tensorrt_rtx", "pip install 'tensorrt_rtx{version}'", tuple(CAPABILITY_BITS)),
-    "tensorrt": Flavour("TensorRT", "tensorrt", "pip install 'tensorrt{version}'"),
+    "rtx": Flavour(
+        "TensorRT-RTX", "tensorrt_rtx", "pip install 'tensorrt_rtx{version}'", "tensorrt-rtx", tuple(CAPABILITY_BITS)
+    ),
+    "tensorrt": Flavour("TensorRT", "tensorrt", "pip install 'tensorrt{version}'", "tensorrt"),
 }
 """By the name in a target's manifest."""
 
@@ -62,7 +66,8 @@ def library_problem(flavour: Flavour, found: str | None, built_by: str) -> Probl
         found: its version here; None: it isn't installed.
         built_by: the version that built the engines; "": any will do.
     """
-    install = flavour.install.format(version=f"=={built_by}" if built_by else "")
+    extra = f"pip install 'enginewright[{flavour.extra}]'"
+    install = flavour.install.format(version=f"=={built_by}") if built_by else extra
     if found is None:
         needed = f"; the engines were built by {built_by}" if built_by else ""
         return Problem(f"{flavour.name} is not installed{needed}", f"Install it with: {install}", missing=True)
@@ -86,7 +91,8 @@ def build_problem(flavour: Flavour, found: str | None, oldest: str) -> Problem |
     install = flavour.install.format(version=f">={oldest}")
     if found is None:
         message = f"{flavour.name}, which builds the engines, is not installed"
-        return Problem(message, f"Install it with: {install}", missing=True)
+        hint = f"Install it with: {install}, or pip install 'enginewright[{flavour.extra}]'"
+        return Problem(message, hint, missing=True)
     if is_older(found, oldest):
         return Problem(
             f"building the engines needs {flavour.name} {oldest} or newer, and {found} is installed",

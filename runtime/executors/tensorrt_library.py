@@ -1,7 +1,7 @@
 """TensorRT and TensorRT-RTX: whether everything is there that engines need, engines, and contexts that run them.
 
-Either library is loaded when a target is opened, and by this module alone. Both have the same Python interface, of
-which the protocols here name what is called. What the library logs as an error comes out in our errors.
+Either library is loaded when a target is opened, and by this module alone. Both have the same Python interface (see
+``tensorrt_api``). What the library logs as an error comes out in our errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,10 +24,8 @@ from ..bundle.regular_file import open_regular
 from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Cuda, Device, Gpu, load_cuda
 from .runtime_cache import RuntimeCache, cache_file
+from .tensorrt_api import ContextApi, EngineApi
 from .tensorrt_checks import FLAVOURS, Flavour, choose_gpu, gpu_problem, library_problem
-
-if TYPE_CHECKING:
-    import tensorrt
 
 _NUMPY: Mapping[str, np.dtype[Any]] = {
     "FLOAT": np.dtype(np.float32),
@@ -47,55 +45,6 @@ _NUMPY: Mapping[str, np.dtype[Any]] = {
 
 _MOST_SAID = 400  # characters of what the library logged, in an error
 _OF_PLUGINS = re.compile(r"plugin|creator", re.IGNORECASE)
-
-
-class ContextApi(Protocol):
-    """``IExecutionContext``, as far as it is used."""
-
-    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool: ...
-
-    def set_tensor_address(self, name: str, memory: int) -> bool: ...
-
-    def set_device_memory(self, memory: int, size: int) -> None: ...
-
-    def infer_shapes(self) -> list[str]: ...
-
-    def execute_async_v3(self, stream_handle: int) -> bool: ...
-
-
-class Sizes(Protocol):
-    """``Dims``, or a list."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-class EngineApi(Protocol):
-    """``ICudaEngine``, as far as it is used."""
-
-    @property
-    def num_io_tensors(self) -> int: ...
-
-    @property
-    def num_optimization_profiles(self) -> int: ...
-
-    @property
-    def device_memory_size_v2(self) -> int: ...
-
-    def get_tensor_name(self, index: int) -> str: ...
-
-    def get_tensor_mode(self, name: str) -> Any: ...
-
-    def get_tensor_dtype(self, name: str) -> Any: ...
-
-    def get_tensor_shape(self, name: str) -> Sizes: ...
-
-    def create_runtime_config(self) -> Any: ...
-
-    def create_execution_context(self, runtime_config: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -406,11 +355,3 @@ def _logger(module: ModuleType) -> Any:
             errors.append(msg)
 
     return type("_Logger", (module.ILogger,), {"__init__": start, "log": log, "errors": errors})()
-
-
-if TYPE_CHECKING:
-
-    def _protocols_hold(engine: tensorrt.ICudaEngine, context: tensorrt.IExecutionContext) -> None:
-        """Checked by mypy against the stubs of the real bindings; never called."""
-        _engine: EngineApi = engine
-        _context: ContextApi = context

@@ -193,6 +193,36 @@ def test_torch_tensorrt() -> None:
     assert found(examine(whole, None))["torch-tensorrt"].verdict == "runs"
 
 
+def test_a_driver_that_is_too_old() -> None:
+    packages = {**WITH_GPU.packages, "torch": "2.14.0", "torch_tensorrt": "2.14.0"}
+    libraries = {"tensorrt_rtx": "13", "tensorrt": "12"}
+    machine = replace(WITH_GPU, packages=packages, torch_cuda="13.2", cuda="12.8", driver="570.1", cuda_of=libraries)
+    findings = found(examine(machine, None))
+    assert findings["tensorrt"].verdict == "runs"
+    for target, what in (("torch-tensorrt", "PyTorch 2.14.0"), ("tensorrt-rtx", "TensorRT-RTX 1.7.1.116")):
+        built = "13.2" if target == "torch-tensorrt" else "13"
+        assert findings[target].reasons == (
+            f"{what} is built for CUDA {built}, and NVIDIA's driver 570.1 runs CUDA 12.8 at most",
+        )
+        assert findings[target].todo[0].startswith("Install a newer driver, or ")
+
+
+def test_what_to_install_is_said_by_the_extras_names() -> None:
+    findings = found(examine(PLAIN, None))
+    for target, extra in (
+        ("tensorrt", "tensorrt"),
+        ("tensorrt-rtx", "tensorrt-rtx"),
+        ("torch-tensorrt", "torch-tensorrt"),
+    ):
+        assert any(f"pip install 'enginewright[{extra}]'" in todo for todo in findings[target].todo), target
+    idle = found(examine(WITH_GPU, None))["onnx"]
+    assert (
+        idle.verdict == "runs" and "NVIDIA RTX 4090 isn't used" in idle.on[1] and "enginewright[onnx-gpu]" in idle.on[1]
+    )
+    with_provider = replace(WITH_GPU, providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert found(examine(with_provider, None))["onnx"].on == ("onnxruntime 1.31.0, providers cpu, cuda",)
+
+
 def test_weights_larger_than_memory_are_said(tmp_path) -> None:
     finding = found(examine(PLAIN, bundle_of(tmp_path, {"cpu": TARGETS["cpu"]}, 20 << 30)))["cpu"]
     assert finding.verdict == "runs"

@@ -52,11 +52,11 @@ class TensorRtEmitter:
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))
         profiles = profiles_of(options.engines, options.context_length)
-        for package, extra in (("onnx", "onnx"), ("triton", "triton")):
+        for package in ("onnx", "triton"):
             if importlib.util.find_spec(package) is None:
                 raise MissingDependencyError(
                     f"target {self.name}: writing it needs {package}, which is not installed",
-                    hint=f"Install it with: pip install 'enginewright[{extra}]'",
+                    hint=f"Install it with: pip install {package} (or 'enginewright[tensorrt]', with TensorRT itself)",
                 )
         from ..onnx.emit_model import summed_products
         from ..onnx.weights import ExternalWeights

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from enginewright.plugins.cpu.executable import isas
-from enginewright.runtime.executors.machine import driver_version, look_at_machine, processor_name, torch_cuda
+from enginewright.runtime.executors.machine import cuda_of, driver_version, look_at_machine, processor_name, torch_cuda
 
 
 def test_this_machine() -> None:
@@ -64,3 +64,8 @@ def test_the_driver(tmp_path: Path) -> None:
     library = tmp_path / "nvml.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     assert driver_version(str(library)) == "580.95.05"
+
+
+def test_the_cuda_of_libraries() -> None:
+    found = cuda_of(["tensorrt", "tensorrt-cu13", "tensorrt_rtx_cu12", "tensorrt-cu13-bindings", "torch"])
+    assert found == {"tensorrt": "13", "tensorrt_rtx": "12"}

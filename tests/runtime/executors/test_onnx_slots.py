@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +17,18 @@ from enginewright.plugins.shared.errors import (
     EnginewrightError,
     MissingDependencyError,
     RequestError,
+    TargetError,
 )
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import TensorEntry, WeightsIndex
+from enginewright.runtime.executors import onnx_slots
 from enginewright.runtime.executors.onnx_slots import OnnxExecutor, linear_io, slot_capacity
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 
 from . import tiny_onnx as tiny
+from .fake_driver import FakeCuda, Gpu
 
 TOLERANCE = 1e-4
 """Of logits up to 35: two layers of 24 values in 32-bit floats, summed in other orders. Measured: 3e-5."""
@@ -291,3 +297,23 @@ def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
         rows=q_start[1:] - 1,
         return_logits=True,
     )
+
+
+def test_the_caches_take_the_memory_that_they_lie_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of provider cuda that is the GPU's, less the weights; of the others the machine's."""
+    entries = {"a.onnx": 6000, "b.onnx.columns": 4000, "c": 500_000}
+    index = WeightsIndex(tensors={n: _entry(i, size) for i, (n, size) in enumerate(entries.items())})
+    bundle: Any = SimpleNamespace(index=index)
+    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 50_000),)))
+    monkeypatch.setattr(onnx_slots, "default_budget", lambda: 7)
+    assert [onnx_slots.device_budget(bundle, p) for p in ("cpu", "cuda", "tensorrt-rtx")] == [7, 20_000, 20_000]
+    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 10_000),)))
+    with pytest.raises(CapacityError, match="small has 10,000 bytes free, and the weights alone need 10,000"):
+        onnx_slots.device_budget(bundle, "cuda")
+    monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda(()))
+    with pytest.raises(TargetError, match="it needs an NVIDIA GPU, and the driver shows none"):
+        onnx_slots.device_budget(bundle, "cuda")
+
+
+def _entry(blob: int, nbytes: int) -> TensorEntry:
+    return TensorEntry(blob=blob, offset=0, bytes=nbytes, dtype="f32", shape=(nbytes // 4,))

@@ -10,11 +10,10 @@ import pytest
 
 from enginewright.plugins.shared.errors import BundleError, EnginewrightError, MissingDependencyError
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.runtime.executors.tensorrt_api import ContextApi, EngineApi
 from enginewright.runtime.executors.tensorrt_checks import FLAVOURS
 from enginewright.runtime.executors.tensorrt_library import (
-    ContextApi,
     Engine,
-    EngineApi,
     Library,
     check_tensors,
     open_library,
