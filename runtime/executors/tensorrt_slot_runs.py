@@ -219,7 +219,9 @@ class EngineSlots:
             WRITE_INDEX: part.places[:, 0],
             ROWS: rows,
         }
-        arrays |= {name: mask(part.places, self.length, window) for name, window in self._masks.items()}
+        for name, window in self._masks.items():
+            if name in engine.tensors:  # of an older bundle: newer engines compute it
+                arrays[name] = mask(part.places, self.length, window)
         for name in arrays.keys() & engine.tensors.keys():
             array = np.ascontiguousarray(arrays[name], engine.tensors[name].dtype)
             self._device.upload(self._small[name], array)

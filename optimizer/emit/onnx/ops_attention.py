@@ -40,10 +40,29 @@ def _kv_write(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _mask(b: GraphBuilder, window: int) -> str:
-    """bool [B, 1, S, C]."""
+    """bool [B, 1, S, C]: an input; in a graph with slots of a fixed size computed: the keys up to each token's place.
+
+    Such a graph is for a GPU, and a mask of 4 prompts of 512 tokens in slots of 8,192 places has 17 MB.
+    """
+    if isinstance(b.capacity, int):
+        capacity = b.capacity
+        return b.once(("mask", window), lambda: _computed_mask(b, capacity, window))
     name = mask_name(window)
     b.inputs[name] = helper.make_tensor_value_info(name, TensorProto.BOOL, ["B", 1, "S", b.capacity])
     return name
+
+
+def _computed_mask(b: GraphBuilder, capacity: int, window: int) -> str:
+    """A token's place is ``write_index`` and its number in the step: position ids end where the model's do."""
+    keys = b.once("keys", lambda: b.constant(np.arange(capacity, dtype=np.int64)))  # [C]
+    tokens = b.once("S", lambda: b.op("Shape", INPUT_IDS, start=1, end=2))
+    steps = b.once("steps", lambda: b.op("Slice", keys, b.integers(0), tokens, b.integers(0)))  # [S]
+    first = b.once("first", lambda: b.op("Unsqueeze", WRITE_INDEX, b.integers(1)))  # [B, 1]
+    places = b.once("places", lambda: b.op("Unsqueeze", b.op("Add", first, steps), b.integers(1, 3)))  # [B, 1, S, 1]
+    seen = b.op("LessOrEqual", keys, places)
+    if not window:
+        return seen
+    return b.op("And", seen, b.op("Greater", keys, b.op("Sub", places, b.integers(window))))
 
 
 def _paged_attention(b: GraphBuilder, node: Node, a: Mapping[str, Any]) -> str:

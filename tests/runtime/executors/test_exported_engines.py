@@ -81,3 +81,19 @@ def test_an_exported_bundle(form: str, tiny_folder: Path, tmp_path: Path, monkey
             np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=TOLERANCE)
         wanted = [r.token_ids for r in cpu.generate(prompts, params)]
         assert [r.token_ids for r in engines.generate(prompts, params)] == wanted
+
+
+def test_masks_are_made_on_the_gpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step uploads doesn't grow with the slots."""
+    plans: list[onnx.ModelProto] = []
+
+    def keep(request: EngineRequest, progress: object = None) -> BuiltEngine:
+        plans.append(onnx.load(request.graph))
+        return build(request)
+
+    monkeypatch.setattr(whole, "build_engine", keep)
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE.format(form="whole"))
+    export(tiny_folder, tmp_path / "small.bundle", recipe=recipe)
+    inputs = {value.name: value.type.tensor_type for value in plans[0].graph.input}
+    assert {"input_ids", "position_ids", "write_index", "rows"} == {n for n in inputs if not n.startswith("past_")}
