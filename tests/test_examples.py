@@ -28,6 +28,7 @@ COMMANDS = (
     "recipes",
     "report",
     "bench",
+    "plan",
     "tune",
     "trace",
     "verify",

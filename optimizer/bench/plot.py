@@ -17,6 +17,9 @@ from .result import BenchResult
 WIDTH, HEIGHT = 620.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 20.0, 30.0, 60.0
 
+_LABELS, _LABEL_HEIGHT = 3, 18
+"""Of series, side by side; and what a further row of them takes."""
+
 Point = tuple[float, float]
 
 
@@ -47,7 +50,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class _Line:
+class PlotLine:
     """A series in its own units: (x, y, limit of y or None, title)."""
 
     label: str
@@ -69,19 +72,20 @@ def panels(result: BenchResult) -> list[Panel]:
             for d in result.decodes
             if d.context == context and d.tokens_per_second
         ]
-        decodes.append(_Line(f"{context:,} tokens of context", i, tuple(values)))
+        decodes.append(PlotLine(f"{context:,} tokens of context", i, tuple(values)))
     prompts = [
         (p.tokens, p.ttft.median, p.limit_seconds, f"{p.tokens:,} tokens: {duration(p.ttft.median)}")
         for p in result.prompts
     ]
     found = [
-        _panel("Decoding, tokens a second of all requests", "requests", decodes, rate),
-        _panel("Time to the first token", "tokens of the prompt", [_Line("prompt", 0, tuple(prompts))], duration),
+        panel_of("Decoding, tokens a second of all requests", "requests", decodes, rate),
+        panel_of("Time to the first token", "tokens of the prompt", [PlotLine("prompt", 0, tuple(prompts))], duration),
     ]
     return [panel for panel in found if panel is not None]
 
 
-def _panel(title: str, x_label: str, lines: Sequence[_Line], written: Callable[[float], str]) -> Panel | None:
+def panel_of(title: str, x_label: str, lines: Sequence[PlotLine], written: Callable[[float], str]) -> Panel | None:
+    """A chart of some lines; None if they have no values."""
     lines = [line for line in lines if line.values]
     if not lines:
         return None
@@ -109,14 +113,16 @@ def _axis(values: Sequence[float], start: float, end: float) -> LogAxis:
 
 def svg(result: BenchResult) -> str:
     """The picture, which needs no other file."""
-    found = panels(result)
-    return template("bench.svg.j2").render(
-        panels=found,
-        width=WIDTH,
-        height=HEIGHT,
-        title=f"{result.model}, {result.recipe or result.target}",
-        note=", ".join([str(result.machine["processor"]), *(f"{k} {v}" for k, v in result.engine.items())]),
-    )
+    about = [str(result.machine["processor"]), *(f"{k} {v}" for k, v in result.engine.items())]
+    return draw(panels(result), f"{result.model}, {result.recipe or result.target}", ", ".join(about))
+
+
+def draw(found: Sequence[Panel], title: str, note: str, *, dashed: str = "the machine's limit") -> str:
+    """Charts one below the other; ``dashed``: what the series' limits are."""
+    rows = max((-(-len(panel.series) // _LABELS) for panel in found), default=1)
+    height = HEIGHT + (rows - 1) * _LABEL_HEIGHT
+    shown = {"panels": found, "width": WIDTH, "height": height, "title": title, "note": note, "dashed": dashed}
+    return template("bench.svg.j2").render(shown, labels=_LABELS, label_height=_LABEL_HEIGHT)
 
 
 def check_folder(path: Path) -> None:

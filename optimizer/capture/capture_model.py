@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from enginewright.passes.ir.program import Program
-from enginewright.passes.ir.weights import WeightExpr
+from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
@@ -69,6 +69,29 @@ def capture(
     raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
 
 
+def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
+    """The program of a model whose weights have shapes and no values: of a directory config.json is enough.
+
+    Those of a GGUF file are as ``capture`` has them, since its header says how each is stored. Raises what ``capture``
+    does; evaluating a weight of a directory raises SourceError.
+    """
+    if source.is_dir():
+        model = build_model(huggingface.read_config(source))
+        unread = {name: _unread(name, p) for name, p in model.named_parameters()}
+        weights = bind_weights(model, unread, source=str(source))
+    else:
+        model, weights = build_from_gguf(_open_gguf(source))
+    context = freeze_rope(model)
+    return trace(model, weights), model_info(model, describe_source(source).name.rpartition("/")[2], context, {})
+
+
+def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
+    def read() -> torch.Tensor:
+        raise SourceError(f"weight {name} has a value that matters, and only the configuration was read")
+
+    return Source(name, tuple(parameter.shape), parameter.dtype, read)
+
+
 def build_from_directory(directory: Path) -> tuple[PreTrainedModel, dict[str, WeightExpr]]:
     """The model of a Hugging Face directory, and its weights by its own names, unread. Raises what ``capture`` does."""
     config = huggingface.read_config(directory)
@@ -125,16 +148,7 @@ def _capture_directory(
 
 
 def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context_length: int | None) -> CapturedModel:
-    try:
-        with open_regular(path) as handle:
-            magic = handle.read(len(gguf.MAGIC))
-    except OSError as e:
-        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
-    if magic != gguf.MAGIC:
-        begins = f"it begins with {magic!r}" if magic else "it is empty"
-        folder = path.parent if (path.parent / huggingface.CONFIG).is_file() else "the folder of a Hugging Face model"
-        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
-    file = gguf.open_gguf(path)
+    file = _open_gguf(path)
     model, weights = build_from_gguf(file)
     context = freeze_rope(model, context_length)
     files: TokenizerFiles | None = None
@@ -151,6 +165,19 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
         files,
         describe_source(path),
     )
+
+
+def _open_gguf(path: Path) -> gguf.GgufFile:
+    try:
+        with open_regular(path) as handle:
+            magic = handle.read(len(gguf.MAGIC))
+    except OSError as e:
+        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
+    if magic != gguf.MAGIC:
+        begins = f"it begins with {magic!r}" if magic else "it is empty"
+        folder = path.parent if (path.parent / huggingface.CONFIG).is_file() else "the folder of a Hugging Face model"
+        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
+    return gguf.open_gguf(path)
 
 
 def _tokenizer_of(tokenizer: Tokenizer | None) -> PreTrainedTokenizerBase | None:

@@ -1,0 +1,113 @@
+"""``optimize plan``: what a model takes and how fast it will be on a device, before it runs there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import print_json, reported, stdout_console
+from .options import AsJson, NoProgress, Threads
+from .progress import stage_bars
+
+NAME = "plan"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize plan SmolLM2-135M-Instruct --gpu l4 --tpot 20ms --ttft 500ms\n\n"
+    "  optimize plan smollm2.bundle --gpu h100 --gpu rtx4090 --context 8192 --batch 1,16,256\n\n"
+    "  optimize plan smollm2.bundle --gpu cpu --json"
+)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise typer.BadParameter(
+            f"--batch: {text!r} is not a list of numbers with commas between them, such as 1,4,16"
+        ) from e
+
+
+@reported
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUNDLE|MODEL",
+            help="A bundle; or a model's folder (config.json is enough), a GGUF file, or a model's id on the Hub.",
+        ),
+    ],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", help="A GPU, such as h100 or rtx4090, or cpu: this machine. May be repeated; default cpu."
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recipe", "-r", help="Of a model: a recipe's name or file. May be repeated; default all built-in."
+        ),
+    ] = None,
+    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Most time for each token, such as 20ms.")] = None,
+    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Most time to the first token.")] = None,
+    batch: Annotated[str | None, typer.Option(metavar="N,...", help="Requests at a time; default 1,4,16,64.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each request with its answer; default 2048, or the model's.")
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens of each prompt; default 512.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="That may be used, such as 16GiB; default 90 % of a GPU's, or what is free here.")
+    ] = None,
+    bandwidth_share: Annotated[
+        float | None, typer.Option(help="Of a GPU's stated bandwidth that is reached; default 0.75, an assumption.")
+    ] = None,
+    compute_share: Annotated[
+        float | None, typer.Option(help="Of a GPU's stated peak that is reached; default 0.6, an assumption.")
+    ] = None,
+    threads: Threads = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw times by batch into this SVG file.")] = None,
+    as_json: AsJson = False,
+    quiet: NoProgress = False,
+) -> None:
+    """Predicts first tokens, time per token, the largest batch that meets goals, and what fits in memory.
+
+    GPU figures are predictions from what makers state: nothing of Enginewright has run on a GPU. The kernels of this
+    machine are measured, for some seconds.
+    """
+    from enginewright.optimizer.bench.plot import check_folder
+    from enginewright.optimizer.plan.options import BATCHES, PlanOptions, parse_seconds
+    from enginewright.optimizer.plan.planner import plan
+    from enginewright.optimizer.plan.plot import write_svg
+    from enginewright.optimizer.plan.text import print_plan
+    from enginewright.runtime.kv_cache.cache_groups import parse_size
+
+    options = PlanOptions(
+        devices=tuple(gpu or ("cpu",)),
+        recipes=tuple(recipe or ()),
+        batches=BATCHES if batch is None else _batches(batch),
+        context=context,
+        prompt=prompt,
+        tpot=None if tpot is None else parse_seconds(tpot, "tpot"),
+        ttft=None if ttft is None else parse_seconds(ttft, "ttft"),
+        memory=None if memory is None else parse_size(memory),
+        bandwidth_share=bandwidth_share,
+        compute_share=compute_share,
+        threads=threads,
+    )
+    if plot is not None:
+        check_folder(plot)
+    with stage_bars(hidden=quiet) as show:
+        found = plan(source, options, show)
+    if plot is not None:
+        write_svg(found, plot)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console = stdout_console()
+    if not console.is_terminal:
+        console.width = 140
+    print_plan(found, console)
+    if plot is not None:
+        print(f"plot     {plot}")

@@ -1,0 +1,326 @@
+"""How long a step takes on this machine's processor, by constants that are measured here in some seconds.
+
+The steps of the program are run in their order on made-up weights and caches (``step_probe``), at a few sizes: 1 to 32
+requests at 128 tokens, 1 and 8 at 1,024, 1 at 4,096, prompts of 64 and 512 tokens, and the second half of one of 1,024.
+Of each kind of step, of which a program has a dozen (``step_kinds``), times between these sizes and beyond them are
+taken to be on straight lines: by rows, or of attention by requests and context. The engine around a run and the sampler
+are timed apart. Products of experts aren't timed: they take what the machine's limits leave them
+(``report/machine.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from enginewright.optimizer.report.machine import Machine, measure_machine
+from enginewright.optimizer.report.roofline import limit_seconds
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.cpu.executable import isas
+from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.shared.lowered_program import CacheGroupModel, Step
+from enginewright.plugins.shared.step_costs import OPS, StepCost, StepSizes
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams, sampling_batch
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+
+from .step_kinds import CountedSteps, StepKind
+from .step_probe import StepProbe, Timed
+
+STAGE = "kernels"
+_ROWS, _PROMPTS = (1, 2, 6, 8, 12, 20, 32), (64, 512)
+_CONTEXTS = {1: (128, 1024, 4096), 8: (128, 1024)}
+"""Of attention, by requests."""
+
+Point = tuple[float, float]
+
+
+def decode(requests: int, context: int) -> StepSizes:
+    """A token for each of so many requests."""
+    return StepSizes((1,) * requests, (context,) * requests)
+
+
+def prompt(tokens: int) -> StepSizes:
+    """A whole prompt."""
+    return StepSizes((tokens,), (tokens,))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds by size: straight between the points, and beyond the last ones as between the two next to them."""
+
+    points: tuple[Point, ...]
+
+    @classmethod
+    def through(cls, points: Sequence[Point]) -> Line:
+        """Of points in any order; of several at one size, the first."""
+        return cls(tuple(sorted({x: (x, y) for x, y in reversed(points)}.values())))
+
+    def at(self, size: float) -> float:
+        """Never less than 0."""
+        if len(self.points) == 1:
+            return self.points[0][1]
+        i = min(max(bisect_left(self.points, (size,)), 1), len(self.points) - 1)
+        (x0, y0), (x1, y1) = self.points[i - 1], self.points[i]
+        return max(0.0, y0 + (size - x0) * (y1 - y0) / (x1 - x0))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes at which kernels are timed, for a model of some context length.
+
+    Attributes:
+        rows: decode steps, for all that isn't attention.
+        attention: decode steps at some contexts, by requests.
+        chunks: two prompts, and the second half of a long one.
+    """
+
+    rows: tuple[StepSizes, ...]
+    attention: dict[int, tuple[StepSizes, ...]]
+    chunks: tuple[StepSizes, ...]
+
+    @classmethod
+    def within(cls, context_length: int) -> Grid:
+        """No size is longer than the context."""
+        half = max(1, context_length // 2)
+        short, long = min(_CONTEXTS[1][0], half), min(_CONTEXTS[1][1], context_length)
+        chunks = prompt(min(_PROMPTS[0], half)), prompt(min(_PROMPTS[1], context_length))
+        rest = StepSizes((max(1, long // 2),), (long,))
+        attention = {
+            n: tuple(decode(n, c) for c in dict.fromkeys((short, *(min(c, context_length) for c in contexts[1:]))))
+            for n, contexts in _CONTEXTS.items()
+        }
+        return cls(tuple(decode(n, short) for n in _ROWS), attention, (*chunks, rest))
+
+    @property
+    def prompts(self) -> tuple[StepSizes, ...]:
+        """Those that begin at the beginning."""
+        return self.chunks[:2]
+
+    @property
+    def sizes(self) -> list[StepSizes]:
+        """All of them, once."""
+        return list(dict.fromkeys([*self.rows, *(s for row in self.attention.values() for s in row), *self.chunks]))
+
+
+@dataclass(frozen=True)
+class AttentionTimes:
+    """Seconds of one step of attention: decoding by context, for some numbers of requests; and chunks of prompts.
+
+    ``chunk``: a, b and c of a + b tokens + c multiply-adds.
+    """
+
+    decodes: tuple[tuple[int, Line], ...]
+    chunk: tuple[float, float, float]
+
+    def decode(self, requests: int, context: float) -> float:
+        """Of so many requests that have ``context`` tokens each."""
+        if not requests:
+            return 0.0
+        return Line.through([(n, line.at(context)) for n, line in self.decodes]).at(requests)
+
+    def prompts(self, tokens: int, multiply_adds: int) -> float:
+        """Of a chunk."""
+        a, b, c = self.chunk
+        return max(0.0, a + b * tokens + c * multiply_adds) if tokens else 0.0
+
+
+@dataclass(frozen=True)
+class RowTimes:
+    """Seconds of a step that isn't attention.
+
+    Attributes:
+        rows: by the elements that it writes, at the context of ``Grid.rows``.
+        colder: what it takes longer by the bytes of keys and values of a whole step, which leave caches less room.
+    """
+
+    rows: Line
+    colder: Line
+
+    def at(self, size: int, kv: int, kv_at_rows: int) -> float:
+        """``kv``: of this step; ``kv_at_rows``: of one with as many requests at the context of ``Grid.rows``."""
+        most = self.colder.points[-1][0]
+        return max(0.0, self.rows.at(size) + self.colder.at(min(kv, most)) - self.colder.at(min(kv_at_rows, most)))
+
+
+KindTimes = RowTimes | AttentionTimes | None
+"""None: it takes what the machine's limits leave it."""
+
+
+@dataclass(frozen=True)
+class Around:
+    """Seconds by requests of what a step costs beside its kernels: the run, the engine, the sampler."""
+
+    run: Line
+    engine: Line
+    sampler: Line
+
+    def at(self, requests: int) -> float:
+        """All of it."""
+        return self.run.at(requests) + self.engine.at(requests) + self.sampler.at(requests)
+
+
+class CpuModel:
+    """One program on this machine. ``context``: of ``Grid.rows``."""
+
+    def __init__(
+        self, steps: CountedSteps, times: Mapping[Hashable, KindTimes], around: Around, machine: Machine, context: int
+    ) -> None:
+        self._steps, self._times, self._around, self._machine = steps, times, around, machine
+        self._context = context
+
+    def seconds(self, sizes: StepSizes) -> float:
+        """Of a step of the engine."""
+        pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
+        kernels = sum(kind.count * self._of_kind(kind, cost, sizes) for kind, cost in pairs)
+        return self._around.at(len(sizes.lengths)) + kernels
+
+    def bound(self, sizes: StepSizes) -> str:
+        """What most of a step waits for: "memory" or "products" of its kernels, by the machine's limits."""
+        spent = {"memory": 0.0, "products": 0.0}
+        for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
+            memory = cost.memory / self._machine.bandwidth
+            products = sum(n / self._machine.peaks[t] for t, n in cost.products.items())
+            spent["memory" if memory >= products else "products"] += kind.count * max(memory, products)
+        return max(spent, key=lambda name: spent[name])
+
+    def _of_kind(self, kind: StepKind, cost: StepCost, sizes: StepSizes) -> float:
+        times = self._times[kind.key]
+        if times is None:
+            return limit_seconds(cost, self._machine)
+        if isinstance(times, RowTimes):
+            near = self._steps.total(decode(len(sizes.lengths), self._context)).kv_read
+            return times.at(elements(kind.step, sizes), self._steps.total(sizes).kv_read, near)
+        decoding = [c for n, c in zip(sizes.lengths, sizes.contexts, strict=True) if n == 1]
+        chunks = [(n, c) for n, c in zip(sizes.lengths, sizes.contexts, strict=True) if n > 1]
+        seconds = times.decode(len(decoding), sum(decoding) / max(len(decoding), 1))
+        if chunks:
+            lengths, contexts = zip(*chunks, strict=True)
+            index = self._steps.kinds.index(kind)
+            products = self._steps.costs(StepSizes(lengths, contexts))[index].multiply_adds
+            seconds += times.prompts(sum(lengths), products)
+        return seconds
+
+
+def elements(step: Step, sizes: StepSizes) -> int:
+    """That a step writes, or reads if it writes to a cache: what its time grows with."""
+    operands = step.outputs or [o for o in step.inputs if o.kind == "buffer"]
+    return sum(int(np.prod([sizes.at(size) for size in o.shape])) for o in operands)
+
+
+def measure(steps: CountedSteps, context_length: int, threads: int = 0, progress: Progress = silent) -> CpuModel:
+    """Takes some seconds.
+
+    Args:
+        steps: of the program, with memory planned.
+        context_length: of the model: no size is longer.
+        threads: of the kernels; 0 takes as many as there are cores.
+        progress: called with the stage "kernels".
+
+    Raises CapacityError if there is no memory for it.
+    """
+    grid, threads = Grid.within(context_length), threads or available_threads()
+    types = {kind for cost in steps.costs(decode(1, 1)) for kind in cost.products}
+    probe = StepProbe(steps, grid.sizes, threads)
+    timed = {}
+    for done, sizes in enumerate(grid.sizes):
+        progress(ProgressEvent(STAGE, done, len(grid.sizes), "on made-up weights"))
+        timed[sizes] = probe.seconds(sizes)
+    progress(ProgressEvent(STAGE, len(grid.sizes), len(grid.sizes)))
+    logits = steps.program.outputs["logits"].shape[-1].constant
+    around = Around(
+        Line.through([(len(s.lengths), timed[s].around * len(steps.keys)) for s in grid.rows]),
+        engine_seconds(steps.program.cache_groups, (2, 32)),
+        sampler_seconds(logits, (1, 8), threads),
+    )
+    machine = measure_machine(isas()[0], threads, types, steps.total(decode(1, 1)).weights)
+    times = {kind.key: _times(kind, steps, grid, timed) for kind in steps.kinds}
+    return CpuModel(steps, times, around, machine, grid.rows[0].contexts[0])
+
+
+def _times(kind: StepKind, steps: CountedSteps, grid: Grid, timed: Mapping[StepSizes, Timed]) -> KindTimes:
+    def points(sizes: Sequence[StepSizes], of: Callable[[StepSizes], float]) -> Line:
+        return Line.through([(of(s), timed[s].kinds[kind.key]) for s in sizes])
+
+    if OPS.get(kind.step.op) == "experts":
+        return None
+    if kind.step.op != "paged_attention":
+        by_kv = points(grid.attention[1], lambda s: steps.total(s).kv_read).points
+        colder = [(x, max(y for _, y in by_kv[: i + 1]) - by_kv[0][1]) for i, (x, _) in enumerate(by_kv)]
+        return RowTimes(points([*grid.rows, *grid.prompts], lambda s: elements(kind.step, s)), Line(tuple(colder)))
+    decodes = tuple((n, points(row, lambda s: s.contexts[0])) for n, row in grid.attention.items())
+    place = steps.kinds.index(kind)
+    features = [[1, sum(s.lengths), steps.costs(s)[place].multiply_adds] for s in grid.chunks]
+    seconds = [timed[s].kinds[kind.key] for s in grid.chunks]
+    a, b, c = np.linalg.lstsq(np.array(features, float), np.array(seconds), rcond=None)[0]
+    return AttentionTimes(decodes, (float(a), float(b), float(c)))
+
+
+class _Idle:
+    """An executor that computes nothing."""
+
+    caps = ExecutorCaps()
+
+    def __init__(self, groups: Sequence[CacheGroupModel], requests: int, context: int) -> None:
+        self.cache_groups = tuple(group.to_group() for group in groups)
+        self.blocks = {g.name: requests * -(-context // g.block_size) for g in self.cache_groups}
+
+    def submit(self, step: StepInput) -> Future[StepOutput]:
+        done: Future[StepOutput] = Future()
+        done.set_result(StepOutput(tokens=np.zeros(len(step.rows), np.int32)))
+        return done
+
+    def describe(self) -> dict[str, str | int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+_STEPS, _PROMPT = 40, 64
+
+
+def engine_seconds(groups: Sequence[CacheGroupModel], requests: Sequence[int]) -> Line:
+    """Of a step in which so many requests decode, without what the executor does: scheduling, arrays, tokens."""
+
+    def of(count: int) -> float:
+        most = _STEPS + 2
+        engine = Engine(_Idle(groups, count, _PROMPT + most), SchedulerConfig(count, count * _PROMPT))
+        for i in range(count):
+            engine.add_request(Request([i] * _PROMPT, SamplingParams(max_tokens=most, ignore_eos=True)))
+        engine.step()
+        return _median(engine.step, _STEPS)
+
+    return Line.through([(n, of(n)) for n in requests])
+
+
+def sampler_seconds(vocabulary: int, rows: Sequence[int], threads: int) -> Line:
+    """Of choosing a token from each of so many rows of logits, greedily."""
+    sampler = RowSampler(threads)
+    random = np.random.default_rng(0)
+
+    def of(count: int) -> float:
+        logits = random.standard_normal((count, vocabulary), np.float32)
+        batch = sampling_batch([(SamplingParams(), 0, 0)] * count)
+        return _median(partial(sampler.sample, logits, batch), _STEPS)
+
+    return Line.through([(n, of(n)) for n in rows])
+
+
+def _median(call: Callable[[], object], times: int) -> float:
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)

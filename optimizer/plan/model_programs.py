@@ -1,0 +1,79 @@
+"""What recipes would make of a model, from its configuration: the passes of an export, on weights that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from enginewright.optimizer.capture.capture_model import capture_shapes
+from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.emit.targets import TARGETS
+from enginewright.optimizer.pipeline.pass_context import pass_context
+from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.optimizer.shared.resources import fewer_collections
+from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.ir.program import Program
+from enginewright.passes.lowering.lower_program import lower_program
+from enginewright.passes.memory.plan_arena import plan_arena
+from enginewright.passes.quantization.choose_formats import ChooseFormats
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+
+from .programs import PlannedProgram, formats_of, undecided
+
+_TARGET = "cpu"
+"""Whose program is planned with: the one that is lowered to steps."""
+
+
+def programs_of_model(
+    source: str | Path, recipes: Sequence[Recipe], progress: Progress
+) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
+    """See ``programs.planned_model``."""
+    with fewer_collections():
+        path = find_source(source, progress=progress)
+        progress(ProgressEvent("capture", 0, 1, path.name))
+        program, info = capture_shapes(path)
+        found: list[PlannedProgram] = []
+        prepared: dict[tuple[str, ...], Program] = {}
+        for done, recipe in enumerate(recipes):
+            progress(ProgressEvent("recipes", done, len(recipes), recipe.name))
+            if why := undecided(recipe):
+                found.append(PlannedProgram((recipe.name,), None, omitted=why))
+                continue
+            try:
+                lowered = _lowered(program, recipe, prepared)
+            except EnginewrightError as e:
+                if len(recipes) == 1:
+                    raise
+                found.append(PlannedProgram((recipe.name,), None, omitted=e.message))
+                continue
+            same = next((i for i, known in enumerate(found) if known.program == lowered), None)
+            if same is None:
+                found.append(PlannedProgram((recipe.name,), lowered, formats_of(lowered)))
+            else:  # other numbers in weights of the same sizes, as GPTQ chooses them
+                found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
+        progress(ProgressEvent("recipes", len(recipes), len(recipes)))
+    return info, tuple(found)
+
+
+def _lowered(captured: Program, recipe: Recipe, prepared: dict[tuple[str, ...], Program]) -> LoweredProgram:
+    """The recipe's program. Methods that choose numbers by what a model computes change no size: nearest does instead.
+
+    ``prepared``: what passes made before formats are chosen, by the passes that are on.
+    """
+    nearest = recipe.model_copy(update={"weights": recipe.weights.model_copy(update={"method": "nearest"})})
+    passes, required = choose_passes(recipe.passes)
+    before, after = split_before(passes, ChooseFormats.name)
+    context = pass_context(nearest, required, (), scratch=None, progress=silent)
+    key = tuple(one.name for one in before)
+    if key not in prepared:
+        prepared[key] = captured.copy()
+        PassManager([one for one in before if one.wanted(context)], context).run(prepared[key])
+    program = prepared[key].copy()
+    after += left_on(TARGETS[_TARGET].emitter.passes(), recipe.passes)
+    PassManager([one for one in after if one.wanted(context)], context).run(program)
+    return plan_arena(lower_program(program).program)

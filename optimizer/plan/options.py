@@ -1,0 +1,79 @@
+"""What to plan for, and what a model has room for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import RequestError
+
+from .devices import CPU, Shares, default_shares
+
+BATCHES = (1, 4, 16, 64)
+CONTEXT, PROMPT = 2048, 512
+MOST_REQUESTS = 4096
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is planned for.
+
+    Attributes:
+        devices: names of GPUs, or "cpu".
+        recipes: of a model; none are all built-in ones.
+        batches: requests that run at a time.
+        context: tokens of each request with its answer; None takes 2,048, or the model's context if it is shorter.
+        prompt: tokens of a prompt, whose first token is waited for; None takes 512, or the context.
+        tpot, ttft: goals in seconds: for each output token, and for the first.
+        memory: bytes of every device, in the place of its own.
+        bandwidth_share, compute_share: of a GPU's figures; None: those of devices.toml.
+        threads: of this machine; 0 takes one for each core.
+    """
+
+    devices: tuple[str, ...] = (CPU,)
+    recipes: tuple[str, ...] = ()
+    batches: tuple[int, ...] = BATCHES
+    context: int | None = None
+    prompt: int | None = None
+    tpot: float | None = None
+    ttft: float | None = None
+    memory: int | None = None
+    bandwidth_share: float | None = None
+    compute_share: float | None = None
+    threads: int = 0
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """0.02 of "20ms", "20 ms", "0.02s" or "20000us". Raises RequestError naming ``option``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise RequestError(f"{option}: {text!r} isn't a time", hint="Pass a number with its unit: 20ms, 0.5s or 800us.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def shares_of(options: PlanOptions) -> Shares:
+    """Those of devices.toml, or what was asked for. Raises RequestError for one that is out of range."""
+    given = {"bandwidth": options.bandwidth_share, "compute": options.compute_share}
+    for name, share in given.items():
+        if share is not None and not 0 < share <= 1:
+            raise RequestError(f"{name}_share: {share:g} is out of range", hint="It must be above 0, and 1 at most.")
+    return replace(default_shares(), **{name: share for name, share in given.items() if share is not None})
+
+
+def check_range(option: str, values: Sequence[int], most: int) -> None:
+    """Raises RequestError naming the option for a value below 1 or above ``most``."""
+    for value in values:
+        if not 1 <= value <= most:
+            raise RequestError(f"{option}: {value} is out of range", hint=f"It must be from 1 to {most:,}.")
+
+
+def within(options: PlanOptions, info: ModelInfo) -> PlanOptions:
+    """With sizes that the model has room for. Raises RequestError for those that it hasn't."""
+    context = min(CONTEXT, info.context_length) if options.context is None else options.context
+    check_range("context", (context,), info.context_length)
+    prompt = min(PROMPT, context) if options.prompt is None else options.prompt
+    check_range("prompt", (prompt,), context)
+    return replace(options, context=context, prompt=prompt, batches=tuple(sorted(set(options.batches))))

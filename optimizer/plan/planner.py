@@ -1,0 +1,239 @@
+"""A plan: what fits in a device's memory, how fast steps are there, and the largest batch that meets the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from enginewright.optimizer.recipes.gpus import check_formats
+from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.plugins.shared.errors import CapacityError, TargetError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.kv_cache.cache_groups import bytes_for, format_bytes, free_memory
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+
+from .devices import CPU, Gpu, Shares, find_devices, known_gpus
+from .gpu_model import GpuModel
+from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
+from .programs import PlannedModel, PlannedProgram, planned_model
+from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult
+from .step_kinds import CountedSteps
+
+CHUNK = SchedulerConfig().prefill_tokens
+"""Tokens of prompts that a step has at most, as ``LLM`` runs."""
+
+
+class StepModel(Protocol):
+    """How long steps of one program take on one device."""
+
+    def seconds(self, sizes: StepSizes) -> float:
+        """Of a step of the engine."""
+
+    def bound(self, sizes: StepSizes) -> str:
+        """What most of a step waits for."""
+
+
+def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Progress = silent) -> PlanResult:
+    """Plans each recipe on each device.
+
+    Args:
+        source: a bundle, or a model: see ``planned_model``.
+        options: see there.
+        progress: called as the work goes on.
+
+    Raises:
+        TargetError: a device isn't known, or lacks the formats of the only recipe.
+        RequestError: an option is out of range.
+        CapacityError: no recipe has room on any of the devices; says what would.
+        What ``planned_model`` raises.
+    """
+    devices = find_devices(options.devices)
+    shares = shares_of(options)
+    check_range("batch", options.batches, MOST_REQUESTS)
+    model = planned_model(source, options.recipes, progress)
+    asked = within(options, model.info)
+    make = _model_maker(asked, shares, model.info.context_length, progress)
+    plans: list[DevicePlan] = []
+    omitted = [Omitted(p.recipes, None, p.omitted) for p in model.programs if p.program is None]
+    refused: TargetError | None = None
+    for gpu in devices:
+        for planned in (p for p in model.programs if p.program is not None):
+            try:
+                check_formats([gpu.capability] if gpu is not None else [], planned.formats)
+            except TargetError as e:
+                refused = refused or e
+                omitted.append(Omitted(planned.recipes, _name(gpu), e.message.removeprefix("gpu: ")))
+                continue
+            plans.append(_plan(planned, gpu, _room(gpu, asked, shares), asked, make))
+    if not plans and refused is not None:
+        raise refused
+    if not any(p.fits for p in plans):
+        raise _no_room(model, plans, asked, shares)
+    plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, asked, shares)) for p in plans]
+    sections = tuple(DeviceSection.of(gpu, int(_room(gpu, asked, shares)), shares) for gpu in devices)
+    return PlanResult.of(model.info, asked, sections, plans, omitted)
+
+
+def _name(gpu: Gpu | None) -> str:
+    return CPU if gpu is None else gpu.name
+
+
+def _room(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
+    """Bytes for weights, caches and what a step computes."""
+    if options.memory is not None:
+        return options.memory
+    return free_memory() if gpu is None else int(gpu.memory * shares.memory)
+
+
+MakeModel = Callable[[CountedSteps, Gpu | None], StepModel]
+
+
+def _model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
+    """Gives a program's model on a device."""
+
+    def make(steps: CountedSteps, gpu: Gpu | None) -> StepModel:
+        if gpu is not None:
+            return GpuModel(steps, gpu, shares)
+        from .cpu_model import measure
+
+        return measure(steps, context_length, options.threads, progress)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a program takes of a device, in bytes."""
+
+    program: LoweredProgram
+
+    @property
+    def weights(self) -> int:
+        return sum(map(stored_bytes, self.program.weights))
+
+    def workspace(self, requests: int, prompt: int) -> int:
+        """Of the largest step: intermediate values, logits among them."""
+        tokens = requests + min(prompt, CHUNK)
+        return self.program.arena_bytes.evaluate(tokens, requests, requests)
+
+    def cache(self, tokens: int) -> int:
+        """Of one request."""
+        groups = [group.to_group() for group in self.program.cache_groups]
+        return bytes_for(groups, tokens) if groups else 0
+
+    def needed(self, requests: int, context: int, prompt: int) -> int:
+        """For so many requests that have grown to their context."""
+        return self.weights + self.workspace(requests, prompt) + requests * self.cache(context)
+
+
+def _largest(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to ``most`` for which something holds that holds for all below it; 0 if none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOptions, make: MakeModel) -> DevicePlan:
+    assert planned.program is not None and options.context is not None and options.prompt is not None
+    context, prompt = options.context, options.prompt
+    memory = Memory(planned.program)
+    requests = _largest(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
+    block = max((g.block_size for g in planned.program.cache_groups), default=1)
+    longest = _largest(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
+    found = DevicePlan(
+        device=_name(gpu),
+        recipes=planned.recipes,
+        fits=requests > 0,
+        room=room,
+        weights=memory.weights,
+        kv_per_token=memory.cache(block) // block,
+        workspace=memory.workspace(1, prompt),
+        needed=memory.needed(1, context, prompt),
+        most_requests=requests,
+        most_tokens=longest,
+    )
+    if not found.fits:
+        return found
+    model = make(CountedSteps(planned.program), gpu)
+
+    def tpot(batch: int) -> float:
+        return model.seconds(StepSizes((1,) * batch, (context,) * batch))
+
+    def ttft(batch: int) -> float:
+        return first_token_seconds(model, prompt, batch - 1, context)
+
+    def late(batch: int) -> str:
+        for name, goal, seconds in (("tpot", options.tpot, tpot), ("ttft", options.ttft, ttft)):
+            if goal is not None and seconds(batch) > goal:
+                return name
+        return ""
+
+    speeds = []
+    for batch in options.batches:
+        if batch > requests:
+            speeds.append(BatchSpeed(batch))
+            continue
+        step = tpot(batch)
+        bound = model.bound(StepSizes((1,) * batch, (context,) * batch))
+        speeds.append(BatchSpeed(batch, ttft(batch), step, batch / step, bound))
+    largest = _largest(requests, lambda n: not late(n))
+    limit = late(largest + 1) if largest < requests else "memory" if requests < MOST_REQUESTS else "requests"
+    best = None
+    if largest:
+        best = BatchSpeed(largest, ttft(largest), tpot(largest), largest / tpot(largest))
+    return replace(found, speeds=tuple(speeds), largest=best, largest_limit=limit)
+
+
+def first_token_seconds(model: StepModel, prompt: int, others: int, context: int) -> float:
+    """Of a prompt that comes in chunks, while ``others`` requests get a token in each step."""
+    seconds, done = 0.0, 0
+    while done < prompt:
+        chunk = min(CHUNK, prompt - done)
+        done += chunk
+        seconds += model.seconds(StepSizes((*(1,) * others, chunk), (*(context,) * others, done)))
+    return seconds
+
+
+def _advice(
+    one: DevicePlan, model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares
+) -> str:
+    """What would fit where this plan doesn't."""
+    assert options.context is not None and options.prompt is not None
+    found = []
+    if smaller := [p for p in plans if p.device == one.device and p.fits]:
+        found.append(f"recipe {min(smaller, key=lambda p: p.weights).recipes[0]}")
+    if one.most_tokens:
+        found.append(f"requests of {one.most_tokens:,} tokens (--context {one.most_tokens})")
+    (program,) = (p for p in model.programs if p.recipes == one.recipes)
+    assert program.program is not None
+    memory = Memory(program.program)
+    needed = memory.needed(1, options.context, options.prompt)
+    if gpus := [gpu.name for gpu in known_gpus() if gpu.memory * shares.memory >= needed]:
+        found.append(f"this on {_or(gpus)}")
+    return f"What would fit: {'; '.join(found)}." if found else "No device that is known here has room for it."
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _no_room(model: PlannedModel, plans: Sequence[DevicePlan], options: PlanOptions, shares: Shares) -> CapacityError:
+    """Of the recipe with the fewest bytes on the device with the most room."""
+    if not plans:
+        why = "; ".join(f"{', '.join(p.recipes)}: {p.omitted}" for p in model.programs)
+        return CapacityError(
+            f"{model.info.name}: nothing can be planned: {why}", hint="Export it, and plan the bundle."
+        )
+    best = max(plans, key=lambda p: p.room - p.needed)
+    smaller = "" if len(model.programs) > 1 else " A recipe of fewer bits takes less: int8 has 8, int4 4.5."
+    return CapacityError(
+        f"{model.info.name} doesn't fit on {_or(list(dict.fromkeys(p.device for p in plans)))}: with recipe "
+        f"{best.recipes[0]}, weights of {format_bytes(best.weights)} and a request of {options.context:,} tokens need "
+        f"{format_bytes(best.needed)}, and {format_bytes(best.room)} may be used",
+        hint=_advice(best, model, plans, options, shares) + smaller,
+    )

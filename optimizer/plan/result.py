@@ -1,0 +1,126 @@
+"""What ``plan`` found, and how it is written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from enginewright.plugins.shared.contracts import ModelInfo
+
+from .devices import CPU, Gpu, Shares
+from .options import PlanOptions
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BatchSpeed:
+    """Of so many requests at a time; None where they don't fit.
+
+    Attributes:
+        ttft: seconds to the first token of a prompt that comes while all others get tokens.
+        tpot: seconds of a step in which all get a token, when each has grown to its context.
+        tokens_per_second: of all together.
+        bound: what most of such a step waits for: memory, products or kernels.
+    """
+
+    batch: int
+    ttft: float | None = None
+    tpot: float | None = None
+    tokens_per_second: float | None = None
+    bound: str = ""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """One program on one device; bytes and seconds.
+
+    Attributes:
+        recipes: that make this program, but for the numbers in its weights.
+        fits: whether one request has room.
+        room: that may be used of the device's memory.
+        workspace: of a step with one prompt.
+        needed: for one request.
+        most_requests: of the asked context that have room, 4,096 at most.
+        most_tokens: of a single request that have room, whatever the model's context; 0 if none.
+        largest: the largest batch that has room and meets the goals; None if none does.
+        largest_limit: what a larger one fails at: "memory", "tpot", "ttft", or "requests", more of which are not asked.
+        advice: what would fit where this doesn't.
+    """
+
+    device: str
+    recipes: tuple[str, ...]
+    fits: bool
+    room: int
+    weights: int
+    kv_per_token: int
+    workspace: int
+    needed: int
+    most_requests: int
+    most_tokens: int
+    speeds: tuple[BatchSpeed, ...] = ()
+    largest: BatchSpeed | None = None
+    largest_limit: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceSection:
+    """What a plan takes a device to be. ``measured``: on this machine, in this run; else stated by its maker."""
+
+    name: str
+    measured: bool
+    room: int
+    memory: int | None = None
+    bandwidth: float | None = None
+    peaks: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    @classmethod
+    def of(cls, gpu: Gpu | None, room: int, shares: Shares) -> DeviceSection:
+        """Of a GPU, or of this machine."""
+        if gpu is None:
+            return cls(CPU, True, room)
+        peaks = dict(gpu.peaks)
+        return cls(gpu.name, False, room, int(gpu.memory), gpu.bandwidth, peaks, asdict(shares), gpu.source)
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """Recipes that weren't planned, on a device or (None) at all, and why."""
+
+    recipes: tuple[str, ...]
+    device: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """All of it."""
+
+    model: str
+    parameters: int
+    context_length: int
+    options: dict[str, Any]
+    devices: tuple[DeviceSection, ...]
+    plans: tuple[DevicePlan, ...]
+    omitted: tuple[Omitted, ...]
+
+    @classmethod
+    def of(
+        cls,
+        info: ModelInfo,
+        options: PlanOptions,
+        devices: tuple[DeviceSection, ...],
+        plans: Sequence[DevicePlan],
+        omitted: Sequence[Omitted],
+    ) -> PlanResult:
+        """For a model."""
+        asked = {name: getattr(options, name) for name in ("batches", "context", "prompt", "tpot", "ttft")}
+        return cls(info.name, info.parameters, info.context_length, asked, devices, tuple(plans), tuple(omitted))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: seconds, bytes, tokens a second."""
+        return {"format_version": FORMAT_VERSION} | asdict(self)

@@ -1,0 +1,125 @@
+"""Times the kernels of a program that needn't exist yet: its steps in their order, on made-up weights and caches."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.optimizer.report.step_runner import fill_caches, random_step
+from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.shared.lowered_program import Operand, Step, WeightUse
+from enginewright.plugins.shared.step_costs import OPS, StepSizes, stored_bytes
+
+from .step_kinds import CountedSteps
+
+MOST_BYTES = 512 << 20
+"""Of made-up weights, unless one is larger: more than most caches hold, and less than most machines have free."""
+
+_ALIGNMENT = 64
+_SECONDS, _LEAST_RUNS = 0.15, 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a run: of one step of each kind, by its key, and of all that isn't in kernels, for each step."""
+
+    kinds: Mapping[Hashable, float]
+    around: float
+
+
+class StepProbe:
+    """A program of the same steps, of as many layers as ``MOST_BYTES`` of weights hold.
+
+    Products of experts are left out: which experts made-up tokens go to says nothing.
+
+    Args:
+        steps: of the program, with memory planned.
+        sizes: that will be timed.
+        threads: 0 takes as many as there are cores.
+
+    Raises CapacityError if there is no memory for it.
+    """
+
+    def __init__(self, steps: CountedSteps, sizes: Sequence[StepSizes], threads: int = 0) -> None:
+        program = steps.program
+        uses = {use.name: use for use in program.weights}
+        self._kept = _first_of_each(steps, uses)
+        weights = {o.name: uses[o.name] for step, _ in self._kept for o in step.inputs if o.kind == "weight"}
+        caches = {o.name for step, _ in self._kept for o in step.inputs if o.kind == "cache"}
+        groups = tuple(
+            group.model_copy(update={"layers": tuple(n for n in group.layers if f"{group.name}/{n}" in caches)})
+            for group in program.cache_groups
+        )
+        kept = {"cache_groups": groups, "weights": tuple(weights.values()), "steps": tuple(s for s, _ in self._kept)}
+        self._groups, self._vocabulary = groups, program.outputs["logits"].shape[-1].constant
+        self._program = CpuProgram(
+            program.model_copy(update=kept),
+            _made_up(weights.values()),
+            blocks={g.name: max(len(s.contexts) * -(-max(s.contexts) // g.block_size) for s in sizes) for g in groups},
+            threads=threads,
+        )
+        fill_caches(self._program)
+        self.seconds(sizes[0])  # what a process takes longer for at first is no size's
+
+    def seconds(self, sizes: StepSizes) -> Timed:
+        """Of a step of these sizes, by medians."""
+        step = random_step(self._groups, self._vocabulary, sizes, mixed_blocks=True)
+        self._program.run(step)
+        whole: list[float] = []
+        kernels: list[npt.NDArray[np.float64]] = []
+        while len(whole) < _LEAST_RUNS or sum(whole) < _SECONDS:
+            start = time.perf_counter()
+            kernels.append(self._program.profile(step)[1])
+            whole.append(time.perf_counter() - start)
+        middle = np.median(np.stack(kernels), axis=0)  # [steps]
+        found: defaultdict[Hashable, list[float]] = defaultdict(list)
+        for (_, key), seconds in zip(self._kept, middle.tolist(), strict=True):
+            found[key].append(seconds)
+        around = median(w - float(k.sum()) for w, k in zip(whole, kernels, strict=True))
+        return Timed({key: sum(times) / len(times) for key, times in found.items()}, around / len(self._kept))
+
+
+def _first_of_each(steps: CountedSteps, uses: Mapping[str, WeightUse]) -> list[tuple[Step, Hashable]]:
+    """The first steps of each kind, in the program's order, with their kinds' keys."""
+
+    def nbytes(operands: Sequence[Operand]) -> int:
+        return sum(stored_bytes(uses[o.name]) for o in operands if o.kind == "weight")
+
+    repeated = sum(nbytes(kind.step.inputs) for kind in steps.kinds if kind.count > 1)
+    most = max(1, MOST_BYTES // max(repeated, 1))
+    seen: Counter[Hashable] = Counter()
+    kept = []
+    for step, key in zip(steps.program.steps, steps.keys, strict=True):
+        seen[key] += 1
+        if seen[key] <= most and OPS.get(step.op) != "experts":
+            kept.append((step, key))
+    return kept
+
+
+def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
+    """Memory of its own for each weight, as far as ``MOST_BYTES`` go; then the same again.
+
+    It is a mapped file's, as that of a bundle's weights is, whose pages are others than a process's own: of a hole in a
+    file, which takes no disk. All are 0: of other numbers activations may become so large, or so small, that processors
+    take longer for them.
+    """
+    sizes = {use.name: -(-stored_bytes(use) // _ALIGNMENT) * _ALIGNMENT for use in uses}
+    whole = min(sum(sizes.values()), max(MOST_BYTES, *sizes.values()))
+    with tempfile.TemporaryFile() as file:
+        file.truncate(whole)
+        array = np.frombuffer(mmap.mmap(file.fileno(), whole, access=mmap.ACCESS_READ), np.uint8)
+    array.max()  # brings all pages into memory
+    found, at = {}, 0
+    for name, nbytes in sizes.items():
+        at = 0 if at + nbytes > whole else at
+        found[name] = array[at : at + nbytes]
+        at += nbytes
+    return found

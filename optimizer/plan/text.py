@@ -1,0 +1,104 @@
+"""The plan as a terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from enginewright.optimizer.report.numbers import count, duration, format_bytes, rate
+
+from .result import DevicePlan, DeviceSection, PlanResult
+
+_LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
+_PREDICTED = "a prediction: nothing of Enginewright has run on a GPU"
+
+
+def print_plan(result: PlanResult, console: Console) -> None:
+    """For each device what fits and how fast it is, then what was left out and what the figures mean."""
+    for device in result.devices:
+        plans = [plan for plan in result.plans if plan.device == device.name]
+        console.print(device_line(device), markup=False, soft_wrap=True)
+        if plans:
+            console.print(_memory(plans, result))
+            console.print()
+            if any(plan.fits for plan in plans):
+                console.print(_speeds([plan for plan in plans if plan.fits], result))
+                console.print()
+    for line in notes(result):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def device_line(device: DeviceSection) -> str:
+    """What a device is taken to be."""
+    room = f"{format_bytes(device.room)} may be used"
+    if device.measured or device.bandwidth is None:
+        return f"{device.name}: this machine, whose kernels were timed just now; {room}"
+    peaks = ", ".join(f"{count(peak)} {kind}" for kind, peak in device.peaks.items())
+    shares = f"{device.shares['bandwidth']:.0%} of the bandwidth and {device.shares['compute']:.0%} of the operations"
+    return (
+        f"{device.name}: {device.bandwidth / 1e9:,.0f} GB/s, {peaks} operations/s, {room}. With {shares}, which is "
+        f"assumed, it is {_PREDICTED}."
+    )
+
+
+def notes(result: PlanResult) -> Iterator[str]:
+    """What doesn't fit and what would, what was left out, and what the columns are."""
+    for plan in result.plans:
+        if not plan.fits:
+            needed = f"{format_bytes(plan.needed)} of {format_bytes(plan.room)}"
+            yield f"no room  {', '.join(plan.recipes)} on {plan.device} needs {needed}. {plan.advice}"
+    for omitted in result.omitted:
+        where = "" if omitted.device is None else f" on {omitted.device}"
+        yield f"omitted  {', '.join(omitted.recipes)}{where}: {omitted.why}"
+    context, prompt = result.options["context"], result.options["prompt"]
+    yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. TPOT: when all are that long."
+    late = "; !: later than the goal" if any(result.options[name] is not None for name in ("tpot", "ttft")) else ""
+    yield f"TTFT: of a prompt that comes while all other requests get tokens, without waiting for another prompt{late}."
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
+    goals = any(result.options[name] is not None for name in ("tpot", "ttft"))
+    columns = ["recipe", "weights", "KV a token", "most requests", "longest one"]
+    table = _table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
+    for plan in plans:
+        most = f"{plan.most_requests:,}" if plan.fits else "no room"
+        largest = (
+            f"{plan.largest.batch:,}, {rate(plan.largest.tokens_per_second or 0)} tokens/s" if plan.largest else ""
+        )
+        if plan.fits and plan.largest is None:
+            largest = "none"
+        table.add_row(
+            ", ".join(plan.recipes),
+            format_bytes(plan.weights),
+            format_bytes(plan.kv_per_token),
+            most,
+            f"{plan.most_tokens:,} tokens",
+            largest,
+            _LIMITS.get(plan.largest_limit, ""),
+        )
+    return table
+
+
+def _speeds(plans: list[DevicePlan], result: PlanResult) -> Table:
+    table = _table("recipe", "requests", "TTFT", "TPOT", "tokens/s", "waits for")
+    for plan in plans:
+        for i, speed in enumerate(plan.speeds):
+            name = "" if i else ", ".join(plan.recipes)
+            if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
+                table.add_row(name, f"{speed.batch:,}", "no room")
+                continue
+            late = {
+                n: "" if (g := result.options[n]) is None or getattr(speed, n) <= g else " !" for n in ("ttft", "tpot")
+            }
+            times = f"{duration(speed.ttft)}{late['ttft']}", f"{duration(speed.tpot)}{late['tpot']}"
+            table.add_row(name, f"{speed.batch:,}", *times, rate(speed.tokens_per_second), speed.bound)
+    return table

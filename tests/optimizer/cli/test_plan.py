@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from enginewright.optimizer.cli.app import app
+
+SMALL = ("--gpu", "h100", "--batch", "1,4", "--context", "256")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def test_tables_and_a_plot(tiny_bundle: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "plan.svg"
+    goals = ("--tpot", "20ms", "--ttft", "0.5s")
+    result = run(str(tiny_bundle), *SMALL, "--gpu", "rtx4090,l4", *goals, "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    for words in ("H100: 3,350 GB/s", "RTX 4090: ", "L4: ", "a prediction: nothing of Enginewright has run on a GPU"):
+        assert words in result.stdout
+    for words in ("75% of the bandwidth", "most requests", "largest batch within the goals", "TTFT", "!: later than"):
+        assert words in result.stdout
+    assert plot.read_text().lstrip().startswith("<svg")
+
+
+def test_json(tiny_bundle: Path) -> None:
+    result = run(str(tiny_bundle), *SMALL, "--json", "--quiet", "--memory", "1GiB", "--bandwidth-share", "0.5")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["format_version"] == 1
+    assert found["options"] == {"batches": [1, 4], "context": 256, "prompt": 256, "tpot": None, "ttft": None}
+    (device,) = found["devices"]
+    assert device["name"] == "H100" and not device["measured"] and device["room"] == 1 << 30
+    assert device["shares"]["bandwidth"] == 0.5 and device["source"].startswith("https://")
+    (plan,) = found["plans"]
+    assert plan["recipes"] == ["f32"] and [s["batch"] for s in plan["speeds"]] == [1, 4]
+
+
+def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
+    result = run(str(tiny_bundle), *SMALL, "--tpot", "1us", "--memory", "1MB")
+    assert result.exit_code == 0, result.output
+    assert " !" in result.stdout and "none" in result.stdout and "the TPOT" in result.stdout
+    assert "no room" in run(str(tiny_bundle), "--gpu", "l4", "--memory", "1MB", "--batch", "4096").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["--gpu", "h1000"], 15, "Did you mean h100?"),
+        (["--tpot", "20"], 2, "--tpot: '20' isn't a time"),
+        (["--ttft", "soon"], 2, "--ttft: 'soon' isn't a time"),
+        (["--batch", "4,x"], 2, "not a list of numbers"),
+        (["--batch", "0"], 2, "--batch: 0 is out of range"),
+        (["--context", "100000"], 2, "--context: 100000 is out of range"),
+        (["--prompt", "-1"], 2, "--prompt: -1 is out of range"),
+        (["--memory", "lots"], 2, "isn't a size"),
+        (["--bandwidth-share", "1.5"], 2, "--bandwidth-share: 1.5 is out of range"),
+        (["--compute-share", "0"], 2, "--compute-share: 0 is out of range"),
+        (["--memory", "1KiB"], 9, "doesn't fit on H100"),
+        (["--recipe", "int8"], 7, "has the recipe that it was exported with"),
+        (["--plot", "absent/a.svg"], 7, "no such folder"),
+    ],
+)
+def test_errors(arguments: list[str], code: int, named: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    arguments = [a.replace("absent", str(tmp_path / "absent")) for a in arguments]
+    given = arguments if "--gpu" in arguments else ["--gpu", "h100", *arguments]
+    result = run(str(tiny_bundle), *given)
+    assert result.exit_code == code, result.output
+    assert named in result.stderr
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "nothing"), "--gpu", "h100")
+    assert result.exit_code == 3 and "doesn't exist" in result.stderr

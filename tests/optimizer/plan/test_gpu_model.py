@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from enginewright.optimizer.plan.devices import Gpu, Shares
+from enginewright.optimizer.plan.gpu_model import GpuModel
+from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.step_costs import StepSizes, step_costs
+
+SHARES = Shares(bandwidth=0.5, compute=0.25, memory=0.9, kernel=0.0, between_steps=0.0)
+GPU = Gpu("G", "9.0", 1e10, 1e9, {"bf16": 8e9, "f32": 2e9}, "")
+DECODE, PROMPT = StepSizes((1,) * 4, (100,) * 4), StepSizes((200,), (200,))
+
+
+@pytest.mark.parametrize("sizes", [DECODE, PROMPT])
+def test_each_step_takes_the_longer_of_its_bytes_and_its_products(
+    sizes: StepSizes, tiny_program: LoweredProgram, tiny_steps: CountedSteps
+) -> None:
+    seconds = 0.0
+    for cost in step_costs(tiny_program, sizes):
+        activations = (cost.activations_read + cost.activations_written) / 2
+        memory = (cost.weights + cost.kv_read + cost.kv_written + activations) / 0.5e9
+        seconds += max(memory, 2 * cost.multiply_adds / 0.5e9)
+    assert GpuModel(tiny_steps, GPU, SHARES).seconds(sizes) == pytest.approx(seconds, rel=1e-12)  # sums of doubles
+
+
+def test_a_kernel_and_a_step_take_a_least_time(tiny_program: LoweredProgram, tiny_steps: CountedSteps) -> None:
+    endless = replace(GPU, bandwidth=1e30, peaks={"bf16": 1e30, "f32": 1e30})
+    shares = replace(SHARES, kernel=1e-3, between_steps=0.5)
+    model = GpuModel(tiny_steps, endless, shares)
+    assert model.seconds(DECODE) == pytest.approx(0.5 + len(tiny_program.steps) * 1e-3)
+    assert model.bound(DECODE) == "kernels"
+
+
+def test_what_a_step_waits_for(tiny_steps: CountedSteps) -> None:
+    slow_memory = replace(GPU, bandwidth=1e6)
+    slow_products = replace(GPU, peaks={"bf16": 1e3, "f32": 1e3})
+    assert GpuModel(tiny_steps, slow_memory, SHARES).bound(DECODE) == "memory"
+    assert GpuModel(tiny_steps, slow_products, SHARES).bound(DECODE) == "products"
+
+
+def test_weights_of_fewer_bits_are_multiplied_as_bf16(tiny_program: LoweredProgram) -> None:
+    """fp8's products count as f32 of the cpu target, which multiplies them so."""
+
+    def narrow(program: LoweredProgram, dtype: str) -> LoweredProgram:
+        steps = tuple(
+            s.model_copy(
+                update={
+                    "inputs": tuple(
+                        o.model_copy(update={"dtype": dtype}) if o.kind == "weight" and s.op == "linear" else o
+                        for o in s.inputs
+                    )
+                }
+            )
+            for s in program.steps
+        )
+        return program.model_copy(update={"steps": steps})
+
+    only_bf16 = replace(GPU, bandwidth=1e30, peaks={"bf16": 1e9, "f32": 1e30})
+    only_f32 = replace(GPU, bandwidth=1e30, peaks={"bf16": 1e30, "f32": 1e9})
+    linears = [step for step in tiny_program.steps if step.op == "linear"]
+    program = tiny_program.model_copy(update={"steps": tuple(linears)})
+    assert linears
+    for dtype, slow, fast in (
+        ("f32", only_f32, only_bf16),
+        ("fp8", only_bf16, only_f32),
+        ("bf16", only_bf16, only_f32),
+    ):
+        steps = CountedSteps(narrow(program, dtype))
+        assert GpuModel(steps, slow, SHARES).seconds(PROMPT) > 1e-3
+        assert GpuModel(steps, fast, SHARES).seconds(PROMPT) < 1e-12

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.plan import planner
+from enginewright.optimizer.plan.devices import default_shares, find_devices
+from enginewright.optimizer.plan.gpu_model import GpuModel
+from enginewright.optimizer.plan.options import PlanOptions
+from enginewright.optimizer.plan.planner import Memory, first_token_seconds, plan
+from enginewright.optimizer.plan.programs import PlannedModel, PlannedProgram
+from enginewright.optimizer.plan.result import DevicePlan, PlanResult
+from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import CapacityError, RequestError, TargetError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
+
+CONTEXT, PROMPT = 300, 200
+
+
+def one(result: PlanResult) -> DevicePlan:
+    (found,) = result.plans
+    return found
+
+
+def on(tiny_bundle: Path, **options: object) -> PlanResult:
+    given = {"devices": ("h100",), "context": CONTEXT, "prompt": PROMPT} | options
+    return plan(tiny_bundle, PlanOptions(**given))  # type: ignore[arg-type]
+
+
+def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
+    memory = Memory(tiny_program)
+    assert memory.weights == sum(stored_bytes(use) for use in tiny_program.weights)
+    assert memory.cache(1) == memory.cache(32) and memory.cache(33) == 2 * memory.cache(32)  # blocks of 32 tokens
+    room = memory.needed(7, CONTEXT, PROMPT)
+    assert room == memory.weights + memory.workspace(7, PROMPT) + 7 * memory.cache(CONTEXT)
+    for most, given in ((7, room), (6, room - 1)):
+        found = one(on(tiny_bundle, memory=given, batches=(1, 6, 7, 8)))
+        assert found.fits and found.most_requests == most
+        assert [s.batch for s in found.speeds if s.tpot is not None] == [b for b in (1, 6, 7) if b <= most]
+        assert found.largest is not None and (found.largest.batch, found.largest_limit) == (most, "memory")
+        assert memory.needed(1, found.most_tokens, found.most_tokens) <= given
+        assert memory.needed(1, found.most_tokens + 32, found.most_tokens + 32) > given
+
+
+def test_speeds_are_the_model_s(tiny_bundle: Path, tiny_steps: CountedSteps) -> None:
+    (gpu,) = find_devices(["h100"])
+    assert gpu is not None
+    model = GpuModel(tiny_steps, gpu, default_shares())
+    found = one(on(tiny_bundle, batches=(1, 5)))
+    assert [s.batch for s in found.speeds] == [1, 5]
+    for speed in found.speeds:
+        step = model.seconds(StepSizes((1,) * speed.batch, (CONTEXT,) * speed.batch))
+        assert speed.tpot == step and speed.tokens_per_second == speed.batch / step
+        others = speed.batch - 1
+        assert speed.ttft == model.seconds(StepSizes((*(1,) * others, PROMPT), (*(CONTEXT,) * others, PROMPT)))
+
+
+@pytest.mark.parametrize("goals", [{"tpot": 40}, {"ttft": 60}, {"tpot": 40, "ttft": 60}, {"tpot": 60, "ttft": 40}])
+def test_the_largest_batch_meets_the_goals_and_the_next_does_not(
+    goals: dict[str, int], tiny_bundle: Path, tiny_steps: CountedSteps
+) -> None:
+    (gpu,) = find_devices(["l4"])
+    assert gpu is not None
+    model = GpuModel(tiny_steps, gpu, default_shares())
+    of = {
+        "tpot": lambda n: model.seconds(StepSizes((1,) * n, (CONTEXT,) * n)),
+        "ttft": lambda n: first_token_seconds(model, PROMPT, n - 1, CONTEXT),
+    }
+    seconds = {name: of[name](n) for name, n in goals.items()}  # a goal that just so many requests meet
+    found = one(on(tiny_bundle, devices=("l4",), **seconds))
+    tight = min(goals.values())
+    assert found.largest is not None
+    assert (
+        found.largest.batch == max(n for n in range(1, 200) if all(of[k](n) <= s for k, s in seconds.items())) >= tight
+    )
+    assert found.largest_limit in goals
+    assert of[found.largest_limit](found.largest.batch + 1) > seconds[found.largest_limit]
+
+
+def test_goals_that_nothing_meets(tiny_bundle: Path) -> None:
+    found = one(on(tiny_bundle, tpot=1e-9))
+    assert found.fits and found.largest is None and found.largest_limit == "tpot"
+
+
+def test_a_prompt_comes_in_chunks() -> None:
+    asked: list[StepSizes] = []
+
+    class Model:
+        def seconds(self, sizes: StepSizes) -> float:
+            asked.append(sizes)
+            return 1.5
+
+        def bound(self, sizes: StepSizes) -> str:
+            return ""
+
+    assert first_token_seconds(Model(), 1100, 2, 70) == 4.5
+    assert [s.lengths for s in asked] == [(1, 1, 512), (1, 1, 512), (1, 1, 76)]
+    assert [s.contexts for s in asked] == [(70, 70, 512), (70, 70, 1024), (70, 70, 1100)]
+
+
+def two_recipes(program: LoweredProgram, formats: frozenset[str] = frozenset()) -> PlannedModel:
+    """A small one, and one of which a weight is a TB large."""
+    huge = program.weights[0].model_copy(update={"shape": (1 << 19, 1 << 19)})
+    large = program.model_copy(update={"weights": (huge, *program.weights[1:])})
+    programs = PlannedProgram(("small",), program, formats), PlannedProgram(("large",), large)
+    return PlannedModel(ModelInfo("m", "M", 256, 512), programs)
+
+
+def test_what_fits_where_one_recipe_does_not(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "planned_model", lambda *args: two_recipes(tiny_program))
+    small, large = plan("m", PlanOptions(devices=("l4",))).plans
+    assert small.fits and not small.advice
+    assert not large.fits and large.speeds == () and large.most_requests == 0
+    assert large.advice == "What would fit: recipe small."
+
+
+def test_a_model_that_fits_nowhere(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
+    with pytest.raises(CapacityError, match="doesn't fit on L4 or H100: with recipe f32") as error:
+        on(tiny_bundle, devices=("l4", "h100"), memory=1000)
+    hint = str(error.value.hint)
+    assert "this on H200, H100, A100, L40S, L4, RTX 4090 or RTX 5090" in hint and "fewer bits" in hint
+    memory = Memory(tiny_program)
+    with pytest.raises(CapacityError) as error:
+        on(tiny_bundle, memory=memory.needed(1, 64, 64), context=500)
+    assert "--context 64" in str(error.value.hint)
+
+
+def test_a_model_for_no_device_of_the_table(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two_recipes(tiny_program)
+    only_large = PlannedModel(model.info, model.programs[1:])
+    monkeypatch.setattr(planner, "planned_model", lambda *args: only_large)
+    with pytest.raises(CapacityError) as error:
+        plan("m", PlanOptions(devices=("h200",)))
+    assert "No device that is known here has room for it." in str(error.value.hint)
+
+
+def test_a_gpu_that_lacks_a_format(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two_recipes(tiny_program, frozenset({"fp8"}))
+    both = PlannedModel(model.info, (model.programs[0], PlannedProgram(("plain",), tiny_program)))
+    monkeypatch.setattr(planner, "planned_model", lambda *args: both)
+    result = plan("m", PlanOptions(devices=("a100", "l4")))
+    assert [(p.device, p.recipes) for p in result.plans] == [
+        ("A100", ("plain",)),
+        ("L4", ("small",)),
+        ("L4", ("plain",)),
+    ]
+    (omitted,) = result.omitted
+    assert (omitted.recipes, omitted.device) == (("small",), "A100") and "8.0 has no fp8" in omitted.why
+    alone = PlannedModel(model.info, model.programs[:1])
+    monkeypatch.setattr(planner, "planned_model", lambda *args: alone)
+    with pytest.raises(TargetError, match=r"8\.0 has no fp8"):
+        plan("m", PlanOptions(devices=("a100",)))
+
+
+def test_recipes_that_nobody_can_plan(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PlannedModel(ModelInfo("m", "M", 256, 512), (PlannedProgram(("auto",), None, omitted="a search"),))
+    monkeypatch.setattr(planner, "planned_model", lambda *args: model)
+    with pytest.raises(CapacityError, match="nothing can be planned: auto: a search"):
+        plan("m", PlanOptions(devices=("h100",)))
+
+
+def test_this_machine_is_measured_once_a_recipe(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from enginewright.optimizer.plan import cpu_model
+
+    class Model:
+        def seconds(self, sizes: StepSizes) -> float:
+            return 0.25
+
+        def bound(self, sizes: StepSizes) -> str:
+            return "memory"
+
+    asked: list[tuple[int, int]] = []
+
+    def measure(steps: CountedSteps, context_length: int, threads: int, progress: object) -> Model:
+        asked.append((context_length, threads))
+        return Model()
+
+    monkeypatch.setattr(cpu_model, "measure", measure)
+    result = on(tiny_bundle, devices=("cpu",), batches=(2,), threads=3)
+    assert asked == [(512, 3)]
+    assert one(result).speeds[0].tokens_per_second == 8
+    assert result.devices[0].measured and result.devices[0].bandwidth is None
+
+
+@pytest.mark.parametrize("batches", [(0,), (1, 5000), (-1,)])
+def test_batches_out_of_range(batches: tuple[int, ...], tiny_bundle: Path) -> None:
+    with pytest.raises(RequestError, match="batch: "):
+        on(tiny_bundle, batches=batches)

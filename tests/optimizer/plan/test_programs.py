@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import enginewright
+from enginewright.optimizer.plan.programs import PlannedModel, _of_bundle, planned_model
+from enginewright.optimizer.recipes.recipe import list_recipes
+from enginewright.plugins.shared.errors import BundleError, RecipeError, SourceError
+from enginewright.runtime.bundle.reader import Bundle
+
+
+@pytest.fixture(scope="module")
+def only_config(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama's folder without weights and tokenizer."""
+    folder = tmp_path_factory.mktemp("config") / "tiny"
+    folder.mkdir()
+    shutil.copy(tiny_folder / "config.json", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(only_config: Path) -> PlannedModel:
+    return planned_model(only_config, [])
+
+
+def test_the_configuration_alone_gives_the_program_that_an_export_writes(
+    planned: PlannedModel, tiny_folder: Path, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Steps, weights with their layouts, caches and the arena: to the byte."""
+    programs = {name: p.program for p in planned.programs for name in p.recipes}
+    assert programs["f32"] == Bundle.open(tiny_bundle).programs["cpu"]
+    enginewright.export(tiny_folder, tmp_path / "int8.bundle", recipe="int8", targets=["cpu"])
+    assert programs["int8"] == Bundle.open(tmp_path / "int8.bundle").programs["cpu"]
+
+
+def test_every_recipe_has_its_place(planned: PlannedModel) -> None:
+    by_name = {name: p for p in planned.programs for name in p.recipes}
+    assert set(by_name) == {recipe.name for recipe in list_recipes()}
+    assert by_name["int4"] is by_name["int4-awq"] is by_name["int4-gptq"]
+    assert len(by_name["int4"].recipes) == 3
+    for name, why in (("auto", "a search"), ("smallest", "a search"), ("gguf", "no weight of this model is stored")):
+        assert by_name[name].program is None and why in by_name[name].omitted
+    assert by_name["fp8"].formats >= {"fp8", "bf16"} and by_name["f32"].formats == frozenset()
+    assert "int4" in by_name["int4"].formats
+    assert planned.info.vocab_size and planned.info.context_length == 512 and planned.info.parameters > 0
+
+
+def test_recipes_that_depend_on_weights(only_config: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "pruned.toml"
+    recipe.write_text('name = "pruned"\n[prune]\nchannels = 0.5\n')
+    (one,) = planned_model(only_config, [recipe]).programs
+    assert one.program is None and "takes parts of the model out" in one.omitted
+
+
+def test_a_model_that_cannot_be_planned(only_config: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no weight of this model is stored in blocks"):
+        planned_model(only_config, ["gguf"])  # the only one: nothing else is left to plan
+    with pytest.raises(RecipeError, match="there is no recipe 'int9'"):
+        planned_model(only_config, ["int9"])
+    with pytest.raises(SourceError, match="doesn't exist"):
+        planned_model(tmp_path / "nowhere", [])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(SourceError, match="model_type is missing"):
+        planned_model(tmp_path / "empty", [])
+
+
+def test_a_bundle_has_its_own_recipe(tiny_bundle: Path) -> None:
+    (one,) = planned_model(tiny_bundle, []).programs
+    assert one.recipes == ("f32",) and one.program == Bundle.open(tiny_bundle).programs["cpu"]
+    with pytest.raises(BundleError, match="has the recipe that it was exported with"):
+        planned_model(tiny_bundle, ["int8"])
+
+
+def test_a_bundle_without_a_lowered_program(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    bundle.programs.clear()
+    with pytest.raises(BundleError, match=r"none of the bundle's targets \(cpu\) has a lowered program") as error:
+        _of_bundle(bundle, [])
+    assert "--target cpu" in str(error.value.hint)
