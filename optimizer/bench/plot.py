@@ -118,7 +118,7 @@ def svg(result: BenchResult) -> str:
 
 
 def draw(found: Sequence[Panel], title: str, note: str, *, dashed: str = "the machine's limit") -> str:
-    """Charts one below the other; ``dashed``: what the series' limits are."""
+    """Charts one below the other; ``dashed``: what the series' limits are, if there are any."""
     rows = max((-(-len(panel.series) // _LABELS) for panel in found), default=1)
     height = HEIGHT + (rows - 1) * _LABEL_HEIGHT
     shown = {"panels": found, "width": WIDTH, "height": height, "title": title, "note": note, "dashed": dashed}

@@ -38,7 +38,7 @@ from .step_kinds import CountedSteps, StepKind
 from .step_probe import StepProbe, Timed
 
 STAGE = "kernels"
-_ROWS, _PROMPTS = (1, 2, 6, 8, 12, 20, 32), (64, 512)
+_ROWS, _PROMPTS = (1, 2, 3, 5, 7, 9, 13, 18, 24, 32), (64, 512)
 _CONTEXTS = {1: (128, 1024, 4096), 8: (128, 1024)}
 """Of attention, by requests."""
 

@@ -38,7 +38,8 @@ def panels(result: PlanResult) -> list[Panel]:
 def svg(result: PlanResult) -> str:
     """The picture, which needs no other file."""
     note = f"requests of {result.options['context']:,} tokens, prompts of {result.options['prompt']:,}"
-    return draw(panels(result), f"{result.model}, planned", note, dashed="the goal")
+    goals = any(result.options[name] is not None for name in _TIMES)
+    return draw(panels(result), f"{result.model}, planned", note, dashed="the goal" if goals else "")
 
 
 def write_svg(result: PlanResult, path: Path) -> None:

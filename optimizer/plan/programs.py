@@ -66,7 +66,7 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
             f"{bundle.path} is a bundle, which has the recipe that it was exported with",
             hint="Leave --recipe out, or pass the model that it was made from.",
         )
-    name = next(iter(bundle.programs), None)
+    name = "cpu" if "cpu" in bundle.programs else next(iter(bundle.programs), None)
     if name is None:
         there = ", ".join(sorted(bundle.targets)) or "none"
         raise BundleError(

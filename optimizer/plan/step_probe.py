@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from enginewright.optimizer.report.step_runner import fill_caches, random_step
 from enginewright.plugins.cpu.executable import CpuProgram
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.plugins.shared.lowered_program import Operand, Step, WeightUse
 from enginewright.plugins.shared.step_costs import OPS, StepSizes, stored_bytes
 
@@ -67,7 +68,7 @@ class StepProbe:
             threads=threads,
         )
         fill_caches(self._program)
-        self.seconds(sizes[0])  # what a process takes longer for at first is no size's
+        self.seconds(sizes[0])  # the first run of a process takes longer, whatever its size
 
     def seconds(self, sizes: StepSizes) -> Timed:
         """Of a step of these sizes, by medians."""
@@ -111,15 +112,22 @@ def _made_up(uses: Iterable[WeightUse]) -> dict[str, npt.NDArray[np.uint8]]:
     file, which takes no disk. All are 0: of other numbers activations may become so large, or so small, that processors
     take longer for them.
     """
-    sizes = {use.name: -(-stored_bytes(use) // _ALIGNMENT) * _ALIGNMENT for use in uses}
-    whole = min(sum(sizes.values()), max(MOST_BYTES, *sizes.values()))
-    with tempfile.TemporaryFile() as file:
-        file.truncate(whole)
-        array = np.frombuffer(mmap.mmap(file.fileno(), whole, access=mmap.ACCESS_READ), np.uint8)
+    sizes = {use.name: stored_bytes(use) for use in uses}
+    places = [-(-nbytes // _ALIGNMENT) * _ALIGNMENT for nbytes in sizes.values()]
+    whole = min(sum(places), max(MOST_BYTES, *places))
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.truncate(whole)
+            array = np.frombuffer(mmap.mmap(file.fileno(), whole, access=mmap.ACCESS_READ), np.uint8)
+    except OSError as e:
+        raise CapacityError(
+            f"no temporary file of {whole:,} bytes to measure kernels with: {e.strerror}",
+            hint="Free some memory, or set TMPDIR to a folder on another disk.",
+        ) from e
     array.max()  # brings all pages into memory
     found, at = {}, 0
-    for name, nbytes in sizes.items():
-        at = 0 if at + nbytes > whole else at
+    for (name, nbytes), place in zip(sizes.items(), places, strict=True):
+        at = 0 if at + place > whole else at
         found[name] = array[at : at + nbytes]
-        at += nbytes
+        at += place
     return found

@@ -14,7 +14,7 @@ from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 
 _SEED = 20261120
-FILL = 0x3C
+_FILL = 0x3C
 """As all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. What they are makes no step slower."""
 
 
@@ -110,4 +110,4 @@ def fill_caches(program: CpuProgram) -> None:
     cache: times would be too good.
     """
     for array in cache_memory(program):
-        array.fill(FILL)
+        array.fill(_FILL)

@@ -52,5 +52,5 @@ def test_shares() -> None:
     asked = shares_of(PlanOptions(bandwidth_share=0.5, compute_share=1.0))
     assert (asked.bandwidth, asked.compute, asked.memory) == (0.5, 1.0, default_shares().memory)
     for wrong in (0.0, -0.1, 1.01, float("nan")):
-        with pytest.raises(RequestError, match="bandwidth_share: .* out of range"):
+        with pytest.raises(RequestError, match=r"bandwidth_share: .* out of range"):
             shares_of(PlanOptions(bandwidth_share=wrong))

@@ -33,7 +33,7 @@ def test_two_charts_a_device_with_the_goal(found: PlanResult) -> None:
             assert panel.left <= x <= panel.right and panel.top <= y <= panel.bottom
 
 
-def test_the_picture(found: PlanResult, tmp_path: Path) -> None:
+def test_the_picture(found: PlanResult, tiny_bundle: Path, tmp_path: Path) -> None:
     write_svg(found, tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_text() == svg(found)
     root = ElementTree.fromstring(svg(found))
@@ -41,5 +41,8 @@ def test_the_picture(found: PlanResult, tmp_path: Path) -> None:
     titles = [e.text or "" for e in root.iter(f"{name}title")]
     assert len(titles) == 8 and titles[0].startswith("f32, 1: ")
     assert "dashed: the goal" in svg(found)
+    without = svg(plan(tiny_bundle, PlanOptions(devices=("h100",), batches=(1, 8))))
+    ElementTree.fromstring(without)
+    assert "dashed" not in without.partition("</style>")[2]
     with pytest.raises(BundleError):
         write_svg(found, tmp_path / "absent" / "a.svg")

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from enginewright.optimizer.plan import step_probe
 from enginewright.optimizer.plan.step_kinds import CountedSteps
 from enginewright.optimizer.plan.step_probe import StepProbe, _first_of_each
+from enginewright.plugins.shared.errors import CapacityError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes
 
@@ -33,6 +37,15 @@ def test_as_many_layers_as_memory_holds(tiny_steps: CountedSteps, monkeypatch: p
     assert [key for _, key in kept] == [kind.key for kind in tiny_steps.kinds]  # one of each, in the program's order
     probe = StepProbe(tiny_steps, [DECODE], threads=1)  # whose weights lie in the same memory
     assert set(probe.seconds(DECODE).kinds) == {kind.key for kind in tiny_steps.kinds}
+
+
+def test_no_place_for_made_up_weights(
+    tiny_steps: CountedSteps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(CapacityError, match=r"no temporary file of .* bytes to measure kernels with") as error:
+        StepProbe(tiny_steps, [DECODE], threads=1)
+    assert "TMPDIR" in str(error.value.hint)
 
 
 def test_products_of_experts_are_left_out(tiny_program: LoweredProgram) -> None:
