@@ -1,10 +1,12 @@
-"""Triton kernels of ``ew.paged_attention``: one for prefill and decode, and one that combines a long context's parts.
+"""Triton kernels of ``ew.paged_attention``: for prefill and decode, and those that split a long context's decoding.
 
 A program attends with a *tile*: up to QUERIES neighbouring tokens of one request, with all GROUP heads that share one
-key/value head, so that a key is loaded once for all of them. Keys are visited in tiles of KEYS at absolute positions by
-online softmax (Milakov and Gimelshein, 2018, https://arxiv.org/abs/1805.02867), in base 2. For decoding, keys are split
-at multiples of SPLIT_KEYS, also absolute, so that a result doesn't depend on who else is in the batch
-(Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+key/value head, so that a key is loaded once for all of them. For decoding, keys are split at multiples of SPLIT_KEYS,
+absolute positions, so that a result doesn't depend on who else is in the batch (Flash-Decoding,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html); what came of the splits is combined afterwards.
+
+The grid is made for the longest context that a table has room for; most of its programs find nothing to do. Where
+several kernels can be launched for a step, one lists what there is to do, and programs go through the list.
 
 Arguments stand in the order in which TensorRT hands them over: inputs, integers, outputs. Sinks and slopes that a model
 lacks may be any pointer, or None; so may the scales of a float cache, and ``lse`` where nothing is split.
@@ -15,9 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cache_kernels import e4m3_to_half
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from .attention_tile import attend_tile
 
 
 @triton.jit
@@ -34,176 +34,6 @@ def _request_of_tile(q_start: tl.tensor, tile: tl.tensor, requests: tl.tensor, Q
         low = tl.where(begins <= tile, middle, low)
         high = tl.where(begins <= tile, high, middle)
     return low
-
-
-@triton.jit
-def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """What a cache holds, in the queries' type, exactly but for float32 to 16 bits; without its scale, and of "e4m3"
-    divided by 256. Tensor cores take that: no factor has to be multiplied into each element."""
-    if FORMAT == "e4m3":
-        return e4m3_to_half(codes).to(DTYPE)
-    if FORMAT == "fp8":
-        return codes.to(tl.float16).to(DTYPE)
-    return codes.to(DTYPE)
-
-
-@triton.jit
-def _block_of(
-    table: tl.tensor, start: tl.tensor, page: tl.constexpr, low: tl.tensor, high: tl.tensor, BLOCK_SIZE: tl.constexpr
-) -> tl.tensor:
-    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high."""
-    begins = start + page * BLOCK_SIZE
-    there = (begins < high) & (begins + BLOCK_SIZE > low)
-    return tl.load(table + begins // BLOCK_SIZE, mask=there, other=0)
-
-
-@triton.jit
-def _blocks_of(
-    table: tl.tensor,
-    start: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    PAGES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The blocks of the keys from ``start`` on: PAGES of them count."""
-    a = _block_of(table, start, 0, low, high, BLOCK_SIZE) if PAGES >= 1 else start
-    b = _block_of(table, start, 1, low, high, BLOCK_SIZE) if PAGES >= 2 else a
-    c = _block_of(table, start, 2, low, high, BLOCK_SIZE) if PAGES >= 4 else a
-    d = _block_of(table, start, 3, low, high, BLOCK_SIZE) if PAGES >= 4 else a
-    return a, b, c, d
-
-
-@triton.jit
-def _places(
-    a: tl.tensor,
-    b: tl.tensor,
-    c: tl.tensor,
-    d: tl.tensor,
-    table: tl.tensor,
-    start: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    PAGES: tl.constexpr,
-) -> tl.tensor:
-    """Where the keys from ``start`` on lie, int64 [KEYS] in [P*K]: in blocks a to d, or, of PAGES 0, in the table's."""
-    offset = tl.arange(0, KEYS)
-    if PAGES == 0:
-        key = start + offset
-        block = tl.load(table + key // BLOCK_SIZE, mask=(key >= low) & (key < high), other=0).to(tl.int64)
-        return block * BLOCK_SIZE + key % BLOCK_SIZE
-    if PAGES == 1:
-        return a.to(tl.int64) * BLOCK_SIZE + start % BLOCK_SIZE + offset
-    page = offset // BLOCK_SIZE
-    block = tl.where(page == 0, a, b)
-    if PAGES == 4:
-        block = tl.where(page == 2, c, tl.where(page == 3, d, block))
-    return block.to(tl.int64) * BLOCK_SIZE + offset % BLOCK_SIZE
-
-
-@triton.jit
-def _attend(
-    queries: tl.tensor,
-    position: tl.tensor,
-    slope: tl.tensor,
-    largest: tl.tensor,
-    total: tl.tensor,
-    values: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor,
-    v_scales: tl.tensor,
-    place: tl.tensor,
-    start: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    HEAD_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SLOPES: tl.constexpr,
-    FORMAT: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One step of online softmax, over the keys from ``start`` on: the new (largest, total, values).
-
-    ``place`` [KEYS]: theirs in [P*K, Nkv]. Not MASKED: all KEYS are there, and every row sees them.
-    """
-    d = tl.arange(0, WIDTH)
-    e = tl.arange(0, VALUE_WIDTH)
-    key = start + tl.arange(0, KEYS)
-    present = (key >= low) & (key < high)
-    at_keys = k_cache + place[None, :] * HEAD_SIZE + d[:, None]
-    at_values = v_cache + place[:, None] * VALUE_SIZE + e[None, :]
-    if MASKED:
-        keys = tl.load(at_keys, mask=present[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
-    elif HEAD_SIZE < WIDTH:
-        keys = tl.load(at_keys, mask=(d < HEAD_SIZE)[:, None], other=0.0)
-    else:
-        keys = tl.load(at_keys)
-    scores = tl.dot(queries, _codes_to(keys, FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
-
-    # A factor that all scores share needn't be multiplied into each of them before the largest is found.
-    SHARED: tl.constexpr = FORMAT == "float" and SOFTCAP == 0.0 and not SLOPES and SCALE > 0.0
-    FACTOR: tl.constexpr = SCALE * (LOG2E if SOFTCAP == 0.0 else 1.0) * (256.0 if FORMAT == "e4m3" else 1.0)
-    if not SHARED:
-        if FORMAT == "float":
-            scores *= FACTOR
-        else:
-            scores *= (tl.load(k_scales + place, mask=present, other=0.0) * FACTOR)[None, :]
-        if SOFTCAP != 0.0:
-            fall = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / SOFTCAP))
-            bent = (1.0 - fall) / (1.0 + fall) * (SOFTCAP * LOG2E)  # tanh
-            scores = tl.where(scores < 0, -bent, bent)
-        if SLOPES:
-            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
-    if MASKED:
-        if QUERIES == 1:  # keys from low to high are those that the one query sees
-            visible = present[None, :]
-        else:
-            visible = present[None, :] & (key[None, :] <= position[:, None])
-            if WINDOW:
-                visible &= key[None, :] > position[:, None] - WINDOW
-        scores = tl.where(visible, scores, float("-inf"))
-
-    if SHARED:
-        larger = tl.maximum(largest, tl.max(scores, axis=1) * FACTOR)
-    else:
-        larger = tl.maximum(largest, tl.max(scores, axis=1))
-    base = larger
-    if MASKED:
-        base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
-    if SHARED:
-        weights = tl.exp2(scores * FACTOR - base[:, None])
-    else:
-        weights = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(largest - base)
-    total = total * shrink + tl.sum(weights, axis=1)
-
-    if MASKED:
-        cached_values = tl.load(at_values, mask=present[:, None] & (e < VALUE_SIZE)[None, :], other=0.0)
-    elif VALUE_SIZE < VALUE_WIDTH:
-        cached_values = tl.load(at_values, mask=(e < VALUE_SIZE)[None, :], other=0.0)
-    else:
-        cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
-    if FORMAT != "float":
-        # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
-        UNIT: tl.constexpr = 64.0 if FORMAT == "int8" else 256.0
-        weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
-    values = tl.dot(
-        weights.to(queries.dtype),
-        _codes_to(cached_values, FORMAT, queries.dtype),
-        values * shrink[:, None],
-        input_precision="ieee",
-    )
-    return larger, total, values
 
 
 @triton.jit(do_not_specialize=["requests", "blocks"])  # else each batch of another kind is compiled anew
@@ -251,10 +81,6 @@ def paged_attention_kernel(
     AHEAD: blocks are looked up a step before their keys are.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-    # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
-    PAGES: tl.constexpr = (
-        1 if BLOCK_SIZE % KEYS == 0 else 2 if KEYS == 2 * BLOCK_SIZE else 4 if KEYS == 4 * BLOCK_SIZE else 0
-    )
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -268,14 +94,6 @@ def paged_attention_kernel(
         return
     before = tl.load(kv_len + request) - tokens  # the position of the request's first token in this step
 
-    row = tl.arange(0, ROWS)
-    query = first + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    valid = (row // GROUP < QUERIES) & (query < tokens)  # [ROWS]
-    position = before + query
-    token = (first_token + query).to(tl.int64)
-    row_place = token * Q_HEADS + head  # [ROWS], in [T, Nq]
-
     lowest = tl.maximum(before + first - WINDOW + 1, 0) if WINDOW else 0  # first key that the tile sees
     low = lowest
     high = before + tl.minimum(first + QUERIES, tokens)
@@ -285,79 +103,104 @@ def paged_attention_kernel(
         low = tl.maximum(lowest, split * SPLIT_KEYS)
         high = tl.minimum(high, (split + 1) * SPLIT_KEYS)
         if low >= high:
-            tl.store(lse + row_place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
+            row = tl.arange(0, ROWS)
+            query = first + row // GROUP
+            place = (first_token + query).to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
+            valid = (row // GROUP < QUERIES) & (query < tokens)
+            tl.store(lse + place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
             return
+    attend_tile(
+        q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, sinks, slopes, q_stride, out, lse,
+        first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
+        Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
+        QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD,
+    )  # fmt: skip
 
-    element = tl.arange(0, WIDTH)
-    e = tl.arange(0, VALUE_WIDTH)
-    queries = tl.load(
-        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + element[None, :],
-        mask=valid[:, None] & (element < HEAD_SIZE)[None, :],
-        other=0.0,
-    )  # [ROWS, WIDTH]
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    values = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    if SINKS:
-        sunk = valid & (row * 0 + split == sink_split)
-        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
-        total += tl.where(sunk, 1.0, 0.0)
-    slope = total
-    if SLOPES:
-        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
 
-    table = block_table + request * blocks
-    begin = low // KEYS * KEYS
-    # Keys that every row sees need no mask: up to the first query's own, and behind the last one's window. A single
-    # query's are in one loop, as splits are short.
-    clear = high
-    edge = high
-    if QUERIES > 1:
-        seen_from = low
-        if WINDOW:
-            seen_from = tl.maximum(low, before + tl.minimum(first + QUERIES, tokens) - WINDOW)
-        clear = (seen_from + KEYS - 1) // KEYS * KEYS
-        edge = tl.maximum(tl.minimum(before + first + 1, high) // KEYS * KEYS, clear)
-    for part in tl.static_range(3):
-        if part == 0:
-            from_key = begin
-            to_key = tl.minimum(clear, high)
-            there = QUERIES == 1 or WINDOW > 0 or SPLIT_KEYS % KEYS != 0
-        elif part == 1:
-            from_key = clear
-            to_key = edge
-            there = QUERIES > 1
-        else:
-            from_key = edge
-            to_key = high
-            there = QUERIES > 1
-        if there:
-            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, BLOCK_SIZE, PAGES)
-            for start in range(from_key, to_key, KEYS):
-                a, b, c, d = next_a, next_b, next_c, next_d
-                if AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
-                    next_a, next_b, next_c, next_d = _blocks_of(table, start + KEYS, low, to_key, BLOCK_SIZE, PAGES)
-                else:
-                    a, b, c, d = _blocks_of(table, start, low, to_key, BLOCK_SIZE, PAGES)
-                place = _places(a, b, c, d, table, start, low, high, BLOCK_SIZE, KEYS, PAGES) * KV_HEADS + kv_head
-                largest, total, values = _attend(
-                    queries, position, slope, largest, total, values,
-                    k_cache, v_cache, k_scales, v_scales, place, start, low, high,
-                    HEAD_SIZE, VALUE_SIZE, SCALE, SOFTCAP, WINDOW, SLOPES, FORMAT,
-                    QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASKED=part != 1,
-                )  # fmt: skip
+@triton.jit(do_not_specialize=["blocks", "splits"])
+def listed_attention_kernel(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    block_table: tl.tensor,
+    kv_len: tl.tensor,
+    work: tl.tensor,
+    sinks: tl.tensor,
+    slopes: tl.tensor,
+    blocks: tl.tensor,
+    q_stride: tl.tensor,
+    splits: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    AHEAD: tl.constexpr,
+) -> None:
+    """The parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` has them.
 
-    seen = tl.where(total == 0.0, 1.0, total)  # rows of no query
-    if FORMAT == "int8" or FORMAT == "fp8":
-        values = values * (1.0 / 64.0 if FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
-    values = values / seen[:, None]
-    inside = valid[:, None] & (e < VALUE_SIZE)[None, :]
-    if SPLIT_KEYS:
-        to = row_place * splits + split
-        tl.store(out + to[:, None] * VALUE_SIZE + e[None, :], values, mask=inside)
-        tl.store(lse + to, tl.where(total == 0.0, float("-inf"), largest + tl.log2(seen)), mask=valid)
-    else:
-        tl.store(out + row_place[:, None] * VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)
+    Grid (any, Nkv). Token b is request b's. ``splits``: room for parts in ``out`` and ``lse``, of which those that
+    aren't listed aren't written.
+    """
+    kv_head = tl.program_id(1)
+    count = tl.load(work)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        request = tl.load(work + 1 + 2 * item)
+        split = tl.load(work + 2 + 2 * item)
+        length = tl.load(kv_len + request)
+        lowest = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+        low = tl.maximum(lowest, split * SPLIT_KEYS)
+        high = tl.minimum(length, (split + 1) * SPLIT_KEYS)
+        attend_tile(
+            q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, sinks, slopes, q_stride, out, lse,
+            request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // SPLIT_KEYS,
+            Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
+            QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["requests"])
+def decode_work_kernel(
+    kv_len: tl.tensor,
+    requests: tl.tensor,
+    work: tl.tensor,
+    WINDOW: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+) -> None:
+    """kv_len [B] -> work int32 [1 + 2 B splits]: how many parts there are, and of each its request and split.
+
+    A request of kv_len 0 has none. Grid (B); REQUESTS is a power of 2 that is at least B.
+    """
+    request = tl.program_id(0)
+    index = tl.arange(0, REQUESTS)
+    length = tl.load(kv_len + index, mask=index < requests, other=0)
+    begins = tl.maximum(length - WINDOW, 0) // SPLIT_KEYS if WINDOW else length * 0
+    parts = (length + SPLIT_KEYS - 1) // SPLIT_KEYS - begins
+    at = tl.sum(tl.where(index < request, parts, 0), axis=0)
+    first = tl.sum(tl.where(index == request, begins, 0), axis=0)
+    own = tl.sum(tl.where(index == request, parts, 0), axis=0)
+    for part in range(0, own):
+        tl.store(work + 1 + 2 * (at + part), request)
+        tl.store(work + 2 + 2 * (at + part), first + part)
+    if request == 0:
+        tl.store(work, tl.sum(parts, axis=0))
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -369,23 +212,36 @@ def combine_splits_kernel(
     VALUE_SIZE: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    kv_len: tl.tensor = None,
+    Q_HEADS: tl.constexpr = 1,
+    WINDOW: tl.constexpr = 0,
+    SPLIT_KEYS: tl.constexpr = 0,
 ) -> None:
     """parts float32 [T, Nq, splits, Dv], lse float32 [T, Nq, splits] -> out [T, Nq, Dv]; grid (T * Nq).
 
-    AT_ONCE splits are loaded together.
+    AT_ONCE splits are loaded together. With SPLIT_KEYS, only those that ``decode_work_kernel`` lists of ``kv_len``, and
+    0 where it lists none.
     """
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, VALUE_WIDTH)
     index = tl.arange(0, AT_ONCE)
+    low = 0
+    high = splits
+    if SPLIT_KEYS:
+        length = tl.load(kv_len + row // Q_HEADS)
+        high = (length + SPLIT_KEYS - 1) // SPLIT_KEYS
+        if WINDOW:
+            low = tl.maximum(length - WINDOW, 0) // SPLIT_KEYS
+    begin = low // AT_ONCE * AT_ONCE
     largest = tl.full([AT_ONCE], float("-inf"), tl.float32)
-    for start in range(0, splits, AT_ONCE):
-        there = start + index < splits
+    for start in range(begin, high, AT_ONCE):
+        there = (start + index >= low) & (start + index < high)
         largest = tl.maximum(largest, tl.load(lse + row * splits + start + index, mask=there, other=float("-inf")))
     top = tl.max(largest, axis=0)
     total = tl.zeros([AT_ONCE], tl.float32)
     values = tl.zeros([AT_ONCE, VALUE_WIDTH], tl.float32)
-    for start in range(0, splits, AT_ONCE):
-        there = start + index < splits
+    for start in range(begin, high, AT_ONCE):
+        there = (start + index >= low) & (start + index < high)
         place = row * splits + start + index
         share = tl.exp2(tl.load(lse + place, mask=there, other=float("-inf")) - top)  # 0 where nothing was written
         part = tl.load(
@@ -395,5 +251,8 @@ def combine_splits_kernel(
         )
         total += share
         values += part * share[:, None]
-    result = tl.sum(values, axis=0) / tl.sum(total, axis=0)
+    all_shares = tl.sum(total, axis=0)
+    if SPLIT_KEYS:
+        all_shares = tl.where(all_shares == 0.0, 1.0, all_shares)
+    result = tl.sum(values, axis=0) / all_shares
     tl.store(out + row * VALUE_SIZE + e, result.to(out.dtype.element_ty), mask=e < VALUE_SIZE)

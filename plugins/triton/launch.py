@@ -14,7 +14,12 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from .attention_kernels import combine_splits_kernel, paged_attention_kernel
+from .attention_kernels import (
+    combine_splits_kernel,
+    decode_work_kernel,
+    listed_attention_kernel,
+    paged_attention_kernel,
+)
 from .cache_kernels import kv_write_kernel
 from .choose_tiles import compile_attention
 from .specs import (
@@ -35,6 +40,7 @@ from .tiles import (
     attention_tiles,
     gpu_of,
     measured_tiles,
+    power_of_2,
 )
 
 _FLOATS: dict[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -97,6 +103,8 @@ def paged_attention(
     out: torch.Tensor | None = None,
     scratch: torch.Tensor | None = None,
     tile: Tile | None = None,
+    work: torch.Tensor | None = None,
+    workers: int | None = None,
 ) -> torch.Tensor:
     """``ew.paged_attention``, or ``ew.quantized_paged_attention`` where there are scales [P, K, Nkv]: [T, Nq, Dv].
 
@@ -107,6 +115,10 @@ def paged_attention(
     ``out`` [T, Nq, Dv] (contiguous, of q's type) takes the result, and ``scratch`` (contiguous, of any type, with
     ``scratch_bytes`` bytes or more) the parts; with both, nothing is allocated, as in a CUDA graph's capture. ``tile``:
     None for the best known.
+
+    ``work``: what ``decode_work`` gave for these contexts, this window and these ``split_keys``, where request b has
+    token b or a kv_len of 0 (whose result is 0). ``workers`` programs a key/value head go through it; None: 4 a
+    multiprocessor in all. Else the grid has a program for each part that a table has room for.
 
     Raises ValueError for tensors that don't fit together, TargetError for what AttentionShape refuses.
     """
@@ -153,29 +165,91 @@ def paged_attention(
         if scratch is None:
             scratch = torch.empty(needed, dtype=torch.uint8, device=q.device)
         parts, lse = _parts_in(scratch, (tokens, heads, splits, value_size), needed)
-    paged_attention_kernel[(tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)](
-        q,
-        _as_stored(k_cache, gpu),
-        _as_stored(v_cache, gpu),
-        k_scales,
-        v_scales,
-        block_table,
-        q_start,
-        kv_len,
-        sinks,
-        slopes,
-        requests,
-        blocks,
-        q.stride(0),
-        parts,
-        lse,
-        **attention_constants(shape, gpu, tile, split_keys),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+    caches = (_as_stored(k_cache, gpu), _as_stored(v_cache, gpu), k_scales, v_scales)
+    constants = attention_constants(shape, gpu, tile, split_keys)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    listed: dict[str, object] = {}
+    if work is not None and split_keys:
+        if tokens != requests or work.dtype != torch.int32 or work.numel() < work_size(requests, splits):
+            raise ValueError(
+                f"paged_attention: work {work.dtype} {tuple(work.shape)} isn't of a step of {requests} tokens"
+            )
+        workers = min(workers or _workers(q, kv_heads), requests * splits)
+        listed_attention_kernel[(workers, kv_heads)](
+            q,
+            *caches,
+            block_table,
+            kv_len,
+            work,
+            sinks,
+            slopes,
+            blocks,
+            q.stride(0),
+            splits,
+            parts,
+            lse,
+            **constants,
+            **options,
+        )
+        listed = {"kv_len": kv_len, "Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys}
+    else:
+        paged_attention_kernel[(tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)](
+            q,
+            *caches,
+            block_table,
+            q_start,
+            kv_len,
+            sinks,
+            slopes,
+            requests,
+            blocks,
+            q.stride(0),
+            parts,
+            lse,
+            **constants,
+            **options,
+        )
     if split_keys:
-        combine_splits_kernel[(tokens * heads,)](parts, lse, splits, out, **combine_constants(value_size))
+        combine_splits_kernel[(tokens * heads,)](parts, lse, splits, out, **combine_constants(value_size), **listed)
     return out
+
+
+def work_size(requests: int, splits: int) -> int:
+    """Integers of the longest list that ``decode_work`` makes."""
+    return 1 + 2 * requests * splits
+
+
+def decode_work(
+    kv_len: torch.Tensor,
+    blocks: int,
+    block_size: int,
+    *,
+    window: int = 0,
+    split_keys: int = SPLIT_KEYS,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What there is to attend to in a step of one token a request: int32, how many parts, then (request, part) of each.
+
+    Made on the device, so that one CUDA graph does for all contexts: ``blocks`` is the room of a request in the table.
+    All layers of one window share it. ``out``: int32, of ``work_size`` integers or more.
+    """
+    (requests,) = kv_len.shape
+    size = work_size(requests, splits_of(blocks, block_size, split_keys))
+    if out is None:
+        out = torch.empty(size, dtype=torch.int32, device=kv_len.device)
+    elif out.dtype != torch.int32 or not out.is_contiguous() or out.numel() < size:
+        raise ValueError(f"decode_work: out is {out.dtype} {tuple(out.shape)}, not int32 [{size}]")
+    decode_work_kernel[(requests,)](
+        kv_len, requests, out, WINDOW=window, SPLIT_KEYS=split_keys, REQUESTS=power_of_2(requests)
+    )
+    return out
+
+
+def _workers(q: torch.Tensor, kv_heads: int) -> int:
+    """Programs for each key/value head, so that every multiprocessor has four of them in all."""
+    if q.device.type != "cuda":
+        return 3
+    return max(1, 4 * torch.cuda.get_device_properties(q.device).multi_processor_count // kv_heads)
 
 
 def scratch_bytes(shape: AttentionShape, tokens: int, blocks: int, split_keys: int = SPLIT_KEYS) -> int:

@@ -5,7 +5,7 @@ Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from enginewright.plugins.shared.errors import TargetError
 
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
 
-KernelName = Literal["kv_write", "paged_attention", "combine_splits"]
+KernelName = Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
 Constant = int | float | str | bool | None
 
 SPLITS_AT_ONCE = 16
@@ -188,6 +188,25 @@ def attention_spec(shape: AttentionShape, capability: int, tile: Tile, split_key
     constants = attention_constants(shape, gpu, tile, split_keys)
     aligned = ("q_stride",) if shape.head_size % 16 == 0 else ()
     return _spec("paged_attention", capability, arguments, constants, aligned, tile.warps, tile.stages)
+
+
+def listed_spec(shape: AttentionShape, capability: int, tile: Tile, split_keys: int) -> KernelSpec:
+    """``listed_attention_kernel`` for ``shape``: decoding by a list of what there is to do."""
+    spec = attention_spec(shape, capability, tile, split_keys)
+    left_out, added = ("q_start", "requests"), {"kv_len": ("work", "*i32"), "q_stride": ("splits", "i32")}
+    arguments = []
+    for argument in spec.arguments:
+        if argument[0] not in left_out:
+            arguments += [argument, *([added[argument[0]]] if argument[0] in added else [])]
+    return replace(spec, kernel="listed_attention", arguments=tuple(arguments))
+
+
+def work_spec(capability: int, window: int, requests: int, split_keys: int = SPLIT_KEYS) -> KernelSpec:
+    """``decode_work_kernel`` for up to ``requests`` requests."""
+    gpu_of(capability)
+    arguments = [("kv_len", "*i32"), ("requests", "i32"), ("work", "*i32")]
+    constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": split_keys, "REQUESTS": power_of_2(requests)}
+    return _spec("decode_work", capability, arguments, constants, (), 4, 1)
 
 
 def write_spec(shape: AttentionShape, capability: int) -> KernelSpec:

@@ -140,6 +140,38 @@ def preallocated(case: Case) -> tuple[bool, list[str]]:
     return inside and torch.equal(out, want), refused
 
 
+def listed(case: Case, workers: int) -> tuple[bool, list[int], Tensor]:
+    """Whether a step by a work list gives the same bits, memory that nobody wrote being NaN; the list; its result."""
+    step = step_of(case)
+    want = step.triton(case.split_keys)
+    k, v, *scales = step.caches
+    blocks = step.table.shape[1]
+    split_keys = case.split_keys or 512
+    sizes = {"window": case.window, "split_keys": split_keys}
+    work = launch.decode_work(step.kv_len, blocks, case.block_size, **sizes)
+    scratch = torch.full((1 << 20,), 0xFF, dtype=torch.uint8)  # NaN
+    got = launch.paged_attention(
+        step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales,
+        split_keys=split_keys, scratch=scratch, work=work, workers=workers,
+    )  # fmt: skip
+    return torch.equal(got, want), work[: 1 + 2 * int(work[0])].tolist(), got
+
+
+def listed_padding() -> list[int]:
+    """The work list of four requests of which one is padding, whose result is seen to be 0 and to touch no other's."""
+    step = step_of(Case(new=(1, 1, 1, 1), past=(40, 150, 0, 10), split_keys=64))
+    k, v = step.caches
+    arguments = (step.q, k, v, step.table, step.q_start)
+    want = launch.paged_attention(*arguments, step.kv_len, *step.rest, split_keys=64)
+    kv_len = step.kv_len.clone()
+    kv_len[2] = 0
+    work = launch.decode_work(kv_len, step.table.shape[1], 32, split_keys=64)
+    got = launch.paged_attention(*arguments, kv_len, *step.rest, split_keys=64, work=work)
+    want[2] = 0
+    assert torch.equal(got, want)
+    return work[: 1 + 2 * int(work[0])].tolist()
+
+
 def alone_and_together(case: Case, device: str = "cpu") -> bool:
     """Whether each request's result is bit for bit the same in the batch and by itself."""
     torch.set_num_threads(1)

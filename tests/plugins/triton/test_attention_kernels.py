@@ -72,6 +72,33 @@ def test_memory_that_is_given_takes_result_and_parts(interpreter, dtype, cache):
     assert [("out is" in r, "scratch has" in r) for r in refused] == [(True, False)] * 2 + [(False, True)] * 2
 
 
+LISTED = [
+    (Case(**DECODE, split_keys=64), [(0, 0), (1, 0), (2, 0), (2, 1)]),
+    (
+        Case(new=(1, 1), past=(511, 300), heads=4, kv_heads=1, size=32, split_keys=256, cache="fp8"),
+        [(0, 0), (0, 1), (1, 0), (1, 1)],
+    ),
+    (Case(**DECODE, split_keys=64, window=20, sinks=True, dtype="f16"), [(0, 0), (1, 0), (2, 1)]),
+    (
+        Case(new=(1,), past=(1300,), heads=2, kv_heads=2, size=16, split_keys=64, window=100),
+        [(0, 18), (0, 19), (0, 20)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "parts"), LISTED, ids=str)
+@pytest.mark.parametrize("workers", [1, 3, 100])
+def test_a_work_list_gives_the_same_bits(interpreter, case, parts, workers):
+    same, work, _ = interpreter.submit(cases.listed, case, workers).result()
+    assert same
+    assert work[0] == len(parts) and list(zip(work[1::2], work[2::2], strict=True)) == parts
+
+
+def test_requests_without_keys_are_not_in_the_list(interpreter):
+    """As padding has them: their results are 0."""
+    assert interpreter.submit(cases.listed_padding).result() == [5, 0, 0, 1, 0, 1, 1, 1, 2, 3, 0]
+
+
 @pytest.mark.parametrize("split_keys", [0, 64])
 def test_what_lies_before_the_window_is_not_looked_at(interpreter, split_keys):
     case = Case(new=(1, 2), past=(150, 90), heads=4, kv_heads=2, size=16, window=20, split_keys=split_keys)

@@ -1,0 +1,316 @@
+"""What a program of the attention kernels does with one tile of queries: online softmax over a range of keys.
+
+Keys are visited in tiles of KEYS at absolute positions, by online softmax (Milakov and Gimelshein, 2018,
+https://arxiv.org/abs/1805.02867) in base 2.
+"""
+
+# mypy: disallow-untyped-decorators=False
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .cache_kernels import e4m3_to_half
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """What a cache holds, in the queries' type, exactly but for float32 to 16 bits; without its scale, and of "e4m3"
+    divided by 256. Tensor cores take that: no factor has to be multiplied into each element."""
+    if FORMAT == "e4m3":
+        return e4m3_to_half(codes).to(DTYPE)
+    if FORMAT == "fp8":
+        return codes.to(tl.float16).to(DTYPE)
+    return codes.to(DTYPE)
+
+
+@triton.jit
+def _block_of(
+    table: tl.tensor, start: tl.tensor, page: tl.constexpr, low: tl.tensor, high: tl.tensor, BLOCK_SIZE: tl.constexpr
+) -> tl.tensor:
+    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high."""
+    begins = start + page * BLOCK_SIZE
+    there = (begins < high) & (begins + BLOCK_SIZE > low)
+    return tl.load(table + begins // BLOCK_SIZE, mask=there, other=0)
+
+
+@triton.jit
+def _blocks_of(
+    table: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The blocks of the keys from ``start`` on: PAGES of them count."""
+    a = _block_of(table, start, 0, low, high, BLOCK_SIZE) if PAGES >= 1 else start
+    b = _block_of(table, start, 1, low, high, BLOCK_SIZE) if PAGES >= 2 else a
+    c = _block_of(table, start, 2, low, high, BLOCK_SIZE) if PAGES >= 4 else a
+    d = _block_of(table, start, 3, low, high, BLOCK_SIZE) if PAGES >= 4 else a
+    return a, b, c, d
+
+
+@triton.jit
+def _places(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    d: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    PAGES: tl.constexpr,
+) -> tl.tensor:
+    """Where the keys from ``start`` on lie, int64 [KEYS] in [P*K]: in blocks a to d, or, of PAGES 0, in the table's."""
+    offset = tl.arange(0, KEYS)
+    if PAGES == 0:
+        key = start + offset
+        block = tl.load(table + key // BLOCK_SIZE, mask=(key >= low) & (key < high), other=0).to(tl.int64)
+        return block * BLOCK_SIZE + key % BLOCK_SIZE
+    if PAGES == 1:
+        return a.to(tl.int64) * BLOCK_SIZE + start % BLOCK_SIZE + offset
+    page = offset // BLOCK_SIZE
+    block = tl.where(page == 0, a, b)
+    if PAGES == 4:
+        block = tl.where(page == 2, c, tl.where(page == 3, d, block))
+    return block.to(tl.int64) * BLOCK_SIZE + offset % BLOCK_SIZE
+
+
+@triton.jit
+def _attend(
+    queries: tl.tensor,
+    position: tl.tensor,
+    slope: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    place: tl.tensor,
+    start: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SLOPES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One step of online softmax, over the keys from ``start`` on: the new (largest, total, values).
+
+    ``place`` [KEYS]: theirs in [P*K, Nkv]. Not MASKED: all KEYS are there, and every row sees them.
+    """
+    d = tl.arange(0, WIDTH)
+    e = tl.arange(0, VALUE_WIDTH)
+    key = start + tl.arange(0, KEYS)
+    present = (key >= low) & (key < high)
+    at_keys = k_cache + place[None, :] * HEAD_SIZE + d[:, None]
+    at_values = v_cache + place[:, None] * VALUE_SIZE + e[None, :]
+    if MASKED:
+        keys = tl.load(at_keys, mask=present[None, :] & (d < HEAD_SIZE)[:, None], other=0.0)  # [WIDTH, KEYS]
+    elif HEAD_SIZE < WIDTH:
+        keys = tl.load(at_keys, mask=(d < HEAD_SIZE)[:, None], other=0.0)
+    else:
+        keys = tl.load(at_keys)
+    scores = tl.dot(queries, _codes_to(keys, FORMAT, queries.dtype), input_precision="ieee")  # [ROWS, KEYS]
+
+    # A factor that all scores share needn't be multiplied into each of them before the largest is found.
+    SHARED: tl.constexpr = FORMAT == "float" and SOFTCAP == 0.0 and not SLOPES and SCALE > 0.0
+    FACTOR: tl.constexpr = SCALE * (LOG2E if SOFTCAP == 0.0 else 1.0) * (256.0 if FORMAT == "e4m3" else 1.0)
+    if not SHARED:
+        if FORMAT == "float":
+            scores *= FACTOR
+        else:
+            scores *= (tl.load(k_scales + place, mask=present, other=0.0) * FACTOR)[None, :]
+        if SOFTCAP != 0.0:
+            fall = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / SOFTCAP))
+            bent = (1.0 - fall) / (1.0 + fall) * (SOFTCAP * LOG2E)  # tanh
+            scores = tl.where(scores < 0, -bent, bent)
+        if SLOPES:
+            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+    if MASKED:
+        if QUERIES == 1:  # keys from low to high are those that the one query sees
+            visible = present[None, :]
+        else:
+            visible = present[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible &= key[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+
+    if SHARED:
+        larger = tl.maximum(largest, tl.max(scores, axis=1) * FACTOR)
+    else:
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+    base = larger
+    if MASKED:
+        base = tl.where(larger == float("-inf"), 0.0, larger)  # no key seen yet
+    if SHARED:
+        weights = tl.exp2(scores * FACTOR - base[:, None])
+    else:
+        weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(largest - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+
+    if MASKED:
+        cached_values = tl.load(at_values, mask=present[:, None] & (e < VALUE_SIZE)[None, :], other=0.0)
+    elif VALUE_SIZE < VALUE_WIDTH:
+        cached_values = tl.load(at_values, mask=(e < VALUE_SIZE)[None, :], other=0.0)
+    else:
+        cached_values = tl.load(at_values)  # [KEYS, VALUE_WIDTH]
+    if FORMAT != "float":
+        # Times a power of 2, which ``values`` are divided by in the end: float16 holds no number as small as a scale.
+        UNIT: tl.constexpr = 64.0 if FORMAT == "int8" else 256.0
+        weights *= (tl.load(v_scales + place, mask=present, other=0.0) * UNIT)[None, :]
+    values = tl.dot(
+        weights.to(queries.dtype),
+        _codes_to(cached_values, FORMAT, queries.dtype),
+        values * shrink[:, None],
+        input_precision="ieee",
+    )
+    return larger, total, values
+
+
+@triton.jit
+def attend_tile(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    table: tl.tensor,
+    sinks: tl.tensor,
+    slopes: tl.tensor,
+    q_stride: tl.tensor,
+    out: tl.tensor,
+    lse: tl.tensor,
+    first_token: tl.tensor,
+    tokens: tl.tensor,
+    first: tl.tensor,
+    before: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    kv_head: tl.tensor,
+    split: tl.tensor,
+    splits: tl.tensor,
+    sink_split: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    AHEAD: tl.constexpr,
+) -> None:
+    """One tile over the keys from ``low`` to ``high``, of which there are some; arguments as the kernels have them.
+
+    ``first_token``: of the request among the step's, ``tokens`` of it, ``first`` the tile's among those, ``before`` the
+    keys before all of them, ``sink_split`` the split that has sinks.
+    """
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
+    PAGES: tl.constexpr = (
+        1 if BLOCK_SIZE % KEYS == 0 else 2 if KEYS == 2 * BLOCK_SIZE else 4 if KEYS == 4 * BLOCK_SIZE else 0
+    )
+    row = tl.arange(0, ROWS)
+    query = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    valid = (row // GROUP < QUERIES) & (query < tokens)  # [ROWS]
+    position = before + query
+    token = (first_token + query).to(tl.int64)
+    row_place = token * Q_HEADS + head  # [ROWS], in [T, Nq]
+
+    element = tl.arange(0, WIDTH)
+    e = tl.arange(0, VALUE_WIDTH)
+    queries = tl.load(
+        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + element[None, :],
+        mask=valid[:, None] & (element < HEAD_SIZE)[None, :],
+        other=0.0,
+    )  # [ROWS, WIDTH]
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+    if SINKS:
+        sunk = valid & (row * 0 + split == sink_split)
+        largest = tl.load(sinks + head, mask=sunk, other=float("-inf")).to(tl.float32) * LOG2E
+        total += tl.where(sunk, 1.0, 0.0)
+    slope = total
+    if SLOPES:
+        slope = tl.load(slopes + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+
+    begin = low // KEYS * KEYS
+    # Keys that every row sees need no mask: up to the first query's own, and behind the last one's window. A single
+    # query's are in one loop, as splits are short.
+    clear = high
+    edge = high
+    if QUERIES > 1:
+        seen_from = low
+        if WINDOW:
+            seen_from = tl.maximum(low, before + tl.minimum(first + QUERIES, tokens) - WINDOW)
+        clear = (seen_from + KEYS - 1) // KEYS * KEYS
+        edge = tl.maximum(tl.minimum(before + first + 1, high) // KEYS * KEYS, clear)
+    for part in tl.static_range(3):
+        if part == 0:
+            from_key = begin
+            to_key = tl.minimum(clear, high)
+            there = QUERIES == 1 or WINDOW > 0 or SPLIT_KEYS % KEYS != 0
+        elif part == 1:
+            from_key = clear
+            to_key = edge
+            there = QUERIES > 1
+        else:
+            from_key = edge
+            to_key = high
+            there = QUERIES > 1
+        if there:
+            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, BLOCK_SIZE, PAGES)
+            for start in range(from_key, to_key, KEYS):
+                a, b, c, d = next_a, next_b, next_c, next_d
+                if AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
+                    next_a, next_b, next_c, next_d = _blocks_of(table, start + KEYS, low, to_key, BLOCK_SIZE, PAGES)
+                else:
+                    a, b, c, d = _blocks_of(table, start, low, to_key, BLOCK_SIZE, PAGES)
+                place = _places(a, b, c, d, table, start, low, high, BLOCK_SIZE, KEYS, PAGES) * KV_HEADS + kv_head
+                largest, total, values = _attend(
+                    queries, position, slope, largest, total, values,
+                    k_cache, v_cache, k_scales, v_scales, place, start, low, high,
+                    HEAD_SIZE, VALUE_SIZE, SCALE, SOFTCAP, WINDOW, SLOPES, FORMAT,
+                    QUERIES, KEYS, WIDTH, VALUE_WIDTH, MASKED=part != 1,
+                )  # fmt: skip
+
+    seen = tl.where(total == 0.0, 1.0, total)  # rows of no query
+    if FORMAT == "int8" or FORMAT == "fp8":
+        values = values * (1.0 / 64.0 if FORMAT == "int8" else 1.0 / 256.0)  # of "e4m3" the codes were divided by it
+    values = values / seen[:, None]
+    inside = valid[:, None] & (e < VALUE_SIZE)[None, :]
+    if SPLIT_KEYS:
+        to = row_place * splits + split
+        tl.store(out + to[:, None] * VALUE_SIZE + e[None, :], values, mask=inside)
+        tl.store(lse + to, tl.where(total == 0.0, float("-inf"), largest + tl.log2(seen)), mask=valid)
+    else:
+        tl.store(out + row_place[:, None] * VALUE_SIZE + e[None, :], values.to(out.dtype.element_ty), mask=inside)
