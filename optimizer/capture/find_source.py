@@ -65,7 +65,12 @@ def parse_hub_id(source: str) -> HubId | None:
 
 
 def find_source(
-    source: str | Path, *, revision: str | None = None, option: str = "", progress: Progress = silent
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    option: str = "",
+    weights: bool = True,
+    progress: Progress = silent,
 ) -> Path:
     """The folder or file that ``source`` names, fetched into the Hub's cache if it is an id and not there yet.
 
@@ -73,6 +78,7 @@ def find_source(
         source: a path, or a Hub id as above.
         revision: of a Hub id that names none itself.
         option: what the user gave it as, for errors, such as "against".
+        weights: False fetches no more of an id's folder than its config.json.
         progress: called with the stage "download", in bytes.
 
     Raises:
@@ -104,7 +110,7 @@ def find_source(
         wanted = replace(wanted, revision=revision)
     with MissingDependencyError.of_export(f"{said}{text} isn't on this disk, and a model of the Hub"):
         from .hub import fetch
-    return fetch(wanted, progress)
+    return fetch(wanted, progress, weights=weights)
 
 
 def describe_source(path: Path) -> SourceSection:

@@ -72,8 +72,8 @@ _REVISION = re.compile(r"(?!.*\.\.)\w[\w./+-]*", re.ASCII)
 _LISTED = 12
 
 
-def fetch(wanted: HubId, progress: Progress) -> Path:
-    """The folder, or GGUF file, in the Hub's cache that has the model.
+def fetch(wanted: HubId, progress: Progress, *, weights: bool = True) -> Path:
+    """The folder, or GGUF file, in the Hub's cache that has the model; without ``weights``, its config.json at least.
 
     In offline mode (HF_HUB_OFFLINE) that is what was fetched before. Else the Hub is asked which commit is meant, and
     what is missing of it is fetched: the configuration first, which is checked before the weights come.
@@ -92,15 +92,18 @@ def fetch(wanted: HubId, progress: Progress) -> Path:
             download.get([file])
             download.write_reference()
             return download.folder / file
+        if not weights:
+            download.get([CONFIG])
+            return download.folder
         indexed = SINGLE not in repository.files
         small = [n for n in repository.files if n in _SMALL or (n.startswith(_MORE_TEMPLATES) and n.endswith(".jinja"))]
         small += [INDEX] if indexed else []
-        weights = [n for n in repository.files if _SHARD.fullmatch(n)] if indexed else [SINGLE]
-        download.get(small, of=[*small, *weights])
+        large = [n for n in repository.files if _SHARD.fullmatch(n)] if indexed else [SINGLE]
+        download.get(small, of=[*small, *large])
         read_config(download.folder)  # what can't be compiled is refused before gigabytes of it come
         if indexed:
-            weights = _shards(download.folder / INDEX, repository.files)
-        download.get(weights, of=[*small, *weights])
+            large = _shards(download.folder / INDEX, repository.files)
+        download.get(large, of=[*small, *large])
         download.write_reference()
         return download.folder
 

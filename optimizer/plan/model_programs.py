@@ -34,7 +34,7 @@ def programs_of_model(
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
     """See ``programs.planned_model``."""
     with fewer_collections():
-        path = find_source(source, progress=progress)
+        path = find_source(source, weights=False, progress=progress)
         progress(ProgressEvent("capture", 0, 1, path.name))
         program, info = capture_shapes(path)
         found: list[PlannedProgram] = []

@@ -24,6 +24,7 @@ from enginewright.optimizer.capture.find_source import HubId, find_source
 from enginewright.optimizer.capture.hub import choose_file
 from enginewright.optimizer.check_bundle import check_bundle
 from enginewright.optimizer.evaluate import evaluate
+from enginewright.optimizer.plan.programs import planned_model
 from enginewright.optimizer.sbom import source_facts
 from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, SourceError, UnsupportedModelError
@@ -84,6 +85,14 @@ def test_everything_that_takes_a_source_takes_an_id(
     assert facts.licence == "mit"
     options = ew.RecoverOptions(steps=1, sampled_tokens=600, sequence_length=32, batch_tokens=64)
     ew.recover(MODEL, tmp_path / "recovered", recipe="int4", options=options)
+
+
+def test_a_plan_fetches_the_configuration_alone(hub: Hub, model: Repository, tmp_path: Path) -> None:
+    (one,) = planned_model(MODEL, ["f32"]).programs
+    assert one.program is not None
+    assert {a.rpartition("/")[2] for a in hub.asked if "/resolve/" in a} == {"config.json"}
+    ew.export(MODEL, tmp_path / "a.bundle", targets=("cpu",), recipe="f32")  # which finds what is missing
+    assert Bundle.open(tmp_path / "a.bundle").programs["cpu"] == one.program
 
 
 def test_a_branch_another_commit(hub: Hub, model: Repository, tmp_path: Path) -> None:
