@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,11 @@ def decode_runs(batch: int, length: int, kind: str) -> dict[str, Run]:
     q_start = torch.arange(batch + 1, device="cuda", dtype=torch.int32)
     kv_len = torch.full((batch,), length, device="cuda", dtype=torch.int32)
     scale = SIZE**-0.5
-    runs: dict[str, Run] = {
-        "ours": lambda: launch.paged_attention(
-            q, k, v, table, q_start, kv_len, scale, k_scales=scales[0] if scales else None,
-            v_scales=scales[1] if scales else None,
-        )
-    }  # fmt: skip
+    given = dict(zip(("k_scales", "v_scales"), scales, strict=False))
+    ours = partial(launch.paged_attention, q, k, v, table, q_start, kv_len, scale, **given)
+    runs: dict[str, Run] = {"ours": ours}
+    work = launch.decode_work(kv_len, table.shape[1], BLOCK_SIZE)
+    runs["ours, listed"] = partial(ours, work=work)
     if kind == "bf16":
         dense_k, dense_v = (x.view(batch, length, KV_HEADS, SIZE).transpose(1, 2) for x in (k, v))
         runs["torch sdpa"] = lambda: scaled_dot_product_attention(q[:, :, None], dense_k, dense_v, enable_gqa=True)

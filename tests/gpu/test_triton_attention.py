@@ -32,6 +32,42 @@ def test_attention_is_the_reference(dtype, group, size, cache):
         assert cases.difference(case, "cuda") < TOLERANCE[dtype], case
 
 
+@pytest.mark.parametrize("cache", ["", "int8", "fp8"])
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_work_list_gives_the_same_bits(workers, cache):
+    for (new, past), window in itertools.product(DECODE, (0, 1000)):
+        same, _, _ = cases.listed(
+            Case(new, past, *GROUPS[2], 128, dtype="bf16", cache=cache, window=window), workers, "cuda"
+        )
+        assert same
+
+
+def test_a_graph_with_memory_that_is_given():
+    """Captured once, replayed for contexts that have grown since: nothing in it was decided by their lengths."""
+    case = Case((1, 1, 1), (700, 100, 3000), *GROUPS[2], 128, dtype="bf16")
+    step = cases.step_of(case, "cuda")
+    (k, v), blocks = step.caches, step.table.shape[1]
+    out = torch.empty_like(step.q)
+    scratch = torch.empty(1 << 23, dtype=torch.uint8, device="cuda")
+    work = torch.empty(cases.launch.work_size(3, blocks), dtype=torch.int32, device="cuda")
+    lengths = step.kv_len.clone()
+
+    def run() -> None:
+        cases.launch.decode_work(lengths, blocks, 32, out=work)
+        given = {"out": out, "scratch": scratch, "work": work}
+        cases.launch.paged_attention(step.q, k, v, step.table, step.q_start, lengths, *step.rest, **given)
+
+    lengths.fill_(1)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    lengths.copy_(step.kv_len)
+    graph.replay()
+    assert (out.float() - step.reference().float()).abs().max() < TOLERANCE["bf16"]
+
+
 @pytest.mark.parametrize("step", [*DECODE, *PREFILL], ids=str)
 def test_softcap_sinks_and_slopes(step):
     case = Case(*step, size=128, dtype="bf16", softcap=30.0, sinks=True, slopes=True)

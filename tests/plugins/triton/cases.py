@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from enginewright.plugins.ops import kv_write, paged_attention, quantized_kv_wri
 from enginewright.plugins.ops.quantized_cache import LARGEST_CODE, quantize_heads
 from enginewright.plugins.triton import launch
 from enginewright.plugins.triton.specs import AttentionShape
+from enginewright.plugins.triton.tiles import GPUS
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 CACHES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -140,16 +142,16 @@ def preallocated(case: Case) -> tuple[bool, list[str]]:
     return inside and torch.equal(out, want), refused
 
 
-def listed(case: Case, workers: int) -> tuple[bool, list[int], Tensor]:
+def listed(case: Case, workers: int | None, device: str = "cpu") -> tuple[bool, list[int], Tensor]:
     """Whether a step by a work list gives the same bits, memory that nobody wrote being NaN; the list; its result."""
-    step = step_of(case)
+    step = step_of(case, device)
     want = step.triton(case.split_keys)
     k, v, *scales = step.caches
     blocks = step.table.shape[1]
     split_keys = case.split_keys or 512
     sizes = {"window": case.window, "split_keys": split_keys}
     work = launch.decode_work(step.kv_len, blocks, case.block_size, **sizes)
-    scratch = torch.full((1 << 20,), 0xFF, dtype=torch.uint8)  # NaN
+    scratch = torch.full((1 << 23,), 0xFF, dtype=torch.uint8, device=device)  # NaN
     got = launch.paged_attention(
         step.q, k, v, step.table, step.q_start, step.kv_len, *step.rest, *scales,
         split_keys=split_keys, scratch=scratch, work=work, workers=workers,
@@ -227,6 +229,19 @@ def left_out(capacity_blocks: int) -> bool:
     last = capacity_blocks * 16 - 1
     launch.kv_write(*inside, k, k, torch.tensor([-1, 0, last, last + 1], dtype=torch.int32))
     return all(c.flatten(0, 1)[:, 0, 0].nonzero().flatten().tolist() == [0, last] for c in caches)
+
+
+def difference_as_on(case: Case, capability: int) -> float:
+    """The difference to the reference of the kernel that this GPU would have: its tile, and its way to read fp8."""
+    with patch.object(launch, "_INTERPRETED", GPUS[capability]):
+        return difference(case)
+
+
+def of_small_values(case: Case, factor: float) -> float:
+    """The difference to the reference, over ``factor``, by which all values' scales are multiplied."""
+    step = step_of(case)
+    step.caches[3].mul_(factor)
+    return (step.triton(case.split_keys).float() - step.reference().float()).abs().max().item() / factor
 
 
 def one_key_more(case: Case) -> float:

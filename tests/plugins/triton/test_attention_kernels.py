@@ -44,6 +44,21 @@ def test_attention_is_the_reference(interpreter, case):
     assert interpreter.submit(cases.difference, case).result() < TOLERANCE[case.dtype]
 
 
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(**DECODE, split_keys=64, dtype="bf16", cache="fp8"),
+        Case(**PREFILL, dtype="bf16", cache="fp8", window=20),
+        Case(**PREFILL, heads=4, kv_heads=1, size=128, dtype="f16", block_size=16),
+    ],
+    ids=str,
+)
+def test_attention_as_newer_gpus_have_it(interpreter, case, capability):
+    """fp8 by its type rather than by bits; 9.0 has other tiles, and 10.0 looks blocks up in the loop."""
+    assert interpreter.submit(cases.difference_as_on, case, capability).result() < TOLERANCE[case.dtype]
+
+
 GROUPS = [(4, 4), (6, 2), (4, 1), (8, 1)]  # 1, 3, 4 and 8 query heads a key/value head
 STEPS = [((1, 1, 1), (0, 255, 511), 128), ((1, 30, 65), (300, 0, 447), None)]
 
@@ -103,6 +118,14 @@ def test_requests_without_keys_are_not_in_the_list(interpreter):
 def test_what_lies_before_the_window_is_not_looked_at(interpreter, split_keys):
     case = Case(new=(1, 2), past=(150, 90), heads=4, kv_heads=2, size=16, window=20, split_keys=split_keys)
     assert interpreter.submit(cases.behind_the_window, case).result() < TOLERANCE["f32"]
+
+
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+@pytest.mark.parametrize("step", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_small_values_keep_their_digits_in_float16(interpreter, step, cache):
+    """Their scales are below the least of float16's normal numbers; weights times these must not be."""
+    case = Case(**step, dtype="f16", cache=cache)
+    assert interpreter.submit(cases.of_small_values, case, 2.0**-9).result() < TOLERANCE["f16"]
 
 
 def test_a_key_too_many_is_noticed(interpreter):
