@@ -30,6 +30,8 @@ class EnginesSection(Section):
         requests: most of a decode step; None: what buckets have, or 16.
         prompts: most of a step of prompts; None: 4.
         chunk: most tokens of a prompt in a step; None: what buckets have, or 512.
+        caches: of the target tensorrt: how engines write into them. "aliased" declares it to TensorRT, which may insert
+            copies; "ordered" hides it, and attention waits for a result of the write.
         blocks: of the target tensorrt: most blocks of a cache; None: 4,194,304, which fill any GPU.
     """
 
@@ -41,6 +43,7 @@ class EnginesSection(Section):
     requests: Size | None = None
     prompts: Size | None = None
     chunk: Size | None = None
+    caches: Literal["aliased", "ordered"] = "aliased"
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
 
     @field_validator("gpus")

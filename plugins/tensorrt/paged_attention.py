@@ -4,6 +4,7 @@ Such a plugin is one launch and gets no scratch memory, and its inputs are fixed
 
     ew::kv_write                           k, v, slots, k_cache, v_cache -> k_cache, v_cache (the same memory)
     ew::quantized_kv_write                 ... k_cache, v_cache, k_scales, v_scales -> those four (the same memory)
+    ew::ordered_kv_write                   as ew::kv_write -> two numbers without meaning: see ordered_write.py
     ew::paged_attention                    q, k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes -> out
     ew::quantized_paged_attention          q, k_cache, v_cache, k_scales, v_scales, block_table, ... -> out
     ew::paged_attention_parts              as ew::paged_attention -> parts [T,Nq,splits,Dv], lse [T,Nq,splits]
@@ -33,6 +34,7 @@ from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combin
 from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
 
 from .kernels import Launch, attention_launch, combine_launch, plugin_attention, write_launch
+from .ordered_write import writing_to_inputs
 
 Desc = trtp.TensorDesc
 Kernel = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
@@ -76,6 +78,7 @@ def register_plugins(capability: int, kernels: Kernels, attention: Attention | N
     if not _REGISTERED:
         _register_write(scaled=False)
         _register_write(scaled=True)
+        _register_ordered_write()
         for scaled, in_parts in product((False, True), repeat=2):
             _register_attention(scaled, in_parts)
         _register_combine()
@@ -112,6 +115,21 @@ def _register_write(scaled: bool) -> None:
     )
     trtp.register(name, lazy_register=True)(given_back)
     trtp.aot_impl(name)(kernel)
+
+
+def _register_ordered_write() -> None:
+    inputs = dict.fromkeys(("k", "v", "slots", "k_cache", "v_cache"), Desc)
+    outputs = tuple[Desc, Desc]
+
+    def numbers(given: dict[str, Any]) -> tuple[Desc, ...]:
+        return tuple(trtp.from_shape_expr((1,), trt.DataType.FLOAT) for _ in range(2))
+
+    def kernel(given: dict[str, Any]) -> Kernel:
+        return _write(given["k"], given["k_cache"], given["v_cache"], writing_to_inputs)
+
+    trtp.register("ew::ordered_kv_write", lazy_register=True)(_called_with(inputs, outputs, numbers))
+    called = _called_with({**inputs, "outputs": outputs, "tactic": int}, Kernel, kernel)
+    trtp.aot_impl("ew::ordered_kv_write")(called)
 
 
 @dataclass(frozen=True)
@@ -221,13 +239,18 @@ def _kernel(a: _Attention) -> Kernel:
     return _launch(kernel, attention_launch(kernel, shape, a.q.shape_expr[0], requests, blocks))
 
 
-def _write(k: Desc, k_cache: Desc, v_cache: Desc) -> Kernel:
+def _write(
+    k: Desc,
+    k_cache: Desc,
+    v_cache: Desc,
+    changed: Callable[[CompiledKernel], CompiledKernel] = lambda kernel: kernel,
+) -> Kernel:
     kv_heads, size = _fixed(k, 1, "key/value heads"), _fixed(k, 2, "a head's size")
     value_size, block_size = _fixed(v_cache, 3, "a value head's size"), _fixed(k_cache, 1, "slots of a block")
     # The number of query heads, the scale and the rest are nothing to a write.
     shape = AttentionShape(kv_heads, kv_heads, size, value_size, block_size, _float(k), _cache(k_cache), 1.0)
     now = _REGISTERED[0]
-    kernel = now.kernels(write_spec(shape, now.capability))
+    kernel = changed(now.kernels(write_spec(shape, now.capability)))
     return _launch(kernel, write_launch(kernel, shape, k.shape_expr[0], k_cache.shape_expr[0]))
 
 

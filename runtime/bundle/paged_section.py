@@ -96,6 +96,8 @@ class PagedSection(Record, frozen=True, kw_only=True):
         kernel_capabilities: of the GPUs that the target's kernels were compiled for: where it can be built.
         split_keys: keys of the parts that a decode step's contexts are split into.
         summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        caches: how engines write into them: "aliased" has them as outputs, which are the memory of the inputs;
+            "ordered" as inputs alone.
     """
 
     network: str = NETWORK_FILE
@@ -105,6 +107,7 @@ class PagedSection(Record, frozen=True, kw_only=True):
     kernel_capabilities: Annotated[tuple[str, ...], Meta(min_length=1)]
     split_keys: Positive
     summed_products: Count = 0
+    caches: Literal["aliased", "ordered"] = "aliased"
 
 
 def slots_name(group: str) -> str:

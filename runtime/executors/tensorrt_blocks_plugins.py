@@ -102,7 +102,8 @@ class PagedEngines:
                     self._addresses |= {cache: memory.caches[cache], written: memory.caches[cache]}
         small = [IDS, POSITIONS, Q_START, KV_LEN, ROWS]
         small += [name_of(g.name) for g in groups for name_of in (slots_name, table_name)]
-        outputs = [LOGITS, *(written for layer in _layers(groups) for _, written in paged_cache_names(layer))]
+        written = [name for layer in _layers(groups) for _, name in paged_cache_names(layer)]
+        outputs = [LOGITS] if section.caches == "ordered" else [LOGITS, *written]
         for engine in engines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
@@ -117,8 +118,7 @@ class PagedEngines:
             raise TargetError(
                 f"{self._copies[0].path}: TensorRT put copies of the caches into this engine: it needs {scratch:,} "
                 f"bytes beside them, and {free:,} are free",
-                hint="Export with [engines] blocks, the most blocks of a cache, as small as they will be here, and "
-                "build again; and please report it.",
+                hint='Export with caches = "ordered" in [engines], and build again; and please report it.',
             )
         self._scratch = memory.device.allocate(scratch)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,9 +22,20 @@ class PluginAttention:
 
     phase: Literal["decode", "prefill"]
     split_keys: int
+    caches: Literal["aliased", "ordered"] = "aliased"
+    _numbers: dict[str, trt.ITensor] = field(default_factory=dict)  # of ordered writes, by the caches they give
 
     def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, trt.ITensor]:
-        """The caches with the step's keys and values in them: the same memory."""
+        """The caches with the step's keys and values in them: the same memory.
+
+        They are outputs that are declared to be it, or, where writes are ``ordered``, the inputs themselves: then
+        attention takes numbers that the write gives in the places of sinks and slopes, one of which it must lack.
+        """
+        if self.caches == "ordered":
+            layer = b.add(b.network.add_plugin(trtp.op.ew.ordered_kv_write(*(b.input(i) for i in range(5))), aot=True))
+            assert b.call is not None
+            self._numbers.update({name: layer.get_output(i) for i, name in enumerate(b.call.outputs)})
+            return b.input(3), b.input(4)
         plugin = trtp.op.ew.kv_write(*(b.input(i) for i in range(5)))
         layer = b.add(b.network.add_plugin(plugin, aot=True))
         return layer.get_output(0), layer.get_output(1)
@@ -32,8 +43,11 @@ class PluginAttention:
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
         """[T, Nq, Dv], in the type of the queries."""
         q = b.input(0)
-        unused = b.constant(np.zeros(q.shape[1], np.float32))  # who has no sinks passes something of their shape
+        # Who has no sinks passes something of their type.
+        unused = self._numbers.get(b.operand(1)) or b.constant(np.zeros(q.shape[1], np.float32))
         sinks, slopes = (b.input(i) if b.operand(i) else unused for i in (6, 7))
+        if self.caches == "ordered" and b.operand(6) and b.operand(7):
+            raise b.refused("with sinks and slopes the tensorrt target can't put attention behind an ordered write")
         given = (*(b.input(i) for i in range(6)), sinks, slopes)
         fixed = {
             "scale": b.number("scale"),

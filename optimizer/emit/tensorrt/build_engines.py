@@ -15,7 +15,7 @@ from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.tensorrt.paged_attention import register_plugins
 from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, PagedProfile, PagedSection
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER, LOGITS, PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 
 from .attention_layers import PluginAttention
@@ -67,10 +67,12 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
     source = f"{folder}/{paged.network}"
     description = Network.from_json(bundle.read_bytes(source), source=str(bundle.path / source))
     kernels = bundle.path / folder / KERNELS_FOLDER
+    if paged.caches == "ordered":  # they are inputs, and no outputs
+        description = description.model_copy(update={"outputs": (LOGITS,)})
     register_plugins(capability, partial(read_kernel, kernels), partial(read_attention, kernels))
     log = ErrorLog()  # TensorRT keeps the first one it is given, for the whole process
     for profile in paged.profiles:
-        attention = PluginAttention(profile.phase, paged.split_keys)
+        attention = PluginAttention(profile.phase, paged.split_keys, paged.caches)
         plan = build_engine(description, weights_of(bundle), attention, profile, log)
         yield BuiltPlan(profile.phase, plan, scratch_bytes(plan, profile, log))
 

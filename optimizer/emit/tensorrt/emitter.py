@@ -83,6 +83,7 @@ class TensorRtEmitter:
                     kernel_capabilities=capabilities,
                     split_keys=SPLIT_KEYS,
                     summed_products=summed_products(program),
+                    caches=options.engines.caches,
                 ),
             ),
         )

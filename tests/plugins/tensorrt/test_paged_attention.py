@@ -27,6 +27,7 @@ def test_the_plugins_register(bindings):
     assert bindings.submit(symbolic.names).result() == [
         f"ew::kv_write(k, v, slots, {caches}; ) -> 2",
         f"ew::quantized_kv_write(k, v, slots, {caches}, {scales}; ) -> 4",
+        f"ew::ordered_kv_write(k, v, slots, {caches}; ) -> 2",
         f"ew::paged_attention(q, {caches}, {step}; {attributes}) -> 1, tactics",
         f"ew::paged_attention_parts(q, {caches}, {step}; {attributes}, split_keys) -> 2, tactics",
         f"ew::quantized_paged_attention(q, {caches}, {scales}, {step}; {attributes}) -> 1, tactics",

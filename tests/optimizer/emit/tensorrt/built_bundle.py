@@ -29,6 +29,7 @@ class Ran:
         report: of the build.
         plugins: of each engine, by name.
         layers: of each engine, by name.
+        outputs: of each engine, how many.
         logits, tokens: of each prompt, and of all of them together.
         info: of the executor, when all had run.
     """
@@ -36,6 +37,7 @@ class Ran:
     report: dict[str, Any]
     plugins: list[dict[str, int]]
     layers: list[list[str]]
+    outputs: list[int]
     logits: list[np.ndarray]
     tokens: list[list[int]]
     info: dict[str, Any]
@@ -44,7 +46,9 @@ class Ran:
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     """In the place of Triton: what a launch must know, as PTX too."""
     kernel = tiny_paged.compile_kernel(spec)
-    return replace(kernel, ptx=kernel.cubin.decode())
+    reads = {name: f"[{kernel.entry}_param_{i}]" for i, (name, _) in enumerate(spec.arguments)}
+    reads = {name: where for name, where in reads.items() if not name.endswith("_before")}  # as the real code does
+    return replace(kernel, ptx=json.dumps({**json.loads(kernel.cubin), "reads": reads}))
 
 
 def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool, options: dict[str, Any]) -> Ran:
@@ -71,6 +75,7 @@ def build_and_run(path: str, prompts: list[list[int]], tokens: int, copies: bool
         report=json.loads(json.dumps(report.to_json())),
         plugins=[dict(Counter(layer.plugin.plugin_name for layer in layers)) for layers in of_each],
         layers=[[layer.name for layer in network.layers] for network in networks],
+        outputs=[len(network.outputs) for network in networks],
         logits=logits,
         tokens=found,
         info=dict(info),

@@ -10,6 +10,8 @@ A size counts as free if two samples of the sizes differ in it.
 from __future__ import annotations
 
 import ctypes
+import heapq
+import json
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -157,11 +159,21 @@ class PluginLayer(Layer):
         grid = tuple(getattr(self.launch, f"grid_{axis}").value(sizes) for axis in "xyz")
         assert min(grid) > 0 and self.launch.block_x.value(sizes) % 32 == 0
         arguments = [*(x.address for x in with_copies), *integers, *(x.address for x in placed)]
-        KERNELS[self.entry](device, self.code, grid, arguments)  # type: ignore[arg-type]
+        code, read = _as_read(self.code, arguments)
+        KERNELS[self.entry](device, code, grid, read)  # type: ignore[arg-type]
         results = tuple(x.read() if a < 0 else inputs[a] for a, x in zip(self.aliased, placed, strict=True))
         for x in {id(x): x for x in (*with_copies, *placed)}.values():
             x.free()
         return results
+
+
+def _as_read(code: bytes, arguments: Sequence[Any]) -> tuple[bytes, list[Any]]:
+    """The kernel's arguments as its code reads them, by name; what it doesn't read is what is written."""
+    said = json.loads(code)
+    assert len(arguments) == len(said["names"])
+    read = {name: arguments[int(place.rpartition("_")[2][:-1])] for name, place in said["reads"].items()}
+    given = [read[name.removesuffix("_before")] for name in said["names"]]
+    return code, given
 
 
 class _Placed:
@@ -265,12 +277,33 @@ class Network:
 
     def compute(self, feeds: Mapping[str, Array]) -> Feeds:
         values = {tensor: feeds[tensor.name] for tensor in self.inputs}
-        for layer in self.layers:
+        for layer in self._order():
             results = layer.compute(*(values[x] for x in layer.inputs))
             for tensor, value in zip(layer.outputs, results, strict=True):
                 assert tensor.dtype.name == "INT4" or value.dtype == NUMPY[tensor.dtype.name], (layer.name, value.dtype)
                 values[tensor] = value
         return {tensor.name: values[tensor] for tensor in self.outputs}
+
+    def _order(self) -> list[Layer]:
+        """Each layer behind those whose results it takes, and writes as late as that allows: as TensorRT may."""
+        waiting = {layer: {x.layer for x in layer.inputs if x.layer is not None} for layer in self.layers}
+        order: list[Layer] = []
+        late = {layer: isinstance(layer, PluginLayer) and "kv_write" in layer.name for layer in self.layers}
+        place = {layer: (late[layer], i) for i, layer in enumerate(self.layers)}
+        readers: dict[Layer, list[Layer]] = {layer: [] for layer in self.layers}
+        for layer, needed in waiting.items():
+            for one in needed:
+                readers[one].append(layer)
+        ready = [(place[layer], layer) for layer, needed in waiting.items() if not needed]
+        heapq.heapify(ready)
+        while ready:
+            order.append(heapq.heappop(ready)[1])
+            for reader in readers[order[-1]]:
+                waiting[reader].discard(order[-1])
+                if not waiting[reader]:
+                    heapq.heappush(ready, (place[reader], reader))
+        assert len(order) == len(self.layers)
+        return order
 
     def alias_of(self, tensor: Tensor) -> str:
         """The input of the network whose memory an output has; "" for none."""

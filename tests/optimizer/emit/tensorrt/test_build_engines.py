@@ -67,14 +67,24 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])  # the second has windows
 def test_a_bundle_is_built_and_runs(family: str, process: ProcessPoolExecutor, tmp_path: Path) -> None:
-    path = exported(tmp_path, family)
+    check("aliased", family, process, tmp_path)
+
+
+def test_writes_that_tensorrt_is_not_told_of(process: ProcessPoolExecutor, tmp_path: Path) -> None:
+    check("ordered", "Llama", process, tmp_path)
+
+
+def check(caches: str, family: str, process: ProcessPoolExecutor, tmp_path: Path) -> None:
+    path = exported(tmp_path, family, f'caches = "{caches}"\n')
     asked = prompts(256)
     ran = process.submit(built_bundle.build_and_run, str(path), asked, TOKENS, False, {"context": 64}).result()
     assert ran.report["built"] and ran.report["version"] == "11.4.0.106"
+    write = {"aliased": "kv_write", "ordered": "ordered_kv_write"}[caches]
     assert ran.plugins == [
-        {"kv_write": 2, "paged_attention_parts": 2, "combine_splits": 2},
-        {"kv_write": 2, "paged_attention": 2},
+        {write: 2, "paged_attention_parts": 2, "combine_splits": 2},
+        {write: 2, "paged_attention": 2},
     ]
+    assert ran.outputs == [1 if caches == "ordered" else 5] * 2  # logits, and the caches of two layers
     for layers in ran.layers:
         assert len(set(layers)) == len(layers)
         assert all(any(f"layers.{i}." in name and "ew.kv_write" in name for name in layers) for i in range(2))
