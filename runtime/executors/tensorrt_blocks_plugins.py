@@ -102,8 +102,9 @@ class PagedEngines:
                     self._addresses |= {cache: memory.caches[cache], written: memory.caches[cache]}
         small = [IDS, POSITIONS, Q_START, KV_LEN, ROWS]
         small += [name_of(g.name) for g in groups for name_of in (slots_name, table_name)]
-        written = [name for layer in _layers(groups) for _, name in paged_cache_names(layer)]
-        outputs = [LOGITS] if section.caches == "ordered" else [LOGITS, *written]
+        outputs = [LOGITS]
+        if section.caches == "aliased":
+            outputs += [written for layer in _layers(groups) for _, written in paged_cache_names(layer)]
         for engine in engines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
