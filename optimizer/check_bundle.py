@@ -137,7 +137,7 @@ def engine_problem(bundle: Bundle, name: str) -> str | None:
     target = bundle.targets[name]
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
-    if target.tensorrt is None:
+    if target.tensorrt is None and target.cuda is None:
         return None
     (finding,) = examine(look_at_machine(), bundle, [name]).findings
     return None if finding.verdict == "runs" else "; ".join(finding.reasons)
@@ -152,7 +152,7 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         return f"it is not built yet, and needs {target.needs or 'its device'}"
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
-    if target.tensorrt is not None:
+    if target.tensorrt is not None or target.cuda is not None:
         return engine_problem(bundle, name)
     if target.io is not None:
         try:

@@ -61,6 +61,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/optimizer/emit/": (3, 1),
     "tests/passes/": (3, 1),
     "tests/passes/sparsity/": (1, 1),
+    "tests/runtime/executors/test_cuda_blocks.py": (8, 3),
     "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
     "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
     "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),
@@ -167,24 +168,20 @@ def pytest_sessionfinish() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Writes what ``--results`` asks for: of each file how many tests had which outcome, and their seconds in all."""
-    target: Path | None = config.getoption("--results")
-    if target is None:
+    if (target := config.getoption("--results")) is None:
         return
     files: dict[str, dict[str, float]] = {}
     for outcome, reports in terminalreporter.stats.items():
-        for report in reports:
-            if not isinstance(report, pytest.TestReport):
-                continue
+        for report in (report for report in reports if isinstance(report, pytest.TestReport)):
             file = files.setdefault(report.nodeid.partition("::")[0], {"seconds": 0.0})
             file["seconds"] = round(file["seconds"] + report.duration, 1)
             if outcome:  # what isn't a test's own outcome (setup and teardown that passed) has none
                 file[outcome] = file.get(outcome, 0) + 1
     outcomes = sorted({key for file in files.values() for key in file} - {"seconds"})
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True)
-    result = {
-        "commit": commit.stdout.strip(),
+    result: dict[str, object] = {"commit": commit.stdout.strip(), "cores": os.cpu_count()}
+    result |= {
         "command": " ".join(["pytest", *config.invocation_params.args]),
-        "cores": os.cpu_count(),
         "seconds": round(time.time() - terminalreporter._session_start.time, 1),
         **{outcome: sum(file.get(outcome, 0) for file in files.values()) for outcome in outcomes},
         "files": dict(sorted(files.items())),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from enginewright.optimizer.emit.shared.gpus import DEFAULT, KERNELS_FOR, check_kernels, check_suited
+from enginewright.optimizer.emit.shared.gpus import CUDA_DEFAULT, DEFAULT, KERNELS_FOR, check_kernels, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.extensions import Extensible
@@ -17,6 +18,7 @@ from enginewright.plugins.shared.weight_format import Storage
 from ..recipes.recipe import Recipe
 from ..recipes.target_sections import EnginesSection
 from .cpu.emitter import CpuEmitter
+from .cuda.emitter import CudaEmitter
 from .onnx.emitter import OnnxEmitter
 from .shared.base import Emitter
 from .tensorrt.emitter import TensorRtEmitter
@@ -35,6 +37,8 @@ class Target:
         gpus: those that it builds for by default; none of a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
         narrow_caches: whether its KV cache may have fewer bits than what it computes with.
+        floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
+        instructions: formats of weights that its GPUs must have instructions for.
     """
 
     emitter: Emitter
@@ -43,6 +47,8 @@ class Target:
     gpus: tuple[str, ...] = ()
     check_gpus: Callable[[Sequence[str]], None] = lambda gpus: None
     narrow_caches: bool = False
+    floats: Literal["f16", "bf16"] = "f16"
+    instructions: tuple[Storage, ...] = ("int4", "fp8")
 
 
 _OWN = {
@@ -50,6 +56,15 @@ _OWN = {
     "onnx": Target(OnnxEmitter(), ("onnx",)),
     "tensorrt-rtx": Target(TensorRtRtxEmitter(), ("onnx", "tensorrt_rtx"), gpus=DEFAULT, check_gpus=check_suited),
     "tensorrt": Target(TensorRtEmitter(), ("onnx", "triton"), gpus=KERNELS_FOR, check_gpus=check_kernels),
+    "cuda": Target(
+        CudaEmitter(),
+        ("triton",),
+        gpus=CUDA_DEFAULT,
+        check_gpus=check_kernels,
+        narrow_caches=True,
+        floats="bf16",
+        instructions=(),
+    ),
     "torch-tensorrt": Target(TorchTensorRtEmitter(), ("torch_tensorrt",), check=check_machine),
 }
 
@@ -68,7 +83,8 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
             engines = recipe.engines or EnginesSection()
             gpus = engines.gpus or target.gpus
             target.check_gpus(gpus)
-            check_formats(gpus, (engines.dtype, *(storage for storage in ("int4", "fp8") if storage in asked)))
+            needed = (storage for storage in target.instructions if storage in asked)
+            check_formats(gpus, (engines.dtype or target.floats, *needed))
 
 
 def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:

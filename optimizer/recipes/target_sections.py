@@ -23,7 +23,8 @@ class EnginesSection(Section):
     Attributes:
         gpus: compute capabilities; none: what a target has as its default.
         form: of the target tensorrt-rtx: one engine of the whole model, or segments between attentions.
-        dtype: of activations and caches, and of weights that have no other format.
+        dtype: of activations and caches, and of weights that have no other format; None: bf16 for the target cuda, f16
+            for the others.
         offsets: of int4 with an offset for each group: "keep" computes with them, "requantize" makes other integers of
             the weight, without offsets; "refuse" is an error.
         context: most tokens of a request with its answer, which slots are made for; None: the model's context.
@@ -37,7 +38,7 @@ class EnginesSection(Section):
 
     gpus: tuple[str, ...] = ()
     form: Literal["whole", "segments"] = "whole"
-    dtype: Literal["f16", "bf16", "f32"] = "f16"
+    dtype: Literal["f16", "bf16", "f32"] | None = None
     offsets: Literal["keep", "requantize", "refuse"] = "keep"
     context: Size | None = None
     requests: Size | None = None

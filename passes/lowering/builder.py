@@ -52,6 +52,24 @@ class Packing:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What a target's programs are made of.
+
+    Attributes:
+        target: for messages.
+        panels: whether products read weights in panels, as the cpu target's kernels do; else in rows.
+        floats: what activations, and weights that have no other format, are stored in.
+    """
+
+    target: str = "the cpu target"
+    panels: bool = True
+    floats: Dtype = "f32"
+
+
+CPU_FORM = Form()
+
+
+@dataclass(frozen=True)
 class WeightRef:
     """A weight whose layout is chosen by who uses it."""
 
@@ -59,11 +77,12 @@ class WeightRef:
 
 
 @dataclass(frozen=True)
-class Fp8Ref:
-    """A weight of 8-bit floats, and its scales: what ``ew.dequantize`` gives, which linears read as it is stored."""
+class StoredRef:
+    """What ``ew.dequantize`` gives, which linears read as it is stored: values with scales and, if any, offsets."""
 
     values: WeightRef
     scales: WeightRef
+    offsets: WeightRef | None
     group_size: int
 
 
@@ -75,7 +94,7 @@ class CacheRef:
     half: str  # "k" or "v"
 
 
-Value = View | WeightRef | Fp8Ref | CacheRef | float | int | tuple["Value", ...]
+Value = View | WeightRef | StoredRef | CacheRef | float | int | tuple["Value", ...]
 
 
 class Builder:
@@ -84,11 +103,13 @@ class Builder:
     Args:
         program: the program that is lowered.
         packed: how each weight is stored that some linear uses; the others have rows.
+        form: of the target.
     """
 
-    def __init__(self, program: Program, packed: Mapping[str, Packing]) -> None:
+    def __init__(self, program: Program, packed: Mapping[str, Packing], form: Form = CPU_FORM) -> None:
         self.program = program
         self.packed = packed
+        self.form = form
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.weights: dict[str, WeightUse] = {}
@@ -106,9 +127,14 @@ class Builder:
         return tuple(self.program.affine(s) for s in value.shape)
 
     def dtype(self, value: torch.Tensor) -> Dtype:
-        """Raises UnsupportedModelError for a type that no kernel computes in."""
+        """Raises UnsupportedModelError for a type that no kernel computes in.
+
+        Where weights are in rows, all floats are f32 here: ``narrow_floats`` says which are stored in fewer bits.
+        """
+        if not self.form.panels and value.dtype == torch.bfloat16:
+            return "f32"
         if value.dtype not in DTYPES:
-            raise self.unsupported(f"the cpu target has no {str(value.dtype).removeprefix('torch.')}")
+            raise self.unsupported(f"{self.form.target} has no {str(value.dtype).removeprefix('torch.')}")
         return DTYPES[value.dtype]
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
@@ -158,17 +184,18 @@ class Builder:
         """A weight as kernels read it, its scales behind it, and its groups' size as an attribute named ``group``."""
         if isinstance(value, WeightRef):
             return [self.weight(value.name, rows=False)], {}
-        if isinstance(value, Fp8Ref):
-            stored = [self.weight(ref.name, rows=False) for ref in (value.values, value.scales)]
-            return stored, {group: value.group_size}
-        raise self.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+        if isinstance(value, StoredRef):
+            refs = [ref for ref in (value.values, value.scales, value.offsets) if ref is not None]
+            stored = [self.weight(ref.name, rows=False) for ref in refs]
+            return stored, {group: value.group_size} | ({} if value.offsets is None else {"has_offsets": True})
+        raise self.unsupported(f"its weight is computed from the inputs, and {self.form.target} packs weights ahead")
 
     def view(self, value: Value | None) -> View:
         """A tensor as a strided view; weights in layout rows."""
         if isinstance(value, WeightRef):
             return self.weight(value.name, rows=True)
         if not isinstance(value, View):
-            raise self.unsupported("the cpu target has no kernel for it with such an argument")
+            raise self.unsupported(f"{self.form.target} has no kernel for it with such an argument")
         return value
 
     # ---- steps
@@ -183,7 +210,7 @@ class Builder:
         assert self.node is not None
         narrow = {v.dtype for v in (*inputs, *outputs)} & NARROW
         if narrow and op not in TAKES_NARROW:
-            raise self.unsupported(f"the cpu target has no {op} of {' and '.join(sorted(narrow))}")
+            raise self.unsupported(f"{self.form.target} has no {op} of {' and '.join(sorted(narrow))}")
         self.steps.append(
             Step(
                 op=op,
@@ -214,7 +241,7 @@ class Builder:
         if out.rank > MAX_RANK:
             merged = collapse(views, MAX_RANK)
             if merged is None:
-                raise self.unsupported(f"the cpu target has no {op} of rank {out.rank}")
+                raise self.unsupported(f"{self.form.target} has no {op} of rank {out.rank}")
             views = merged
         self.step(op, views[:-1], [views[-1]], attrs)
 
@@ -224,7 +251,7 @@ class Builder:
             return view
         if view.name not in self.input_copies:
             if view.name not in self.inputs:
-                raise self.unsupported(f"the cpu target can't compute with {view.name}")
+                raise self.unsupported(f"{self.form.target} can't compute with {view.name}")
             self.input_copies[view.name] = self.copy(self.inputs[view.name])
         return replace(view, kind="buffer", name=self.input_copies[view.name].name)
 

@@ -28,13 +28,13 @@ def apply(b: Builder, fn: str, arguments: list[Value], out: View) -> View:
     for i, argument in enumerate(arguments):
         if isinstance(argument, (int, float)):
             if len(arguments) != 2 or "scalar" in attrs:
-                raise b.unsupported(f"the cpu target has no {fn} of numbers alone")
+                raise b.unsupported(f"{b.form.target} has no {fn} of numbers alone")
             attrs |= {"scalar": _number(b, argument, out), "scalar_first": i == 0}
         else:
             view = b.view(argument)
             views.append(b.cast(view) if out.dtype == "f32" else view)
     if out.dtype == "i32" and (fn not in _INTEGER or any(v.dtype != "i32" for v in views)):
-        raise b.unsupported(f"the cpu target has no {fn} of integers")
+        raise b.unsupported(f"{b.form.target} has no {fn} of integers")
     b.strided_step("elementwise", views, out, attrs)
     return out
 
@@ -87,7 +87,7 @@ def _scaled(fn: str) -> Handler:
 def _reverse_subtract(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     first, second, alpha = list(a.values())[:3]
     if alpha != 1:
-        raise b.unsupported("the cpu target has no rsub with alpha")
+        raise b.unsupported(f"{b.form.target} has no rsub with alpha")
     return apply(b, "sub", [second, first], b.result(node))
 
 
@@ -117,7 +117,7 @@ def _log_of_one_more(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 def _divide_mode(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if a["rounding_mode"] is not None:
-        raise b.unsupported(f"the cpu target has no division that rounds ({a['rounding_mode']})")
+        raise b.unsupported(f"{b.form.target} has no division that rounds ({a['rounding_mode']})")
     return apply(b, "div", [a["self"], a["other"]], b.result(node))
 
 
@@ -134,7 +134,7 @@ def _clamp(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 def _softplus(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     """max(x, 0) + log(1 + exp(-|x|)), which doesn't overflow; torch leaves numbers above a threshold as they are."""
     if a["beta"] != 1 or a["threshold"] < _SOFTPLUS_IS_LINEAR:
-        raise b.unsupported(f"the cpu target has no softplus with beta {a['beta']} and threshold {a['threshold']}")
+        raise b.unsupported(f"{b.form.target} has no softplus with beta {a['beta']} and threshold {a['threshold']}")
     x, out = b.view(a["self"]), b.result(node)
     tail = b.buffer(out.shape)
     apply(b, "abs", [x], tail)
@@ -151,7 +151,7 @@ _SOFTPLUS_IS_LINEAR = 17
 def _scalar_tensor(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     """A tensor of one number is that number."""
     if b.shape(node):
-        raise b.unsupported("the cpu target has no kernel that fills a tensor")
+        raise b.unsupported(f"{b.form.target} has no kernel that fills a tensor")
     number: Value = a["s"] if "s" in a else a["fill_value"]
     return number
 
@@ -166,7 +166,7 @@ def _reduce(kind: str) -> Handler:
         ordered = permute(view, [*kept, *reduced])
         width = elements(ordered.shape[len(kept) :])
         if not width.is_constant:
-            raise b.unsupported("the cpu target doesn't reduce over tokens")
+            raise b.unsupported(f"{b.form.target} doesn't reduce over tokens")
         # Kept dimensions become one: the kernel takes rank 4, and no more than [rows, C] is needed.
         flat = b.unit(b.reshaped(ordered, (elements(ordered.shape[: len(kept)]), width)))
         out = b.result(node)

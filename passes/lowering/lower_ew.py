@@ -11,7 +11,7 @@ from torch.fx.node import Node
 
 from enginewright.plugins.shared.lowered_program import Operand
 
-from .builder import Builder, CacheRef, Fp8Ref, Value, WeightRef
+from .builder import Builder, CacheRef, StoredRef, Value, WeightRef
 from .views import View, elements, reshape
 
 Handler = Callable[[Builder, Node, Mapping[str, Any]], Value]
@@ -28,7 +28,7 @@ def flat_output(view: View, like: View) -> View:
 def _embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     table = a["table"]
     attrs: dict[str, int] = {}
-    if isinstance(table, (WeightRef, Fp8Ref)):
+    if isinstance(table, (WeightRef, StoredRef)):
         weight, attrs = b.product_weight(table, "group_size")
     else:
         weight = [b.rows(b.view(table))]
@@ -124,7 +124,7 @@ def _take_rows(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     flat = b.unit(b.reshaped(x, (x.shape[0], elements(x.shape[1:]))))
     out = b.result(node)
     target = b.reshaped(out, (out.shape[0], flat.shape[1]))
-    if flat.kind == "buffer" and flat.dtype == "i32":  # the kernel copies 4 bytes, whatever they mean
+    if b.form.panels and flat.kind == "buffer" and flat.dtype == "i32":  # 4 bytes are copied, whatever they mean
         flat, target = replace(flat, dtype="f32"), replace(target, dtype="f32")
     b.step("take_rows", [flat, rows], [target])
     return out

@@ -17,7 +17,7 @@ from ..ir.program import Program
 from ..ir.two_of_four import is_two_of_four
 from ..ir.weights import WeightExpr
 from . import lower_elementwise, lower_ew, lower_experts, lower_fused, lower_quantized, lower_routing, lower_views
-from .builder import Builder, CacheRef, Packing, Value, WeightRef
+from .builder import CPU_FORM, Builder, CacheRef, Form, Packing, Value, WeightRef
 from .lower_ew import Handler
 from .views import View, contiguous_strides
 
@@ -52,7 +52,7 @@ _PACKED: Mapping[Any, tuple[str, ...]] = {
     ew.quantized_linear.default: _QUANTIZED,
     ew.quantized_grouped_linear.default: _QUANTIZED,
     ew.quantized_embedding.default: ("table", "scales", "offsets"),
-    ew.dequantize.default: ("values", "scales"),
+    ew.dequantize.default: ("values", "scales", "offsets"),
 }
 """Arguments that kernels want in panels. ew.embedding takes a float table as the head has it, or in rows."""
 
@@ -76,8 +76,8 @@ class Lowering:
     weights: Mapping[str, WeightExpr]
 
 
-def lower_program(program: Program) -> Lowering:
-    """Lowers a program whose attention is paged.
+def lower_program(program: Program, form: Form = CPU_FORM) -> Lowering:
+    """Lowers a program whose attention is paged, for a target of that form.
 
     View-like ops become strides and offsets of operands. A weight that linears use is packed in panels, also where it
     is an embedding table; if something else needs its rows too, it is listed once more as NAME.rows.
@@ -86,7 +86,7 @@ def lower_program(program: Program) -> Lowering:
         UnsupportedModelError: an op without a kernel, named with its module.
         PassError: a shape is not affine in T, B and R, or the program has no single output.
     """
-    builder = Builder(program, weight_packings(program))
+    builder = Builder(program, weight_packings(program, form), form)
     values: dict[Node, Value] = {}
     for node in program.graph.nodes:
         builder.node = node
@@ -109,20 +109,31 @@ def lower_program(program: Program) -> Lowering:
     return Lowering(lowered, builder.sources)
 
 
-def weight_packings(program: Program) -> dict[str, Packing]:
-    """How weights are stored that kernels read in panels, by their names in the program."""
+def weight_packings(program: Program, form: Form = CPU_FORM) -> dict[str, Packing]:
+    """How weights are stored that products read, in panels or rows, by their names in the program."""
     found: dict[str, Packing] = {}
-    for node in program.nodes_of(*_PACKED):
+    packed = _PACKED if form.panels else {**_PACKED, ew.embedding.default: ("table",)}
+    for node in program.nodes_of(*packed):
         given = bound_arguments(node)
-        for argument in _PACKED[node.target]:
+        for argument in packed[node.target]:
             expr = program.weight_of(given[argument])
-            if expr is not None and expr.dtype in _PACKINGS:
+            if expr is not None and expr.dtype in _PACKINGS and not form.panels:
+                found[str(given[argument].target)] = _in_rows(expr.dtype, given, form)
+            elif expr is not None and expr.dtype in _PACKINGS:
                 packing = _PACKINGS[expr.dtype]
                 packing = _of_integers(given) if packing.dtype == "i8" else packing
                 if expr.dtype != torch.float16 and is_two_of_four(expr) and _only_products(given[argument]):
                     packing = Packing("sparse32", packing.dtype)
                 found[str(given[argument].target)] = packing
     return found
+
+
+def _in_rows(dtype: torch.dtype, given: Mapping[str, Any], form: Form) -> Packing:
+    """How the tensor of that type among these arguments of a call is stored in rows."""
+    if dtype in (torch.float32, torch.bfloat16):
+        return Packing("rows", form.floats)
+    packing = _of_integers(given) if dtype == torch.int8 else _PACKINGS[dtype]
+    return Packing("nibbles" if packing.dtype in ("i4", "u4") else "rows", packing.dtype)
 
 
 def _only_products(weight: Node) -> bool:
@@ -169,7 +180,7 @@ def _cache_name(program: Program, layer: int) -> str:
 def _call(builder: Builder, node: Node, values: Mapping[Node, Value]) -> Value:
     handler = HANDLERS.get(node.target)
     if handler is None:
-        raise builder.unsupported("the cpu target has no kernel for it")
+        raise builder.unsupported(f"{builder.form.target} has no kernel for it")
 
     def value(argument: Node) -> Any:
         if argument in values:

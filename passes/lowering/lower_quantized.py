@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from .builder import Builder, Fp8Ref, Value, WeightRef
+from .builder import Builder, StoredRef, Value, WeightRef
 from .lower_ew import Handler, flat_output, store_of_linear
 from .views import View
 
@@ -50,7 +50,7 @@ def _weights(b: Builder, *given: Any) -> list[View]:
         if one is None:
             continue
         if not isinstance(one, WeightRef):
-            raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
+            raise b.unsupported(f"its weight is computed from the inputs, and {b.form.target} packs weights ahead")
         packed.append(b.weight(one.name, rows=False))
     return packed
 
@@ -71,10 +71,12 @@ def _quantized_embedding(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 
 
 def _dequantize(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
-    values, scales = a["values"], a["scales"]
-    if not (isinstance(values, WeightRef) and isinstance(scales, WeightRef)):
-        raise b.unsupported("its weight is computed from the inputs, and the cpu target packs weights ahead")
-    return Fp8Ref(values, scales, int(a["group_size"]))
+    values, scales, offsets = a["values"], a["scales"], a["offsets"]
+    if not all(isinstance(one, WeightRef) for one in (values, scales, *([] if offsets is None else [offsets]))):
+        raise b.unsupported(f"its weight is computed from the inputs, and {b.form.target} packs weights ahead")
+    if b.form.panels and b.program.weights[values.name].dtype == torch.int8:
+        raise b.unsupported(f"{b.form.target} multiplies weights of integers by integers alone")
+    return StoredRef(values, scales, offsets, int(a["group_size"]))
 
 
 HANDLERS: Mapping[Any, Handler] = {

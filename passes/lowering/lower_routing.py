@@ -34,7 +34,7 @@ def constant(b: Builder, value: float, shape: tuple[Affine, ...]) -> View:
 
 def _last(b: Builder, node: Node, view: View, dim: int) -> None:
     if dim % max(view.rank, 1) != view.rank - 1:
-        raise b.unsupported("the cpu target has it for the last dimension alone")
+        raise b.unsupported(f"{b.form.target} has it for the last dimension alone")
 
 
 def _as(out: View, shape: tuple[Affine, ...]) -> View:
@@ -52,7 +52,7 @@ def _rows(b: Builder, view: View) -> View:
 def _top_k(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     view = b.cast(b.view(a["self"]))
     if not a.get("largest", True):
-        raise b.unsupported("the cpu target has no k least")
+        raise b.unsupported(f"{b.form.target} has no k least")
     _last(b, node, view, a["dim"])
     x = _rows(b, view)
     outs = [b.buffer(b.shape(node, i), b.dtype(value)) for i, value in enumerate(node.meta["val"])]
@@ -75,7 +75,7 @@ def _gather(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, index = b.view(a["self"]), b.view(a["index"])
     _last(b, node, x, a["dim"])
     if x.shape[:-1] != index.shape[:-1]:
-        raise b.unsupported("the cpu target gathers from as many rows as there are of indices")
+        raise b.unsupported(f"{b.form.target} gathers from as many rows as there are of indices")
     out = b.result(node)
     x, index = _rows(b, x), _rows(b, index)
     b.step("gather", [x, index], [_as(out, (*x.shape[:-1], out.shape[-1]))])
@@ -86,7 +86,7 @@ def _scatter(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     x, index, value = b.cast(b.view(a["self"])), b.view(a["index"]), float(a["value"])
     _last(b, node, x, a["dim"])
     if x.shape[:-1] != index.shape[:-1] or node.meta["val"].dtype not in (torch.float32, torch.bool):
-        raise b.unsupported("the cpu target scatters a number over the rows of as many indices, in floats")
+        raise b.unsupported(f"{b.form.target} scatters a number over the rows of as many indices, in floats")
     index = _rows(b, index)
 
     def scattered(into: View, number: float, out: View) -> View:
@@ -120,10 +120,10 @@ def _softmax(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
 def _masked_fill(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     value = a["value"]
     if not isinstance(value, (int, float)):
-        raise b.unsupported("the cpu target fills with a number alone")
+        raise b.unsupported(f"{b.form.target} fills with a number alone")
     out = b.result(node)
     if out.dtype != "f32":
-        raise b.unsupported("the cpu target fills floats alone")
+        raise b.unsupported(f"{b.form.target} fills floats alone")
     return apply(b, "where", [a["mask"], constant(b, float(value), out.shape), a["self"]], out)
 
 
@@ -159,7 +159,7 @@ def _logical(fn: str) -> Handler:
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         arguments = [v for k, v in a.items() if k in ("self", "other")]
         if any(n.meta["val"].dtype != torch.bool for n in node.all_input_nodes):
-            raise b.unsupported("the cpu target has it for conditions alone")
+            raise b.unsupported(f"{b.form.target} has it for conditions alone")
         return apply(b, fn, arguments, b.result(node))
 
     return lower
@@ -170,7 +170,7 @@ def _filled(number: float | None) -> Handler:
 
     def lower(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
         if b.dtype(node.meta["val"]) != "f32":
-            raise b.unsupported("the cpu target fills floats alone")
+            raise b.unsupported(f"{b.form.target} fills floats alone")
         return constant(b, float(a["fill_value"] if number is None else number), b.shape(node))
 
     return lower

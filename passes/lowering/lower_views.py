@@ -43,9 +43,9 @@ def _convert(b: Builder, node: Node, a: Mapping[str, Any]) -> Value:
     if before == torch.float32 and to == "bf16":
         return cast_bf16(b, node, b.view(value))
     if to in NARROW:
-        raise b.unsupported(f"the cpu target doesn't compute in {str(node.meta['val'].dtype).removeprefix('torch.')}")
+        raise b.unsupported(f"{b.form.target} doesn't compute in {str(node.meta['val'].dtype).removeprefix('torch.')}")
     if to != "f32":
-        raise b.unsupported("the cpu target doesn't round floats to integers")
+        raise b.unsupported(f"{b.form.target} doesn't round floats to integers")
     return b.cast(b.view(value))
 
 

@@ -1,7 +1,8 @@
-"""``ew.dequantize``: a weight of 8-bit floats as the 32-bit floats that it stands for.
+"""``ew.dequantize``: a weight of 8-bit floats or of integers as the 32-bit floats that it stands for.
 
 The 8-bit floats are e4m3fn of OCP's OFP8 specification (https://www.opencompute.org/documents/ocp-8-bit-floating-point-
-specification-ofp8-revision-1-0-2023-12-01-pdf-1): 4 bits of exponent, 3 of mantissa, up to 448, no infinity.
+specification-ofp8-revision-1-0-2023-12-01-pdf-1): 4 bits of exponent, 3 of mantissa, up to 448, no infinity. Integers
+are those of ``ew.quantized_linear``.
 """
 
 from __future__ import annotations
@@ -9,26 +10,37 @@ from __future__ import annotations
 import torch
 
 from .library import register
-from .quantization import groups_of
+from .quantization import check_weight, groups_of
 
 LARGEST_E4M3 = 448.0
 """The largest finite value of e4m3fn."""
 
 
-def dequantize(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
-    """values e4m3fn [.., N, K] times scales float16 [.., N, G] -> float32 [.., N, K].
+def dequantize(
+    values: torch.Tensor, scales: torch.Tensor, group_size: int, offsets: torch.Tensor | None = None, bits: int = 8
+) -> torch.Tensor:
+    """values e4m3fn or int8 [.., N, K] times scales float16 [.., N, G], plus offsets if any -> float32 [.., N, K].
 
     G groups of ``group_size`` neighbours along K, the last one shorter where they don't divide it; 0: all of K is one.
-    Every product is exact: 4 bits times 11.
+    ``bits``: 4 or 8, which integers the values are. Every product is exact: at most 8 bits times 11.
     """
     size = values.shape[-1]
-    spread = scales.float().repeat_interleave(group_size or size, dim=-1)[..., :size]
-    return (values.float() * spread).contiguous()
+
+    def spread(factors: torch.Tensor) -> torch.Tensor:
+        return factors.float().repeat_interleave(group_size or size, dim=-1)[..., :size]
+
+    value = values.float() * spread(scales)
+    return (value if offsets is None else value + spread(offsets)).contiguous()
 
 
-def _fake(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
+def _fake(
+    values: torch.Tensor, scales: torch.Tensor, group_size: int, offsets: torch.Tensor | None = None, bits: int = 8
+) -> torch.Tensor:
+    if values.dtype == torch.int8:
+        check_weight("dequantize", values, scales, offsets, bits, group_size)
+        return scales.new_empty(values.shape, dtype=torch.float32)
     torch._check(
-        values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float16,
+        values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float16 and offsets is None and bits == 8,
         lambda: f"ew.dequantize: values {values.dtype}, scales {scales.dtype}",
     )
     shape = (*values.shape[:-1], groups_of(int(values.shape[-1]), group_size))
@@ -40,7 +52,7 @@ def _fake(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.
 
 
 register(
-    "dequantize(Tensor values, Tensor scales, int group_size) -> Tensor",
+    "dequantize(Tensor values, Tensor scales, int group_size, Tensor? offsets=None, int bits=8) -> Tensor",
     reference=dequantize,
     fake=_fake,
 )

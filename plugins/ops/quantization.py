@@ -191,7 +191,7 @@ def quantized_grouped_linear(
     return finish_linear(out, activation)
 
 
-def _check_weight(
+def check_weight(
     op: str,
     weight: torch.Tensor,
     scales: torch.Tensor,
@@ -199,6 +199,7 @@ def _check_weight(
     bits: int,
     group_size: int,
 ) -> None:
+    """Raises what torch._check raises where a weight of integers, its scales and offsets don't go together."""
     size = weight.shape[-1]
     shape = (*weight.shape[:-1], groups_of(size, group_size))
     torch._check(
@@ -277,7 +278,7 @@ def _fake_linear(
     activation: str = "",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    _check_weight("quantized_linear", weight, weight_scales, weight_offsets, weight_bits, weight_group)
+    check_weight("quantized_linear", weight, weight_scales, weight_offsets, weight_bits, weight_group)
     _check_groups("quantized_linear", values, scales, weight, weight_bits, weight_group, activation_group)
     y = scales.new_empty((*values.shape[:-1], weight.shape[0]))
     return check_epilogue("quantized_linear", y, activation, residual)
@@ -291,7 +292,7 @@ def _fake_embedding(
     bits: int,
     group_size: int,
 ) -> torch.Tensor:
-    _check_weight("quantized_embedding", table, scales, offsets, bits, group_size)
+    check_weight("quantized_embedding", table, scales, offsets, bits, group_size)
     return table.new_empty((*ids.shape, table.shape[1]), dtype=torch.float32)
 
 
@@ -310,7 +311,7 @@ def _fake_grouped_linear(
     activation: str = "",
 ) -> torch.Tensor:
     op = "quantized_grouped_linear"
-    _check_weight(op, weight, weight_scales, weight_offsets, weight_bits, weight_group)
+    check_weight(op, weight, weight_scales, weight_offsets, weight_bits, weight_group)
     _check_groups(op, values, scales, weight, weight_bits, weight_group, activation_group)
     torch._check(
         starts.shape[0] == weight.shape[0] + 1,

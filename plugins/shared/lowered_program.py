@@ -17,14 +17,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from .contracts import KV_BLOCK_SIZE, CacheGroup
+from .contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
 from .errors import BundleError
 from .json_document import parse_json
 from .records import Count, Positive, Record, read
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """2 added bf16, f16, i8, packed layouts and the steps that use them; 3 i4, u4 and fused steps; 4 sparse weights; 5 KV
-caches of fewer than 32 bits, and fp8 weights. All are still read."""
+caches of fewer than 32 bits, and fp8 weights; 6 the cuda
+target's form. All are still read."""
+
+CPU_FORMAT_VERSION = 5
+"""Of programs of the cpu target's form, so that older readers open them."""
 
 _CACHE_DTYPES_SINCE = 5
 SYMBOLS = ("T", "B", "R")
@@ -121,7 +125,7 @@ def _affine(*terms: Any) -> Affine:
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Dtype = Literal["f32", "bf16", "f16", "i32", "i8", "i4", "u4", "fp8"]
-Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32"]
+Layout = Literal["rows", "panel32", "panel32x2", "panel32x4", "panel32x8", "sparse32", "nibbles"]
 
 
 class Operand(Record, frozen=True, kw_only=True):
@@ -176,7 +180,7 @@ class CacheGroupModel(Record, frozen=True, kw_only=True):
     key_head_size: Positive
     value_head_size: Positive
     window: Count = 0
-    dtype: Literal["f32", "bf16", "i8", "fp8"] = "f32"
+    dtype: CacheDtype = "f32"
     block_size: Positive = KV_BLOCK_SIZE
 
     def to_group(self) -> CacheGroup:
@@ -186,7 +190,7 @@ class CacheGroupModel(Record, frozen=True, kw_only=True):
 class LoweredProgram(Record, frozen=True, kw_only=True):
     """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = CPU_FORMAT_VERSION
     cache_groups: tuple[CacheGroupModel, ...]
     weights: tuple[WeightUse, ...]
     buffers: tuple[Buffer, ...]

@@ -134,8 +134,8 @@ def step_costs(program: LoweredProgram, sizes: StepSizes) -> list[StepCost]:
 
 def stored_bytes(use: WeightUse) -> int:
     """Bytes of a weight as its layout stores it."""
-    if use.layout == "rows":
-        return math.prod(use.shape) * _BITS[use.dtype] // 8
+    if use.layout in ("rows", "nibbles"):
+        return -(-math.prod(use.shape) * _BITS[use.dtype] // 8)
     *lead, rows, columns = use.shape
     side = DEPTHS[use.layout]
     bits = _BITS[use.dtype] // 2 + 1 if use.layout == "sparse32" else _BITS[use.dtype]  # 4 bits for every four places

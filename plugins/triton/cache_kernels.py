@@ -49,9 +49,28 @@ def _write_heads(
     """A token's ``new`` [Nkv, SIZE] into the cache [P*K, Nkv, SIZE] at ``slot``; HEADS, WIDTH: powers of 2."""
     head = tl.arange(0, HEADS)
     d = tl.arange(0, WIDTH)
+    inside = (head < KV_HEADS)[:, None] & (d < SIZE)[None, :]
+    x = tl.load(new + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
+    store_heads(x, cache, scales, slot, KV_HEADS, SIZE, FORMAT, HEADS, WIDTH)
+
+
+@triton.jit
+def store_heads(
+    x: tl.tensor,
+    cache: tl.tensor,
+    scales: tl.tensor,
+    slot: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """A token's heads x [HEADS, WIDTH], 0 where there is none, into the cache [P*K, Nkv, SIZE] at ``slot``."""
+    head = tl.arange(0, HEADS)
+    d = tl.arange(0, WIDTH)
     place = head[:, None] * SIZE + d[None, :]
     inside = (head < KV_HEADS)[:, None] & (d < SIZE)[None, :]
-    x = tl.load(new + place, mask=inside, other=0.0)  # [HEADS, WIDTH]
     to = cache + slot * (KV_HEADS * SIZE) + place
     if FORMAT == "float":
         tl.store(to, x.to(cache.dtype.element_ty), mask=inside)

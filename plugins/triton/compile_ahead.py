@@ -79,24 +79,13 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
             hint="Install it with: pip install 'enginewright[triton]'",
         ) from e
 
-    from .attention_kernels import (
-        combine_splits_kernel,
-        decode_work_kernel,
-        listed_attention_kernel,
-        paged_attention_kernel,
-    )
-    from .cache_kernels import kv_write_kernel
+    from .kernel_table import kernel_function
 
-    function = {
-        "kv_write": kv_write_kernel,
-        "paged_attention": paged_attention_kernel,
-        "combine_splits": combine_splits_kernel,
-        "listed_attention": listed_attention_kernel,
-        "decode_work": decode_work_kernel,
-    }[spec.kernel]
+    function = kernel_function(spec.kernel)
     names: list[str] = function.arg_names
     types, constants = dict(spec.arguments), dict(spec.constants)
-    given = {name for name, of in spec.arguments if of.startswith("*")} | set(spec.aligned)
+    given = {name for name, of in spec.arguments if of.startswith("*")} - set(spec.unaligned)
+    given |= set(spec.aligned)
     source = ASTSource(
         fn=function,
         signature={name: types.get(name, "constexpr") for name in names},
@@ -209,6 +198,7 @@ def _metadata(kernel: CompiledKernel) -> str:
         "arguments": [list(argument) for argument in spec.arguments],
         "constants": dict(spec.constants),
         "aligned": list(spec.aligned),
+        "unaligned": list(spec.unaligned),
         "warps": spec.warps,
         "stages": spec.stages,
         "threads": kernel.threads,

@@ -1,7 +1,7 @@
 """Runs the Triton kernels on torch tensors: on a CUDA device, or on the CPU in Triton's interpreter.
 
 The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 three of its
-functions are replaced; see ``_interpret_bfloat16``.
+functions are replaced; see ``interpret_bfloat16``.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def paged_attention(
     if q.dtype not in _FLOATS:
         raise ValueError(f"paged_attention: q is {q.dtype}, and not one of float16, bfloat16, float32")
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        _interpret_bfloat16()
+        interpret_bfloat16()
     gpu = _gpu_of(q)
     tokens, heads, head_size = q.shape
     _, block_size, kv_heads, value_size = v_cache.shape
@@ -152,7 +152,7 @@ def paged_attention(
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
     if splits == 1:
         split_keys = 0
-    tile = tile or _tile_of(shape, gpu.capability, decode=decode, interpreted=q.device.type != "cuda")
+    tile = tile or tile_of(shape, gpu.capability, decode=decode, interpreted=q.device.type != "cuda")
     if out is None:
         out = torch.empty((tokens, heads, value_size), dtype=q.dtype, device=q.device)
     elif out.shape != (tokens, heads, value_size) or out.dtype != q.dtype or not out.is_contiguous():
@@ -285,8 +285,11 @@ def _parts_in(
 
 
 @cache
-def _tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
-    """By what is compiled where nothing was measured; the interpreter takes any. The same however keys are split."""
+def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
+    """The attention kernel's, by what is compiled where nothing was measured; the interpreter takes any.
+
+    The same however keys are split. Raises what ``compile_attention`` raises.
+    """
     case = shape.tile_case(decode=decode)
     if interpreted or case in measured_tiles(capability):
         return next(attention_tiles(case, gpu_of(capability)))
@@ -294,7 +297,7 @@ def _tile_of(shape: AttentionShape, capability: int, *, decode: bool, interprete
 
 
 @cache
-def _interpret_bfloat16() -> None:
+def interpret_bfloat16() -> None:
     """Makes the interpreter's bfloat16 right, which is bits in arrays of uint16 there.
 
     It multiplies those bits as integers, takes an integer for bits that it converts, and where rounding to bfloat16

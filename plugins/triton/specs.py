@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, get_args
 
 from enginewright.plugins.shared.errors import TargetError
 
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
 
-KernelName = Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
+SamplingKernel = Literal["penalize", "widen", "largest", "choose_largest", "sums", "narrow", "cut", "draw"]
+SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
+KernelName = (
+    Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
+    | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product"]
+    | SamplingKernel
+)
 Constant = int | float | str | bool | None
 
 SPLITS_AT_ONCE = 16
@@ -93,7 +99,7 @@ class KernelSpec:
     """Everything that a kernel's machine code depends on, apart from the compiler.
 
     ``arguments`` are (name, Triton's type) in the order in which the kernel takes them; ``aligned`` those integers
-    among them that are multiples of 16, as all addresses are.
+    among them that are multiples of 16, as all addresses are but those of ``unaligned``.
     """
 
     kernel: KernelName
@@ -103,6 +109,7 @@ class KernelSpec:
     aligned: tuple[str, ...]
     warps: int
     stages: int
+    unaligned: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:

@@ -20,6 +20,7 @@ from enginewright.plugins.shared.json_document import parse_json
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.records import Count, Record, Sha256, read
 
+from .cuda_section import CudaSection
 from .linear_io import LinearIo
 from .tensorrt_section import TensorRtSection
 
@@ -138,7 +139,8 @@ class TargetManifest(Record, frozen=True, kw_only=True):
 
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
     the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``io`` says
-    what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are.
+    what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are, ``cuda`` what
+    kernels.
     """
 
     format_version: int = FORMAT_VERSION
@@ -146,11 +148,12 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     needs: str | None = None
     io: LinearIo | None = None
     tensorrt: TensorRtSection | None = None
+    cuda: CudaSection | None = None
     files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
-        return _stable_json(self, exclude={name for name in ("io", "tensorrt") if getattr(self, name) is None})
+        return _stable_json(self, exclude={name for name in ("io", "tensorrt", "cuda") if getattr(self, name) is None})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> TargetManifest:

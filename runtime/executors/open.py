@@ -15,7 +15,7 @@ from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
-from .requirements import Check, check_cpu, check_onnx, check_tensorrt, check_torch_tensorrt
+from .requirements import Check, check_cpu, check_cuda, check_onnx, check_tensorrt, check_torch_tensorrt
 from .static_shapes import StaticShapes, padding_blocks
 
 LEAST_CONTEXT = 2
@@ -76,7 +76,7 @@ class Opening:
     takes: tuple[str, ...] = ()
 
 
-def _cpu_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+def _program_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
     return tuple(g.to_group() for g in bundle.program(target).cache_groups)
 
 
@@ -155,7 +155,19 @@ def _make_engine(asked: Asked) -> Executor:
     return PackedExecutor(bundle, asked.blocks, asked.context, target=target, threads=threads)
 
 
-_CPU = Opening(_cpu_groups, _make_cpu, takes=("isa", "load"))
+def _make_cuda(asked: Asked) -> Executor:
+    from .cuda_blocks import CudaExecutor
+
+    return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)
+
+
+def _cuda_budget(bundle: Bundle, target: str) -> int:
+    from .cuda_blocks import cuda_budget
+
+    return cuda_budget(bundle, target)
+
+
+_CPU = Opening(_program_groups, _make_cpu, takes=("isa", "load"))
 _ONNX = Opening(
     _onnx_groups,
     _make_onnx,
@@ -163,6 +175,7 @@ _ONNX = Opening(
     slots=lambda bundle, target: True,
     takes=("provider", "variant"),
 )
+_CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget)
 _ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
 
@@ -184,6 +197,7 @@ _OWN = {
     "onnx": RuntimeTarget(check_onnx, _ONNX),
     "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES),
     "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
+    "cuda": RuntimeTarget(check_cuda, _CUDA),
     "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
 }
 

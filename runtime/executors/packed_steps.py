@@ -146,11 +146,15 @@ def bucketed(size: int, sizes: Sequence[int]) -> int:
     return min(max(-(-size // unit) * unit, sizes[0]), sizes[2])
 
 
+def input_shapes(groups: Sequence[CacheGroup], of: StepShape | StepLimits) -> dict[str, tuple[int, ...]]:
+    """Each input's shape in a step of these sizes."""
+    shapes: dict[str, tuple[int, ...]] = {IDS: (of.tokens,), POSITIONS: (of.tokens,), Q_START: (of.requests + 1,)}
+    shapes |= {KV_LEN: (of.requests,), ROWS: (of.rows,)}
+    for group in groups:
+        shapes |= {slots_name(group.name): (of.tokens,), table_name(group.name): (of.requests, of.blocks)}
+    return shapes
+
+
 def input_sizes(groups: Sequence[CacheGroup], limits: StepLimits | StepShape) -> dict[str, int]:
     """Elements of each input, at its largest or in a step, in the order of ``padded``."""
-    sizes = {IDS: limits.tokens, POSITIONS: limits.tokens, Q_START: limits.requests + 1, KV_LEN: limits.requests}
-    sizes[ROWS] = limits.rows
-    for group in groups:
-        sizes[slots_name(group.name)] = limits.tokens
-        sizes[table_name(group.name)] = math.prod((limits.requests, limits.blocks))
-    return sizes
+    return {name: math.prod(shape) for name, shape in input_shapes(groups, limits).items()}

@@ -117,6 +117,23 @@ def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | Non
     )
 
 
+def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
+    section = target.cuda if target is not None else None
+    problems = torch_problems(machine, "cuda")
+    if machine.packages.get("triton") is None:
+        hint = "Install it with: pip install 'enginewright[cuda]'"
+        problems.append(Problem("Triton is not installed", hint, missing=True))
+    fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]
+    if not fitting:
+        known = section.compute_capabilities if section is not None else ()
+        if (problem := gpu_problem(machine.gpus, machine.gpu_problem, known, "the kernels")) is not None:
+            problems.append(problem)
+    names = (("PyTorch", "torch"), ("Triton", "triton"))
+    on = [f"{name} {machine.packages[module]}" for name, module in names if module in machine.packages]
+    on += [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}" for gpu in fitting[:1]]
+    return Checked(tuple(problems), (", ".join(on),) if on else ())
+
+
 def check_torch_tensorrt(machine: Machine, target: TargetManifest | None) -> Checked:
     torch, library = machine.packages.get("torch"), machine.packages.get("torch_tensorrt")
     problems = torch_problems(machine, "torch-tensorrt")

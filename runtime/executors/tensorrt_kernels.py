@@ -5,7 +5,6 @@ Grids and arguments are those of TensorRT's plugins (``plugins.tensorrt.kernels`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,42 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
-from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, splits_of
+from enginewright.plugins.triton.specs import AttentionShape, splits_of
 from enginewright.plugins.triton.tiles import FloatType
 
 from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
-from ..bundle.regular_file import MOST_JSON_BYTES, MOST_TEXT_BYTES, read_regular
 from ..bundle.segments import AttentionKernels, AttentionStep
+from .carried_kernels import read_by_stem
 from .cuda_driver import Argument, Device
 from .packed_steps import StepShape
 from .tensorrt_block_runs import StepMemory
-
-
-def read_by_stem(folder: Path, stem: str) -> CompiledKernel:
-    """A kernel of a bundle. Raises BundleError where it is missing, damaged, or isn't what its name says."""
-    path = folder / f"{stem}.json"
-    try:
-        said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
-        spec = KernelSpec(
-            kernel=said["kernel"],
-            capability=said["capability"],
-            arguments=tuple((name, of) for name, of in said["arguments"]),
-            constants=tuple(said["constants"].items()),
-            aligned=tuple(said["aligned"]),
-            warps=said["warps"],
-            stages=said["stages"],
-        )
-        cubin = read_regular(path.with_suffix(".cubin"), most=MOST_TEXT_BYTES)
-        measures = (said["shared_memory"], said["compiler"], said.get("registers", 0), said.get("stack", 0))
-        kernel = CompiledKernel(spec, said["entry"], "", cubin, *measures)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e
-    if spec.stem != stem:
-        raise BundleError(f"{path}: made for something else than its name says", hint="Export the bundle again.")
-    return kernel
 
 
 @dataclass(frozen=True)

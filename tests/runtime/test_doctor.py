@@ -236,7 +236,7 @@ def test_targets_that_are_not_there(tmp_path) -> None:
     assert findings["other"].reasons == ("this Enginewright can't run it",)
     with pytest.raises(RequestError, match=r"there is no 'gpu'\n.*cpu, onnx, tensorrt-rtx"):
         examine(PLAIN, bundle, ["gpu"])
-    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "torch-tensorrt"]
+    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "torch-tensorrt"]
 
 
 def test_a_machine_without_a_bundle() -> None:

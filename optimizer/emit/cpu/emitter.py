@@ -116,9 +116,9 @@ def _stored_type(use: WeightUse, value: torch.Tensor) -> torch.Tensor:
         raise UnsupportedModelError(
             f"weight {use.name}: it has integers beyond 32 bits", hint="The cpu target computes with 32-bit integers."
         )
-    if use.dtype == "bf16" and not torch.isfinite(narrow).all():
+    if use.dtype in ("bf16", "f16") and not torch.isfinite(narrow).all():
         raise UnsupportedModelError(
-            f"weight {use.name}: it has values that are not finite in bf16",
+            f"weight {use.name}: it has values that are not finite in {use.dtype}",
             hint="Look at the checkpoint's tensor, or give the module another format by an override in the recipe.",
         )
     return narrow

@@ -16,10 +16,13 @@ def check_kernels(capabilities: Sequence[str]) -> None:
     """Raises TargetError for a compute capability without kernels."""
     if unknown := [name for name in capabilities if name not in KERNELS_FOR]:
         raise TargetError(
-            f"gpu: target tensorrt: no kernels are compiled for compute capability {', '.join(unknown)}",
+            f"gpu: no kernels are compiled for compute capability {', '.join(unknown)}",
             hint=f"Known are {', '.join(KERNELS_FOR)}.",
         )
 
+
+CUDA_DEFAULT = ("8.0", "9.0", "10.0", "12.0")
+"""What the cuda target's kernels are compiled for by default: code for 8.0 runs on 8.6 and 8.9 too."""
 
 DEFAULT = ("8.0", "8.6", "8.9", "12.0")
 """What engines are built for by default: Ampere, Ada and Blackwell. More of them make no larger engine."""

@@ -48,7 +48,7 @@ class TensorRtEmitter:
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
         """See ``Emitter.emit``. Raises MissingDependencyError where onnx or triton are missing, too."""
-        capabilities, floats = options.engines.gpus or KERNELS_FOR, options.engines.dtype
+        capabilities, floats = options.engines.gpus or KERNELS_FOR, options.engines.dtype or "f16"
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))
         profiles = profiles_of(options.engines, options.context_length)

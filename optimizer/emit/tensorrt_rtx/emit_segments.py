@@ -64,7 +64,7 @@ def emit_segments(
         MissingDependencyError: tensorrt_rtx or Triton is not installed.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
-    floats = options.engines.dtype
+    floats = options.engines.dtype or "f16"
     capabilities = [int(name.replace(".", "")) for name in gpus]
     kernels = emit_attention_kernels(
         program,

@@ -32,7 +32,7 @@ class TensorRtRtxEmitter:
         """See ``Emitter.emit``. Raises MissingDependencyError where tensorrt_rtx or onnx are missing, too."""
         capabilities = options.engines.gpus or DEFAULT
         check_suited(capabilities)
-        check_formats(capabilities, (options.engines.dtype,))
+        check_formats(capabilities, ((options.engines.dtype or "f16"),))
         for package in ("onnx", "tensorrt_rtx"):
             if importlib.util.find_spec(package) is None:
                 raise MissingDependencyError(

@@ -41,7 +41,7 @@ def emit_whole(
     profiles = profiles_of(options.engines, options.context_length, options.buckets)
     _check_disk(program, writer.final_path)
     with BundleWriter(writer.folder / f"{NAME}.graph") as scratch:
-        io = emit_model(program, scratch, progress, options.engines.dtype, profiles[0].C)
+        io = emit_model(program, scratch, progress, (options.engines.dtype or "f16"), profiles[0].C)
         scratch.finish_weights()
         graph = scratch.folder / MODEL_FILE
         signature = onnx.load(graph, load_external_data=False).graph
@@ -79,7 +79,7 @@ def emit_whole(
             form="whole",
             version=built.version,
             compute_capabilities=capabilities,
-            dtype=options.engines.dtype,
+            dtype=(options.engines.dtype or "f16"),
             engines=(
                 EngineSection(
                     file=PLAN_FILE,

@@ -36,7 +36,7 @@ def test_all_256_codes() -> None:
 @pytest.mark.parametrize(
     ("values", "scales", "group", "message"),
     [
-        (torch.zeros(2, 64, dtype=torch.int8), torch.ones(2, 2).half(), 32, "values torch.int8"),
+        (torch.zeros(2, 64, dtype=torch.int16), torch.ones(2, 2).half(), 32, "values torch.int16"),
         (torch.zeros(2, 64, dtype=torch.float8_e4m3fn), torch.ones(2, 2), 32, "scales torch.float32"),
         (torch.zeros(2, 64, dtype=torch.float8_e4m3fn), torch.ones(2, 2).half(), 0, r"scales .*\[2, 2\].* groups of 0"),
         (torch.zeros(2, 65, dtype=torch.float8_e4m3fn), torch.ones(2, 2).half(), 32, r"scales .*\[2, 2\]"),

@@ -18,7 +18,7 @@ def test_gpus_with_kernels() -> None:
 
 def test_they_are_checked_before_any_work() -> None:
     f32 = load_recipe("f32").model_copy(update={"engines": EnginesSection(gpus=("7.5",))})
-    with pytest.raises(TargetError, match=r"target tensorrt: no kernels .* 7\.5"):
+    with pytest.raises(TargetError, match=r"no kernels .* 7\.5"):
         check_storages(f32, ("cpu", "tensorrt"))
     with pytest.raises(TargetError, match=r"8\.0, 8\.6 has no fp8"):
         check_storages(load_recipe("fp8"), ("tensorrt",))

@@ -1,0 +1,126 @@
+"""The Triton product with weights as they are stored: 8-bit and 4-bit integers, 8-bit floats, experts' in any type.
+
+x [M, K] @ weight [N, K]^T. What a weight holds is exact in 16-bit floats, and scales are applied to float32 sums of one
+group, offsets to the sums of x: so no weight is rounded to another float. (Where a group isn't a multiple of a step
+along K, its weights are rounded to the type of x.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .step_kernels import activated, stored_to_float
+
+
+@triton.jit
+def _expert_of_tile(starts: tl.tensor, tile: tl.tensor, experts: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+    """The last expert e whose tiles begin at or before ``tile``; they begin at starts[e] // ROWS + e."""
+    low = tile * 0
+    high = low + experts
+    while high - low > 1:
+        middle = (low + high) // 2
+        begins = tl.load(starts + middle) // ROWS + middle
+        low = tl.where(begins <= tile, middle, low)
+        high = tl.where(begins <= tile, high, middle)
+    return low
+
+
+@triton.jit(do_not_specialize=["rows", "experts"])
+def product_kernel(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    bias: tl.tensor,
+    starts: tl.tensor,
+    rows: tl.tensor,
+    experts: tl.tensor,
+    out: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    """ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+
+    Grid (tiles of ROWS rows, tiles of COLUMNS columns); ``rows`` is M. If GROUPED, row m takes the weight, scales and
+    bias of expert e where starts[e] <= m < starts[e + 1], and there are M // ROWS + experts tiles of rows.
+
+    ``FORMAT``: "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
+    the first in its low half). GROUP: neighbours along K that share a scale, and an offset if OFFSETS; 0: all of K.
+    """
+    NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
+    WHOLE: tl.constexpr = FORMAT != "float" and GROUP % DEPTH == 0  # a step along K lies in one group
+    tile = tl.program_id(0)
+    first = tile * ROWS
+    end = rows
+    which = tile * 0
+    if GROUPED:
+        which = _expert_of_tile(starts, tile, experts, ROWS)
+        begin = tl.load(starts + which)
+        end = tl.load(starts + which + 1)
+        first = begin + (tile - (begin // ROWS + which)) * ROWS
+        if first >= end:
+            return
+    expert = which.to(tl.int64)
+    m = (first + tl.arange(0, ROWS)).to(tl.int64)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)
+    there, wanted = m < end, n < N
+    line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, K, DEPTH):
+        inside = start + k < K
+        left = tl.load(
+            x + m[:, None] * X_STRIDE + (start + k)[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )  # [ROWS, DEPTH]
+        if NIBBLES:
+            half = tl.arange(0, DEPTH // 2)
+            codes = tl.load(
+                weight + line[:, None] * (K // 2) + (start // 2 + half)[None, :],
+                mask=wanted[:, None] & (start // 2 + half < K // 2)[None, :],
+                other=0,
+            ).to(tl.int32)  # [COLUMNS, DEPTH // 2]
+            low, high = codes & 15, (codes >> 4) & 15
+            if FORMAT == "int4":
+                low, high = (low ^ 8) - 8, (high ^ 8) - 8
+            right = tl.reshape(tl.join(low, high), [COLUMNS, DEPTH]).to(tl.float32)
+        else:
+            codes = tl.load(
+                weight + line[:, None] * K + (start + k)[None, :],
+                mask=wanted[:, None] & inside[None, :],
+                other=0.0,
+            )  # [COLUMNS, DEPTH]
+            right = codes if FORMAT == "float" else stored_to_float(codes, FORMAT)
+        if FORMAT != "float" and not WHOLE:
+            at = line[:, None] * GROUPS + ((start + k) // GROUP)[None, :]
+            within = wanted[:, None] & inside[None, :]
+            right = right.to(tl.float32) * tl.load(scales + at, mask=within, other=0.0).to(tl.float32)
+            if OFFSETS:
+                right += tl.load(offsets + at, mask=within, other=0.0).to(tl.float32)
+        product = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")  # [ROWS, COLUMNS]
+        if not WHOLE:
+            total += product
+        else:
+            group = start // GROUP if GROUP else 0
+            scale = tl.load(scales + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
+            total += product * scale[None, :]
+            if OFFSETS:
+                shift = tl.load(offsets + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
+                total += tl.sum(left.to(tl.float32), axis=1)[:, None] * shift[None, :]
+    if BIAS:
+        total += tl.load(bias + line, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    total = activated(total, ACTIVATION)
+    to = out + m[:, None] * OUT_STRIDE + n.to(tl.int64)[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])

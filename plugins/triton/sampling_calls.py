@@ -1,0 +1,134 @@
+"""The calls that draw a step's tokens on a GPU, from logits and options that lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .specs import Constant
+from .step_calls import Argument, Call
+from .tiles import power_of_2
+
+PIECE = 1024
+"""Tokens of the vocabulary that one program looks at."""
+
+_PASSES = 8
+"""Of a search: 32 bits, four at a time."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What the rows of a step ask for; what none asks for isn't launched.
+
+    Attributes:
+        penalties: some row has a repetition penalty.
+        random: some row has a temperature above 0.
+        top_k, top_p, min_p: some such row has it.
+    """
+
+    penalties: bool = False
+    random: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+
+class SamplingMemory:
+    """What the kernels leave for one another, for up to ``rows`` rows of ``vocab`` tokens, on a device."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.rows, self.vocab = rows, vocab
+        self.pieces = -(-vocab // PIECE)
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        count = rows * self.pieces
+        self.values, self.places = new(count), new(count, dtype=torch.int32)
+        self.tops, self.tokens = new(rows), new(rows, dtype=torch.int32)
+        self.sums = new(count, dtype=torch.float64)
+        self.counts = new(2 * count * 16, dtype=torch.int32)
+        self.weights = new(2 * count * 16, dtype=torch.float64)
+        self.state = new(rows * (_PASSES + 1) * 3, dtype=torch.float64)
+        self.cut_keys, self.cut_tokens = new(2 * rows, dtype=torch.int64), new(2 * rows, dtype=torch.int32)
+        self._wide: Tensor | None = None
+
+    @property
+    def wide(self) -> Tensor:
+        """Float32 [rows, vocab], for penalized logits; made when a request first has a penalty."""
+        if self._wide is None:
+            self._wide = torch.empty((self.rows, self.vocab), dtype=torch.float32, device=self.values.device)
+        return self._wide
+
+
+def sampling_calls(
+    logits: Tensor, options: Mapping[str, Tensor], memory: SamplingMemory, drawing: Drawing
+) -> list[Call]:
+    """Tokens of logits [R, V] -> ``memory.tokens`` [R], NO_TOKEN where a row can't be drawn from.
+
+    ``options``: on the device, by the names of ``contracts.SAMPLING_OPTIONS``; seed and counter as int64 [R], and of
+    penalties ``seen`` and ``seen_start`` too.
+    """
+    rows, vocab = logits.shape
+    if not rows:
+        return []
+    pieces, room = memory.pieces, power_of_2(memory.pieces)
+    calls: list[Call] = []
+    if drawing.penalties:
+        sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
+        wide = memory.wide[:rows]
+        calls.append(Call("widen", {"logits": logits, "out": wide}, sized, (rows, pieces, 1)))
+        penalized: dict[str, Argument] = {"logits": logits, "seen": options["seen"]}
+        penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"], "out": wide}
+        calls.append(Call("penalize", penalized, sized, (rows, 1, 1)))
+        logits = wide
+    calls += _largest(logits, memory)
+    if not drawing.random:
+        return calls
+    sizes: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "C": pieces, "ROOM": room}
+    heads: dict[str, Argument] = {"logits": logits, "tops": memory.tops, "temperatures": options["temperature"]}
+    cuts: dict[str, Argument] = {"cut_keys": memory.cut_keys, "cut_tokens": memory.cut_tokens}
+    found: dict[str, Argument] = {"counts": memory.counts, "weights": memory.weights, "state": memory.state}
+    bounds: dict[str, Argument] = {"top_ks": options["top_k"], "top_ps": options["top_p"], "sums": memory.sums}
+    plain: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab}
+
+    def sums(count: int, min_p: bool) -> Call:
+        arguments = {**heads, "min_ps": options["min_p"], **cuts, "sums": memory.sums}
+        return Call("sums", arguments, {**plain, "CUTS": count, "MIN_P": min_p, "PIECE": PIECE}, (rows, pieces, 1))
+
+    # A cut that nobody asks for stands before one that somebody does, and keeps all.
+    for by_weight, asked in ((False, drawing.top_k or drawing.top_p), (True, drawing.top_p)):
+        if not asked:
+            continue
+        if by_weight:
+            calls.append(sums(1, False))
+        for number in range(_PASSES):
+            constants = {**sizes, "BY_WEIGHT": by_weight, "CUTS": int(by_weight), "PIECE": PIECE}
+            calls.append(
+                Call("narrow", {**heads, **bounds, **cuts, **found, "number": number}, constants, (rows, pieces, 1))
+            )
+        constants = {**sizes, "BY_WEIGHT": by_weight, "PIECE": PIECE}
+        calls.append(Call("cut", {**heads, **bounds, **found, **cuts}, constants, (rows, 1, 1)))
+    count = 2 if drawing.top_p else int(drawing.top_k)
+    calls.append(sums(count, drawing.min_p))
+    drawn: dict[str, Argument] = {**heads, "min_ps": options["min_p"], **cuts, "sums": memory.sums}
+    drawn |= {"seeds": options["seed"], "counters": options["counter"], "tokens": memory.tokens}
+    constants = {**sizes, "CUTS": count, "MIN_P": drawing.min_p, "PIECE": PIECE}
+    calls.append(Call("draw", drawn, constants, (rows, 1, 1)))
+    return calls
+
+
+def _largest(logits: Tensor, memory: SamplingMemory) -> list[Call]:
+    """Each row's greatest logit, and its token."""
+    rows, vocab = logits.shape
+    found: dict[str, Argument] = {"values": memory.values, "places": memory.places}
+    constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
+    chosen: dict[str, Argument] = {**found, "tops": memory.tops, "tokens": memory.tokens}
+    room: dict[str, Constant] = {"C": memory.pieces, "ROOM": power_of_2(memory.pieces)}
+    return [
+        Call("largest", {"logits": logits, **found}, constants, (rows, memory.pieces, 1)),
+        Call("choose_largest", chosen, room, (rows, 1, 1)),
+    ]

@@ -1,0 +1,390 @@
+"""Triton kernels that draw tokens from logits on a GPU: what the cpu target's sampler means, in other sums.
+
+Tokens are ordered by logit, greatest first, those of equal logits by id. top_k, top_p and min_p each keep a beginning
+of that order, so a cut is one place in it: a logit's key, and the last id among those that have it. A key is searched
+four bits at a time (a radix selection): each pass counts, or weighs, the tokens of 16 ranges, in pieces of the
+vocabulary side by side; the next pass begins by choosing among the ranges.
+
+Shape letters: R rows, V tokens, C pieces of PIECE tokens. ``state`` is [R, PASSES + 1, 3] float64: after each pass what
+the key begins with, and how many tokens, and how much weight, lie above it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_NONE = tl.constexpr(-1)  # NO_TOKEN
+
+
+@triton.jit
+def _key(logits: tl.tensor) -> tl.tensor:
+    """float32 -> int64 in 0 .. 2^32 - 1, in the same order; -0 and 0 are one."""
+    bits = (logits + 0.0).to(tl.int32, bitcast=True).to(tl.int64)
+    return tl.where(bits < 0, -1 - bits, bits + 2147483648)
+
+
+@triton.jit
+def _weight(logits: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """exp((logits - top) / temperature); 0 for -infinity."""
+    return tl.exp((logits - top) / temperature)
+
+
+@triton.jit
+def penalize_kernel(
+    logits: tl.tensor,
+    seen: tl.tensor,
+    seen_start: tl.tensor,
+    penalties: tl.tensor,
+    out: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """The logits of seen tokens, penalized -> ``out`` float32 [R, V], which has the logits; grid (R).
+
+    ``seen``: tokens of row r at seen_start[r] .. seen_start[r + 1]; one that comes twice is written twice, the same.
+    """
+    row = tl.program_id(0)
+    penalty = tl.load(penalties + row)
+    begin = tl.load(seen_start + row)
+    end = tl.load(seen_start + row + 1)
+    for start in range(begin, end, PIECE):
+        place = start + tl.arange(0, PIECE)
+        token = tl.load(seen + place, mask=place < end, other=0)
+        x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=place < end, other=0.0).to(tl.float32)
+        y = tl.where(x < 0, x * penalty, x / penalty)
+        y = tl.minimum(tl.maximum(y, -3.4028234663852886e38), 3.4028234663852886e38)
+        y = tl.where(tl.abs(x) == float("inf"), x, y)  # what can't be drawn from stays so
+        tl.store(out + row.to(tl.int64) * V + token, y, mask=(place < end) & (token < V))
+
+
+@triton.jit
+def widen_kernel(logits: tl.tensor, out: tl.tensor, STRIDE: tl.constexpr, V: tl.constexpr, PIECE: tl.constexpr) -> None:
+    """logits [R, V] -> out float32 [R, V]; grid (R, C)."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    x = tl.load(logits + row * STRIDE + token, mask=token < V, other=0.0).to(tl.float32)
+    tl.store(out + row * V + token, x, mask=token < V)
+
+
+@triton.jit
+def largest_kernel(
+    logits: tl.tensor,
+    values: tl.tensor,
+    places: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """The greatest logit of each piece and the first token that has it -> [R, C] each; grid (R, C).
+
+    A piece with a NaN or +infinity has NaN as its greatest.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    token = piece * PIECE + tl.arange(0, PIECE)
+    x = tl.load(logits + row * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    bad = tl.sum(((x != x) | (x == float("inf"))).to(tl.int32), axis=0) > 0
+    top = tl.max(tl.where(x != x, float("-inf"), x), axis=0)
+    first = tl.min(tl.where(x == top, token, V), axis=0)
+    tl.store(values + row * tl.num_programs(1) + piece, tl.where(bad, float("nan"), top))
+    tl.store(places + row * tl.num_programs(1) + piece, first)
+
+
+@triton.jit
+def choose_largest_kernel(
+    values: tl.tensor,
+    places: tl.tensor,
+    tops: tl.tensor,
+    tokens: tl.tensor,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+) -> None:
+    """[R, C] of ``largest_kernel`` -> each row's greatest, and its token, -1 where nothing can be drawn; grid (R)."""
+    row = tl.program_id(0)
+    piece = tl.arange(0, ROOM)
+    x = tl.load(values + row * C + piece, mask=piece < C, other=float("-inf"))
+    at = tl.load(places + row * C + piece, mask=piece < C, other=2147483647)
+    bad = tl.sum((x != x).to(tl.int32), axis=0) > 0
+    top = tl.max(tl.where(x != x, float("-inf"), x), axis=0)
+    first = tl.min(tl.where(x == top, at, 2147483647), axis=0)
+    refused = bad | (top == float("-inf"))
+    tl.store(tops + row, tl.where(refused, 0.0, top))
+    tl.store(tokens + row, tl.where(refused, _NONE, first))
+
+
+@triton.jit
+def _kept(
+    logits: tl.tensor, token: tl.tensor, cut_keys: tl.tensor, cut_tokens: tl.tensor, row: tl.tensor, CUTS: tl.constexpr
+) -> tl.tensor:
+    """Whether tokens come no later than each of the first CUTS cuts of the row; cuts are [2, R]."""
+    key = _key(logits)
+    keep = key >= 0
+    rows = tl.num_programs(0)
+    for cut in tl.static_range(CUTS):
+        border = tl.load(cut_keys + cut * rows + row)
+        last = tl.load(cut_tokens + cut * rows + row)
+        keep = keep & ((key > border) | ((key == border) & (token <= last)))
+    return keep
+
+
+@triton.jit
+def sums_kernel(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    temperatures: tl.tensor,
+    min_ps: tl.tensor,
+    cut_keys: tl.tensor,
+    cut_tokens: tl.tensor,
+    sums: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    CUTS: tl.constexpr,
+    MIN_P: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """The weights that each piece keeps, summed -> sums float64 [R, C]; grid (R, C)."""
+    row = tl.program_id(0)
+    piece = tl.program_id(1)
+    token = piece * PIECE + tl.arange(0, PIECE)
+    x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    t = tl.load(temperatures + row)
+    weight = _weight(x, tl.load(tops + row), tl.where(t > 0, t, 1.0))
+    keep = _kept(x, token, cut_keys, cut_tokens, row, CUTS)
+    if MIN_P:
+        keep = keep & (weight >= tl.load(min_ps + row))
+    total = tl.sum(tl.where(keep, weight, 0.0).to(tl.float64), axis=0)
+    tl.store(sums + row * tl.num_programs(1) + piece, total)
+
+
+@triton.jit
+def _range_after(
+    counts: tl.tensor,
+    weights: tl.tensor,
+    state: tl.tensor,
+    wanted: tl.tensor,
+    row: tl.tensor,
+    before: tl.tensor,
+    BY_WEIGHT: tl.constexpr,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """What a pass found, [R, C, 16] counts and weights -> the new beginning of the key, tokens and weight above it, and
+    how many tokens lie in that range."""
+    piece = tl.arange(0, ROOM)
+    which = tl.arange(0, 16)
+    at = (row * C + piece)[:, None] * 16 + which[None, :]
+    count = tl.sum(tl.load(counts + at, mask=(piece < C)[:, None], other=0), axis=0).to(tl.float64)  # [16]
+    weight = tl.sum(tl.load(weights + at, mask=(piece < C)[:, None], other=0.0), axis=0)  # [16]
+    prefix = tl.load(state + before)
+    above_count = tl.load(state + before + 1)
+    above_weight = tl.load(state + before + 2)
+    # [16, 16]: of each range, the sum of those from it on.
+    from_it = which[None, :] >= which[:, None]
+    counted = tl.sum(tl.where(from_it, count[None, :], 0.0), axis=1) + above_count
+    weighed = tl.sum(tl.where(from_it, weight[None, :], 0.0), axis=1) + above_weight
+    reached = (weighed >= wanted) if BY_WEIGHT else (counted >= wanted)
+    lowest = tl.min(tl.where(count > 0, which, 15), axis=0)  # where rounding leaves the sums below what is wanted
+    chosen = tl.maximum(tl.max(tl.where(reached & (count > 0), which, -1), axis=0), lowest)
+    over = which > chosen
+    above_count += tl.sum(tl.where(over, count, 0.0), axis=0)
+    above_weight += tl.sum(tl.where(over, weight, 0.0), axis=0)
+    inside = tl.sum(tl.where(which == chosen, count, 0.0), axis=0)
+    return prefix * 16.0 + chosen, above_count, above_weight, inside
+
+
+@triton.jit
+def _wanted(
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    sums: tl.tensor,
+    row: tl.tensor,
+    BY_WEIGHT: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+) -> tl.tensor:
+    """How many tokens, or how much weight, a row keeps, float64."""
+    if BY_WEIGHT:
+        piece = tl.arange(0, ROOM)
+        total = tl.sum(tl.load(sums + row * C + piece, mask=piece < C, other=0.0), axis=0)
+        return total * tl.load(top_ps + row).to(tl.float64)
+    k = tl.load(top_ks + row)
+    return tl.where((k > 0) & (k < V), k, V).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["number"])
+def narrow_kernel(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    temperatures: tl.tensor,
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    sums: tl.tensor,
+    cut_keys: tl.tensor,
+    cut_tokens: tl.tensor,
+    counts: tl.tensor,
+    weights: tl.tensor,
+    state: tl.tensor,
+    number: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+    BY_WEIGHT: tl.constexpr,
+    CUTS: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """Counts and weighs the tokens of 16 ranges of the key's next four bits; grid (R, C).
+
+    ``counts``, ``weights``: [2, R, C, 16], of which a pass reads one half and writes the other. ``number``: the pass,
+    0 .. 7.
+    """
+    row = tl.program_id(0)
+    piece = tl.program_id(1)
+    half = number % 2
+    size = tl.num_programs(0) * C * 16
+    prefix = row.to(tl.float64) * 0.0
+    count = prefix
+    weight = prefix
+    if number > 0:
+        wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
+        before = (row * 9 + number - 1) * 3
+        read = (1 - half) * size
+        prefix, count, weight, _ = _range_after(
+            counts + read, weights + read, state, wanted, row, before, BY_WEIGHT, C, ROOM
+        )
+    if piece == 0:
+        at = (row * 9 + number) * 3
+        tl.store(state + at, prefix)
+        tl.store(state + at + 1, count)
+        tl.store(state + at + 2, weight)
+    token = piece * PIECE + tl.arange(0, PIECE)
+    x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    t = tl.load(temperatures + row)
+    own = _weight(x, tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+    key = _key(x)
+    shift = (28 - 4 * number).to(tl.int64)
+    within = _kept(x, token, cut_keys, cut_tokens, row, CUTS) & (token < V)
+    within = within & ((key >> (shift + 4)) == prefix.to(tl.int64))
+    which = (key >> shift) & 15
+    hit = within[:, None] & (which[:, None] == tl.arange(0, 16)[None, :])  # [PIECE, 16]
+    to = half * size + (row * C + piece) * 16 + tl.arange(0, 16)
+    tl.store(counts + to, tl.sum(hit.to(tl.int32), axis=0))
+    tl.store(weights + to, tl.sum(tl.where(hit, own[:, None], 0.0), axis=0))
+
+
+@triton.jit
+def cut_kernel(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    temperatures: tl.tensor,
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    sums: tl.tensor,
+    counts: tl.tensor,
+    weights: tl.tensor,
+    state: tl.tensor,
+    cut_keys: tl.tensor,
+    cut_tokens: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+    BY_WEIGHT: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """After the last pass: the key of the last token that is kept, and the last token with it; grid (R).
+
+    Writes cut 0 (top_k), or cut 1 (top_p, of what the first cut leaves) if BY_WEIGHT. Among tokens with that key, those
+    of the lowest ids are kept, as many as are wanted.
+    """
+    row = tl.program_id(0)
+    wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
+    before = (row * 9 + 7) * 3
+    size = tl.num_programs(0) * C * 16
+    prefix, count, weight, ties = _range_after(
+        counts + size, weights + size, state, wanted, row, before, BY_WEIGHT, C, ROOM
+    )
+    border = prefix.to(tl.int64)
+    if BY_WEIGHT:
+        bits = tl.where(border >= 2147483648, border - 2147483648, -1 - border).to(tl.int32)
+        t = tl.load(temperatures + row)
+        own = _weight(bits.to(tl.float32, bitcast=True), tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+        needed = tl.ceil((wanted - weight) / tl.where(own > 0, own, 1.0))
+        every = tl.load(top_ps + row) >= 1.0
+    else:
+        needed = wanted - count
+        k = tl.load(top_ks + row)
+        every = (k <= 0) | (k >= V)
+    left = tl.maximum(needed, 1.0).to(tl.int32)
+    last = row * 0 + V
+    if (ties > left.to(tl.float64)) & (every == 0):
+        found = 0
+        for start in range(0, V, PIECE):
+            token = start + tl.arange(0, PIECE)
+            x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
+            tied = ((_key(x) == border) & (token < V)).to(tl.int32)
+            rank = found + tl.cumsum(tied, axis=0)
+            last = tl.minimum(last, tl.min(tl.where((tied > 0) & (rank == left), token, V), axis=0))
+            found += tl.sum(tied, axis=0)
+    cut = tl.num_programs(0) if BY_WEIGHT else 0
+    tl.store(cut_keys + cut + row, tl.where(every, border * 0, border))
+    tl.store(cut_tokens + cut + row, tl.where(every, V, last))
+
+
+@triton.jit
+def draw_kernel(
+    logits: tl.tensor,
+    tops: tl.tensor,
+    temperatures: tl.tensor,
+    min_ps: tl.tensor,
+    cut_keys: tl.tensor,
+    cut_tokens: tl.tensor,
+    sums: tl.tensor,
+    seeds: tl.tensor,
+    counters: tl.tensor,
+    tokens: tl.tensor,
+    STRIDE: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    ROOM: tl.constexpr,
+    CUTS: tl.constexpr,
+    MIN_P: tl.constexpr,
+    PIECE: tl.constexpr,
+) -> None:
+    """The token in whose weight the row's random number falls -> ``tokens``; grid (R).
+
+    Rows with temperature 0, and those that nothing can be drawn from, keep what ``choose_largest_kernel`` wrote.
+    ``seeds``, ``counters``: int64, the key and the counter of Philox4x32-10 (Salmon et al., 2011).
+    """
+    row = tl.program_id(0)
+    t = tl.load(temperatures + row)
+    if (t > 0) & (tl.load(tokens + row) >= 0):
+        counter = tl.load(counters + row)
+        zero = (counter * 0).to(tl.uint32)
+        first, second, _, _ = tl.philox(
+            tl.load(seeds + row), counter.to(tl.uint32), (counter >> 32).to(tl.uint32), zero, zero
+        )
+        bits = ((first.to(tl.uint64) << 32) | second.to(tl.uint64)) >> 11
+        uniform = bits.to(tl.float64) * 1.1102230246251565e-16
+        piece = tl.arange(0, ROOM)
+        parts = tl.load(sums + row * C + piece, mask=piece < C, other=0.0)
+        total = tl.sum(parts, axis=0)
+        target = uniform * total
+        running = tl.cumsum(parts, axis=0)
+        holding = tl.max(tl.where(parts > 0, piece, 0), axis=0)  # the last piece with any weight
+        chosen = tl.minimum(tl.sum((running <= target).to(tl.int32), axis=0), holding)
+        below = tl.sum(tl.where(piece < chosen, parts, 0.0), axis=0)
+        token = chosen * PIECE + tl.arange(0, PIECE)
+        x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        weight = _weight(x, tl.load(tops + row), t)
+        keep = _kept(x, token, cut_keys, cut_tokens, row, CUTS)
+        if MIN_P:
+            keep = keep & (weight >= tl.load(min_ps + row))
+        own = tl.where(keep, weight, 0.0).to(tl.float64)
+        reached = below + tl.cumsum(own, axis=0)
+        hit = tl.min(tl.where((reached > target) & (own > 0), token, V), axis=0)
+        last = tl.max(tl.where(own > 0, token, 0), axis=0)  # rounding may leave the target above the last sum
+        tl.store(tokens + row, tl.where(hit < V, hit, last))

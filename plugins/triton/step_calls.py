@@ -1,0 +1,400 @@
+"""Calls of the step's kernels: which constants, grid and arguments go with operands, given as torch tensors.
+
+A call is made once for operands of some sizes, and run as often as they are: by Triton (on a GPU, or interpreted), or
+as code that was compiled ahead for its ``spec``. Tensors may be on the device "meta" where only specs are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .kernel_table import kernel_function
+from .launch import interpret_bfloat16, tile_of
+from .specs import (
+    AttentionShape,
+    Constant,
+    KernelName,
+    KernelSpec,
+    attention_constants,
+    combine_constants,
+    splits_of,
+    tiles_of_step,
+    write_constants,
+    write_format,
+)
+from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, power_of_2
+
+Argument = torch.Tensor | int | None
+
+TileOf = Callable[[AttentionShape, bool], Tile]
+"""The tile of the attention kernel for a layer, and whether it decodes."""
+
+_POINTERS: Mapping[torch.dtype, str] = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int64: "*i64",
+    torch.float64: "*fp64",
+}
+_ALIGNMENT = 16
+"""Bytes: what the widest load of a thread takes."""
+
+_PIECE = 1024
+"""Elements of a row that one program of ``gated_activation`` computes."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A launch.
+
+    Attributes:
+        kernel: which.
+        arguments: name -> tensor, integer of 32 bits, or None, in the kernel's order, constants left out.
+        constants: name -> value.
+        grid: programs along x, y and z.
+    """
+
+    kernel: KernelName
+    arguments: Mapping[str, Argument]
+    constants: Mapping[str, Constant]
+    grid: tuple[int, int, int]
+    warps: int = 4
+    stages: int = 1
+
+    def spec(self, capability: int) -> KernelSpec:
+        """What the kernel is compiled for. The same for calls that differ in sizes alone."""
+        typed = {
+            name: "i32" if isinstance(value, int) else _POINTERS[value.dtype]
+            for name, value in self.arguments.items()
+            if value is not None
+        }
+        loose = tuple(
+            name for name, value in self.arguments.items() if isinstance(value, torch.Tensor) and _loose(value)
+        )
+        constants = tuple(self.constants.items())
+        return KernelSpec(
+            self.kernel, capability, tuple(typed.items()), constants, (), self.warps, self.stages, unaligned=loose
+        )
+
+
+def _loose(tensor: torch.Tensor) -> bool:
+    """Whether its first element isn't at a multiple of 16 bytes of its memory, which begins at one."""
+    return tensor.storage_offset() * tensor.element_size() % _ALIGNMENT != 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A weight as a bundle has it: values [.., N, K] (two to a byte of 4-bit ones), scales and offsets [.., N, G].
+
+    ``format``: "float", "int8", "fp8", "int4" or "uint4".
+    """
+
+    values: torch.Tensor
+    format: str = "float"
+    scales: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    group: int = 0
+
+    def read(self, gpu: Gpu) -> tuple[torch.Tensor, str]:
+        """Values and format as a kernel takes them: where there are no instructions for 8-bit floats, their bytes."""
+        if self.format == "fp8" and not gpu.fp8:
+            return self.values.view(torch.uint8), "e4m3"
+        return self.values, self.format
+
+
+def embedding_call(ids: torch.Tensor, table: Stored, size: int, out: torch.Tensor, gpu: Gpu) -> Call:
+    """ids [T], table [V, size] -> out [T, size]."""
+    values, form = table.read(gpu)
+    constants: dict[str, Constant] = {
+        "ROWS": values.shape[0],
+        "SIZE": size,
+        "OUT_STRIDE": out.stride(0),
+        "FORMAT": form,
+        "GROUP": table.group,
+        "OFFSETS": table.offsets is not None,
+        "WIDTH": power_of_2(size),
+    }
+    arguments = {"ids": ids, "table": values, "scales": table.scales, "offsets": table.offsets, "out": out}
+    return Call("embedding", arguments, constants, (len(ids), 1, 1))
+
+
+def norm_call(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    total: torch.Tensor | None,
+    eps: float,
+    *,
+    layer: bool,
+) -> Call:
+    """A norm of x [.., C], plus ``residual`` if there is one, whose sum goes to ``total``."""
+    size = x.shape[-1]
+    constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x)}
+    for name, tensor in (("X", x), ("RESIDUAL", residual), ("OUT", out), ("TOTAL", total)):
+        constants |= _strides(name, tensor)
+    constants |= {"EPS": eps, "LAYER": layer, "RESIDUAL": residual is not None}
+    constants |= {"WEIGHT": weight is not None, "BIAS": bias is not None, "WIDTH": power_of_2(size)}
+    arguments = {"x": x, "residual": residual, "weight": weight, "bias": bias, "out": out, "total": total}
+    return Call("norm", arguments, constants, (math.prod(x.shape[:-1]), 1, 1), warps=8 if size > 4096 else 4)
+
+
+def rope_call(x: torch.Tensor, table: torch.Tensor, out: torch.Tensor, *, interleaved: bool) -> Call:
+    """x [T, N, D], table [T, 2F] -> out."""
+    tokens, heads, size = x.shape
+    constants: dict[str, Constant] = {"HEADS": heads, "SIZE": size, **_strides("X", x), **_strides("OUT", out)}
+    constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
+    constants |= {"HEAD_ROOM": power_of_2(heads), "WIDTH": power_of_2(size)}
+    return Call("rope", {"x": x, "table": table, "out": out}, constants, (tokens, 1, 1))
+
+
+@dataclass(frozen=True)
+class LayerCaches:
+    """A layer's caches of keys [P, K, Nkv, D] and values [P, K, Nkv, Dv]; of 8 bits also their scales [P, K, Nkv]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def format(self) -> CacheFormat:
+        """As kernels name it."""
+        return CACHE_FORMATS_OF[self.keys.dtype]
+
+    def named(self, gpu: Gpu | None, suffix: str = "") -> dict[str, Argument]:
+        """As kernels' arguments; ``gpu`` is what reads 8-bit floats, which are bytes for who writes them (None)."""
+        caches = [self.keys, self.values]
+        if self.format == "fp8" and not (gpu is not None and gpu.fp8):
+            caches = [cache.view(torch.uint8) for cache in caches]
+        names = ("k_cache", "v_cache", "k_scales", "v_scales")
+        return dict(zip((name + suffix for name in names), (*caches, self.key_scales, self.value_scales), strict=True))
+
+
+FLOATS_OF: Mapping[torch.dtype, FloatType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+CACHE_FORMATS_OF: Mapping[torch.dtype, CacheFormat] = {**FLOATS_OF, torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+
+
+def rope_kv_write_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    slots: torch.Tensor,
+    out: torch.Tensor,
+    caches: LayerCaches,
+    *,
+    interleaved: bool,
+) -> Call:
+    """q [T, Nq, D] rotated -> out; k [T, Nkv, D] rotated, and v [T, Nkv, Dv], into the caches at ``slots``."""
+    tokens, heads, size = q.shape
+    kv_heads, value_size = v.shape[1:]
+    constants: dict[str, Constant] = {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "VALUE_SIZE": value_size}
+    for name, tensor in (("Q", q), ("K", k), ("V", v), ("OUT", out)):
+        constants |= _strides(name, tensor)
+    constants |= {"FREQUENCIES": table.shape[1] // 2, "INTERLEAVED": interleaved}
+    constants |= {"FORMAT": write_format(caches.format), "HEAD_ROOM": power_of_2(heads)}
+    constants |= {"KV_ROOM": power_of_2(kv_heads), "WIDTH": power_of_2(size), "VALUE_WIDTH": power_of_2(value_size)}
+    capacity = caches.keys.shape[0] * caches.keys.shape[1]
+    arguments: dict[str, Argument] = {"q": q, "k": k, "v": v, "table": table, "slots": slots, "capacity": capacity}
+    arguments |= {"out": out, **caches.named(None)}
+    return Call("rope_kv_write", arguments, constants, (tokens, 3, 1))
+
+
+def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches: LayerCaches) -> Call:
+    """k [T, Nkv, D] and v [T, Nkv, Dv] into the caches at ``slots`` [T]; heads of a token are neighbours."""
+    tokens, kv_heads, size = k.shape
+    written = caches.named(None)
+    before = {f"{name}_before": value for name, value in written.items()}
+    capacity = caches.keys.shape[0] * caches.keys.shape[1]
+    sizes = {"capacity": capacity, "k_stride": k.stride(0), "v_stride": v.stride(0)}
+    constants = write_constants(kv_heads, size, v.shape[2], caches.format)
+    return Call("kv_write", {"k": k, "v": v, "slots": slots, **before, **sizes, **written}, constants, (tokens, 1, 1))
+
+
+def work_call(kv_len: torch.Tensor, work: torch.Tensor, window: int, most_requests: int) -> Call:
+    """What there is to attend to in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``)."""
+    requests = len(kv_len)
+    constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": SPLIT_KEYS, "REQUESTS": power_of_2(most_requests)}
+    return Call("decode_work", {"kv_len": kv_len, "requests": requests, "work": work}, constants, (requests, 1, 1))
+
+
+def attention_calls(
+    q: torch.Tensor,
+    caches: LayerCaches,
+    table: torch.Tensor,
+    q_start: torch.Tensor,
+    kv_len: torch.Tensor,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+    out: torch.Tensor,
+    scratch: torch.Tensor,
+    gpu: Gpu,
+    tiles: TileOf,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    decodes: bool,
+    work: torch.Tensor | None = None,
+    workers: int = 1,
+) -> list[Call]:
+    """Attention of q [T, Nq, D] over the caches by block tables [B, M] -> out [T, Nq, Dv].
+
+    ``tiles`` says which tile. ``scratch``: float32, for the parts of contexts that steps of one token a request
+    (``decodes``) are cut into, as many as ``attention_scratch`` says. ``work``: of ``work_call`` for this window;
+    ``workers`` programs for each key/value head go through it. Without it each part that a table has room for has one.
+    """
+    tokens, heads, size = q.shape
+    _, block_size, kv_heads, value_size = caches.values.shape
+    form = (scale, window, softcap, sinks is not None, slopes is not None)
+    shape = AttentionShape(heads, kv_heads, size, value_size, block_size, FLOATS_OF[q.dtype], caches.format, *form)
+    requests, blocks = table.shape
+    splits = splits_of(blocks, block_size) if decodes else 1
+    split_keys = SPLIT_KEYS if splits > 1 else 0
+    tile = tiles(shape, decodes)
+    parts, lse = out, None
+    if split_keys:
+        count = tokens * heads * splits
+        parts = scratch.narrow(0, 0, count * value_size).view(tokens, heads, splits, value_size)
+        lse = scratch.narrow(0, _aligned(count * value_size), count).view(tokens, heads, splits)
+    given: dict[str, Argument] = {"q": q, **caches.named(gpu), "block_table": table}
+    ends: dict[str, Argument] = {"sinks": sinks, "slopes": slopes}
+    strides: dict[str, Argument] = {"blocks": blocks, "q_stride": q.stride(0)}
+    results: dict[str, Argument] = {"out": parts, "lse": lse}
+    constants = attention_constants(shape, gpu, tile, split_keys)
+    listed: dict[str, Constant] = {}
+    if work is not None and split_keys:
+        arguments = {**given, "kv_len": kv_len, "work": work, **ends, **strides, "splits": splits, **results}
+        grid = (min(workers, requests * splits), kv_heads, 1)
+        calls = [Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages)]
+        listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys}
+    else:
+        arguments = {**given, "q_start": q_start, "kv_len": kv_len, **ends, "requests": requests, **strides, **results}
+        grid = (tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)
+        calls = [Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)]
+    if split_keys:
+        combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
+        combined |= {"kv_len": kv_len} if listed else {}
+        all_constants = {**combine_constants(value_size), **listed}
+        calls.append(Call("combine_splits", combined, all_constants, (tokens * heads, 1, 1)))
+    return calls
+
+
+def _aligned(floats: int) -> int:
+    """So many floats, and as many more as make a multiple of 16 bytes."""
+    return -(-floats // 4) * 4
+
+
+def attention_scratch(tokens: int, heads: int, value_size: int, blocks: int, block_size: int) -> int:
+    """Floats that the parts of ``tokens`` decode steps take, with tables of ``blocks`` blocks."""
+    count = tokens * heads * splits_of(blocks, block_size)
+    return _aligned(count * value_size) + count
+
+
+def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
+    """x [.., 2I] -> out [.., I]."""
+    size = out.shape[-1]
+    width = min(power_of_2(size), _PIECE)
+    constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **_strides("X", x), **_strides("OUT", out)}
+    constants |= {"KIND": kind, "WIDTH": width}
+    return Call("gated_activation", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), -(-size // width), 1))
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
+SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
+LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
+
+
+def product_tile(rows: int) -> ProductTile:
+    """For products of so many rows."""
+    return DECODE_PRODUCT if rows <= 16 else SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT
+
+
+def product_call(
+    x: torch.Tensor,
+    weight: Stored,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    activation: str = "",
+    starts: torch.Tensor | None = None,
+    tile: ProductTile | None = None,
+) -> Call:
+    """activation(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
+
+    With ``starts`` [E + 1] of rows that are sorted by expert, weight [E, N, K] and bias [E, N].
+    """
+    rows, depth = x.shape
+    columns = out.shape[1]
+    experts = 1 if starts is None else weight.values.shape[0]
+    tile = product_tile(rows // experts) if tile is None else tile
+    step = min(tile.depth, max(16, power_of_2(depth)))
+    if weight.group and weight.group % step and weight.group % 16 == 0:
+        step = math.gcd(weight.group, step)
+    values, form = weight.read(gpu)
+    constants: dict[str, Constant] = {"N": columns, "K": depth, "X_STRIDE": x.stride(0), "OUT_STRIDE": out.stride(0)}
+    constants |= {"FORMAT": form, "GROUP": weight.group, "OFFSETS": weight.offsets is not None}
+    constants |= {"BIAS": bias is not None, "GROUPED": starts is not None, "ACTIVATION": activation}
+    constants |= {"ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": step}
+    arguments: dict[str, Argument] = {"x": x, "weight": values, "scales": weight.scales, "offsets": weight.offsets}
+    arguments |= {"bias": bias, "starts": starts, "rows": rows, "experts": experts, "out": out}
+    tiles = -(-rows // tile.rows) if starts is None else rows // tile.rows + experts
+    return Call("product", arguments, constants, (tiles, -(-columns // tile.columns), 1), tile.warps, tile.stages)
+
+
+def _inner(x: torch.Tensor) -> int:
+    """Rows of the dimension before the last; of rank 2 all rows lie in one dimension."""
+    return x.shape[-2] if x.dim() > 2 else 1
+
+
+def _strides(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
+    """Of the dimensions before the last: outer and inner. Of rank 2 the inner is none."""
+    if x is None:
+        return {f"{name}_OUTER": 0, f"{name}_STRIDE": 0}
+    return {f"{name}_OUTER": x.stride(0), f"{name}_STRIDE": x.stride(1) if x.dim() > 2 else 0}
+
+
+class JitLauncher:
+    """Runs calls by Triton: on the device of their tensors, or interpreted where the environment says so.
+
+    Args:
+        capability: of the GPU, which tiles are chosen for; of none 80.
+        interpreted: whether there is none.
+    """
+
+    def __init__(self, capability: int = 80, *, interpreted: bool = True) -> None:
+        self._capability, self._interpreted = capability, interpreted
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        """See ``TileOf``."""
+        return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        """What runs a call, at any time."""
+        interpret_bfloat16()
+        function: Any = kernel_function(call.kernel)[call.grid]
+        arguments = {**call.arguments, **call.constants, "num_warps": call.warps, "num_stages": call.stages}
+        return lambda: function(**arguments)

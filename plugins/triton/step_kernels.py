@@ -1,0 +1,295 @@
+"""Triton kernels of a step's small ops: embedding, norms, rotations, gated activations.
+
+They compute in float32, whatever an operand's type. Strides and sizes are constants; a "row" is the last dimension.
+Addresses are those of operands' first elements.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .cache_kernels import e4m3_to_half, store_heads
+
+
+@triton.jit
+def stored_to_float(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """What a weight holds, without its scale, as float32: "float", "int8", "fp8" (of that type) or "e4m3" (bytes)."""
+    return e4m3_to_half(codes).to(tl.float32) * 256.0 if FORMAT == "e4m3" else codes.to(tl.float32)
+
+
+@triton.jit
+def nibble_of(codes: tl.tensor, place: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """One of the two values in each byte, int32: that at an even ``place`` is in the low half. "int4" has a sign."""
+    value = (codes.to(tl.int32) >> ((place % 2) * 4)) & 15
+    return ((value ^ 8) - 8) if FORMAT == "int4" else value
+
+
+@triton.jit
+def embedding_kernel(
+    ids: tl.tensor,
+    table: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    out: tl.tensor,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """ids [T], table [ROWS, SIZE] -> out [T, SIZE]; grid (T). An id outside the table gives zeros.
+
+    ``FORMAT``: that of ``stored_to_float``, or "int4" or "uint4" with two values a byte. GROUP 0: a row is one group.
+    """
+    token = tl.program_id(0)
+    d = tl.arange(0, WIDTH)
+    given = tl.load(ids + token).to(tl.int64)
+    row = tl.minimum(tl.maximum(given, 0), ROWS - 1)
+    inside = d < SIZE
+    if FORMAT == "int4" or FORMAT == "uint4":
+        codes = tl.load(table + row * (SIZE // 2) + d // 2, mask=inside, other=0)
+        value = nibble_of(codes, d, FORMAT).to(tl.float32)
+    else:
+        value = stored_to_float(tl.load(table + row * SIZE + d, mask=inside, other=0.0), FORMAT)
+    if FORMAT != "float":
+        GROUPS: tl.constexpr = (SIZE + GROUP - 1) // GROUP if GROUP else 1
+        group = d // GROUP if GROUP else d * 0
+        value *= tl.load(scales + row * GROUPS + group, mask=inside, other=0.0).to(tl.float32)
+        if OFFSETS:
+            value += tl.load(offsets + row * GROUPS + group, mask=inside, other=0.0).to(tl.float32)
+    to = out + token.to(tl.int64) * OUT_STRIDE + d
+    tl.store(to, tl.where(row == given, value, 0.0).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _row_at(row: tl.tensor, INNER: tl.constexpr, OUTER_STRIDE: tl.constexpr, STRIDE: tl.constexpr) -> tl.tensor:
+    """Where row ``row`` of [.., INNER, C] begins."""
+    return (row // INNER) * OUTER_STRIDE + (row % INNER) * STRIDE
+
+
+@triton.jit
+def norm_kernel(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    total: tl.tensor,
+    SIZE: tl.constexpr,
+    INNER: tl.constexpr,
+    X_OUTER: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_OUTER: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    OUT_OUTER: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    TOTAL_OUTER: tl.constexpr,
+    TOTAL_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    LAYER: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """RMS norm, or layer norm if LAYER, of x [.., INNER, SIZE] plus, if RESIDUAL, ``residual``; grid (rows).
+
+    ``total`` gets that sum, and it is what is normalized as it is stored there.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, WIDTH)
+    inside = c < SIZE
+    values = tl.load(x + _row_at(row, INNER, X_OUTER, X_STRIDE) + c, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        at = residual + _row_at(row, INNER, RESIDUAL_OUTER, RESIDUAL_STRIDE) + c
+        summed = (values + tl.load(at, mask=inside, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
+        tl.store(total + _row_at(row, INNER, TOTAL_OUTER, TOTAL_STRIDE) + c, summed, mask=inside)
+        values = summed.to(tl.float32)
+    if LAYER:
+        mean = tl.sum(values, axis=0) / SIZE
+        values = tl.where(inside, values - mean, 0.0)
+    variance = tl.sum(values * values, axis=0) / SIZE
+    values = values * (1.0 / tl.sqrt_rn(variance + EPS))
+    if WEIGHT:
+        values *= tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        values += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    at = out + _row_at(row, INNER, OUT_OUTER, OUT_STRIDE) + c
+    tl.store(at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotated(
+    x: tl.tensor,
+    table: tl.tensor,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    FREQUENCIES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEAD_ROOM: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """x [HEADS, SIZE] of a token, with its row [2 F] of the table -> float32 [HEAD_ROOM, WIDTH], 0 outside."""
+    head = tl.arange(0, HEAD_ROOM)
+    d = tl.arange(0, WIDTH)
+    inside = (head < HEADS)[:, None] & (d < SIZE)[None, :]
+    turned = d < 2 * FREQUENCIES
+    if INTERLEAVED:
+        partner = d ^ 1
+        frequency = d // 2
+        sign = tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        partner = tl.where(d < FREQUENCIES, d + FREQUENCIES, d - FREQUENCIES)
+        frequency = d % FREQUENCIES
+        sign = tl.where(d < FREQUENCIES, -1.0, 1.0)
+    at = x + head[:, None] * STRIDE
+    own = tl.load(at + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(at + partner[None, :], mask=inside & turned[None, :], other=0.0).to(tl.float32)
+    cos = tl.load(table + frequency, mask=turned, other=1.0)
+    sin = tl.load(table + FREQUENCIES + frequency, mask=turned, other=0.0) * sign
+    return own * cos[None, :] + other * sin[None, :]
+
+
+@triton.jit
+def rope_kernel(
+    x: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    X_OUTER: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_OUTER: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    FREQUENCIES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEAD_ROOM: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """x [T, HEADS, SIZE], table [T, 2F] float32 (cosines, then sines) -> out, as ``ew.rope``; grid (T)."""
+    token = tl.program_id(0).to(tl.int64)
+    values = _rotated(
+        x + token * X_OUTER,
+        table + token * (2 * FREQUENCIES),
+        HEADS,
+        SIZE,
+        X_STRIDE,
+        FREQUENCIES,
+        INTERLEAVED,
+        HEAD_ROOM,
+        WIDTH,
+    )
+    head = tl.arange(0, HEAD_ROOM)
+    d = tl.arange(0, WIDTH)
+    to = out + token * OUT_OUTER + head[:, None] * OUT_STRIDE + d[None, :]
+    tl.store(to, values.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & (d < SIZE)[None, :])
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def rope_kv_write_kernel(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    table: tl.tensor,
+    slots: tl.tensor,
+    capacity: tl.tensor,
+    out: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    Q_OUTER: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_OUTER: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    V_OUTER: tl.constexpr,
+    V_STRIDE: tl.constexpr,
+    OUT_OUTER: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    FREQUENCIES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HEAD_ROOM: tl.constexpr,
+    KV_ROOM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+) -> None:
+    """``ew.rope`` of q into ``out`` and of k into the cache, v into the cache as it is; grid (T, 3).
+
+    Caches as ``kv_write_kernel`` has them, and slots too: padding has -1.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    turn = table + token * (2 * FREQUENCIES)
+    slot = tl.load(slots + token).to(tl.int64)
+    kept = (slot >= 0) & (slot < capacity)
+    d = tl.arange(0, WIDTH)
+    if part == 0:
+        head = tl.arange(0, HEAD_ROOM)
+        of = q + token * Q_OUTER
+        turned = _rotated(of, turn, HEADS, SIZE, Q_STRIDE, FREQUENCIES, INTERLEAVED, HEAD_ROOM, WIDTH)
+        to = out + token * OUT_OUTER + head[:, None] * OUT_STRIDE + d[None, :]
+        tl.store(to, turned.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & (d < SIZE)[None, :])
+    if (part == 1) & kept:
+        of = k + token * K_OUTER
+        keys = _rotated(of, turn, KV_HEADS, SIZE, K_STRIDE, FREQUENCIES, INTERLEAVED, KV_ROOM, WIDTH)
+        rounded = keys.to(k.dtype.element_ty)  # as if it had been stored between rotation and write
+        store_heads(rounded, k_cache, k_scales, slot, KV_HEADS, SIZE, FORMAT, KV_ROOM, WIDTH)
+    if (part == 2) & kept:
+        head = tl.arange(0, KV_ROOM)
+        e = tl.arange(0, VALUE_WIDTH)
+        at = v + token * V_OUTER + head[:, None] * V_STRIDE + e[None, :]
+        values = tl.load(at, mask=(head < KV_HEADS)[:, None] & (e < VALUE_SIZE)[None, :], other=0.0)
+        store_heads(values, v_cache, v_scales, slot, KV_HEADS, VALUE_SIZE, FORMAT, KV_ROOM, VALUE_WIDTH)
+
+
+@triton.jit
+def activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """float32 -> float32: silu, gelu, gelu_tanh, relu, relu2 (its square), sigmoid, tanh, or "" for x itself."""
+    if KIND == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # tanh(y) is 2 sigmoid(2y) - 1
+    elif KIND == "relu":
+        x = tl.where(x > 0, x, x * 0.0)
+    elif KIND == "relu2":
+        x = tl.where(x > 0, x * x, x * 0.0)
+    elif KIND == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    elif KIND == "tanh":
+        x = 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+    return x
+
+
+@triton.jit
+def gated_activation_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    SIZE: tl.constexpr,
+    INNER: tl.constexpr,
+    X_OUTER: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_OUTER: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """x [.., INNER, 2 SIZE] -> out [.., INNER, SIZE]: KIND(first half) * second half; grid (rows, pieces of WIDTH)."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = c < SIZE
+    at = x + _row_at(row, INNER, X_OUTER, X_STRIDE) + c
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
+    to = out + _row_at(row, INNER, OUT_OUTER, OUT_STRIDE) + c
+    tl.store(to, (activated(gate, KIND) * up).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,213 @@
+"""The cuda target: a lowered program on a GPU by torch and Triton. Nothing of the cpu target is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from enginewright.plugins.shared.contracts import (
+    CacheGroup,
+    ExecutorCaps,
+    StepInput,
+)
+from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
+from enginewright.plugins.triton.step_calls import JitLauncher
+from enginewright.plugins.triton.tiles import GPUS, gpu_of
+from enginewright.runtime.bundle.cuda_section import CudaSection
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+from .base import Pending
+from .cuda_kernels import CarriedLauncher
+from .cuda_ops import Launcher
+from .cuda_program import CudaProgram, weight_tensor
+from .cuda_steps import Capture, CudaSteps, Graph
+from .packed_steps import (
+    StepLimits,
+)
+
+
+class CudaExecutor:
+    """See ``executors.base.Executor``. A step runs from its submission on; its result waits for the sampled ids.
+
+    Args:
+        bundle: with a ready target ``target``.
+        blocks: cache group -> blocks to allocate.
+        context: most tokens of a request.
+        target: the target's name.
+        capture: what makes graphs in place of CUDA; None: CUDA does.
+
+    Raises:
+        BundleError: the bundle has no such target, or it is damaged.
+        TargetError: torch has no CUDA, or the GPU is of a kind that there are no kernels for.
+        CapacityError: there is no memory for weights, caches and activations.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        blocks: Mapping[str, int],
+        context: int,
+        *,
+        target: str = "cuda",
+        capture: Capture | None = None,
+    ) -> None:
+        section, program = cuda_section(bundle, target), bundle.program(target)
+        self.blocks = dict(blocks)
+        self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
+        self.caps = ExecutorCaps(max_tokens=section.chunk, max_requests=section.requests)
+        self._target = target
+        self._place = place_of(section)
+        self._place.enter()
+        device = self._place.device
+        launcher = self._place.launcher(bundle.path / target_folder(target) / KERNELS_FOLDER, section)
+        smallest = min(group.block_size for group in self.cache_groups)
+        limits = StepLimits(
+            tokens=section.chunk, requests=section.requests, rows=section.chunk, blocks=-(-context // smallest)
+        )
+        try:
+            weights = {use.name: weight_tensor(use, bundle.weight(use.name), device) for use in program.weights}
+            bound = CudaProgram(
+                program,
+                weights,
+                device=device,
+                gpu=self._place.gpu,
+                launcher=launcher,
+                blocks=self.blocks,
+                limits=limits,
+                processors=self._place.processors,
+            )
+            self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
+        except torch.OutOfMemoryError as e:
+            caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
+            raise CapacityError(
+                f"memory: weights, and caches of {format_bytes(caches)}, don't fit into the memory of "
+                f"{self._place.name}",
+                hint="Pass less memory for the caches, fewer max_requests or a smaller context.",
+            ) from e
+
+    def submit(self, step: StepInput) -> Pending:
+        self._place.enter()
+        return self._steps.start(step)
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "target": self._target,
+            "library": f"torch {torch.__version__}",
+            "gpu": self._place.name,
+            "graph_launches": self._steps.graph_launches,
+        }
+
+    def close(self) -> None:
+        self._steps.synchronize()
+
+
+class _Interpreted:
+    """Triton's interpreter on the CPU: for tests, and for looking at a model without a GPU. It is slow."""
+
+    name = "no GPU: kernels interpreted on the CPU"
+    device = torch.device("cpu")
+    gpu = GPUS[80]  # tiles as this GPU has them; any would do
+    processors = 1
+    capture: Capture | None = None
+
+    def enter(self) -> None:
+        """Nothing has to be chosen."""
+
+    def launcher(self, folder: object, section: object) -> Launcher:
+        return JitLauncher()
+
+
+class _OnGpu:
+    """The first GPU that the bundle has kernels for, and the stream on which all runs."""
+
+    def __init__(self, section: CudaSection) -> None:
+        from .cuda_driver import load_cuda
+
+        gpus = load_cuda().gpus
+        fitting = [(gpu, own) for gpu in gpus if (own := section.kernels_for(gpu.capability)) is not None]
+        if not fitting:
+            here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus) or "there is none"
+            raise TargetError(
+                f"target cuda: its kernels are for compute capability {', '.join(section.compute_capabilities)}; "
+                f"GPU here: {here}",
+                hint="Export again with --gpu and the capability of this one.",
+            )
+        found, self._capability = fitting[0]
+        self.name = f"{found.name} ({found.capability})"
+        self.gpu = gpu_of(int(self._capability.replace(".", "")))
+        self.device = torch.device("cuda", found.index)
+        torch.cuda.init()
+        self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._opened = load_cuda().open(found)
+        self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
+
+    def enter(self) -> None:
+        """Makes its stream the calling thread's."""
+        torch.cuda.set_stream(self._stream)
+
+    def launcher(self, folder: Any, section: CudaSection) -> Launcher:
+        return CarriedLauncher(self._opened, folder, self.gpu.capability)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """See ``Capture``."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+def place_of(section: CudaSection) -> _Interpreted | _OnGpu:
+    """Where a bundle's target runs here: a GPU, or, if Triton interprets kernels in this process, the CPU.
+
+    Raises TargetError where it can't.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return _Interpreted()
+    if not torch.cuda.is_available():
+        what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"
+        raise TargetError(
+            f"target cuda: PyTorch {torch.__version__} {what}",
+            hint="Install a build of PyTorch with CUDA on a machine with an NVIDIA GPU, or take target cpu.",
+        )
+    return _OnGpu(section)
+
+
+def cuda_section(bundle: Bundle, target: str) -> CudaSection:
+    """What a ready target's manifest says of its kernels. Raises BundleError if that is nothing."""
+    section = bundle.target(target).cuda
+    if section is None:
+        raise BundleError(f"{bundle.path}: target {target!r} has no kernels", hint="Export the bundle again.")
+    return section
+
+
+def cuda_budget(bundle: Bundle, target: str) -> int:
+    """Bytes for the caches by default: most of what weights and activations leave of the GPU's free memory.
+
+    Raises CapacityError if nothing is left.
+    """
+    from enginewright.runtime.kv_cache.cache_groups import default_budget
+
+    section, program = cuda_section(bundle, target), bundle.program(target)
+    place = place_of(section)
+    if isinstance(place, _Interpreted):
+        return default_budget()
+    free, _ = torch.cuda.mem_get_info(place.device)
+    weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
+    arena = program.arena_bytes.evaluate(section.chunk, section.requests, section.chunk)
+    if free <= weights + arena:
+        raise CapacityError(
+            f"memory: {place.name} has {format_bytes(free)} free, and weights and activations need "
+            f"{format_bytes(weights + arena)}",
+            hint="Export with fewer bits or a smaller engines.chunk, end what else uses the GPU, or take a larger one.",
+        )
+    return int((free - weights - arena) * _FREE_SHARE)
+
+
+_FREE_SHARE = 0.85
+"""Of what is left: graphs, libraries' workspaces and fragments need the rest."""

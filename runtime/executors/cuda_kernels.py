@@ -1,0 +1,156 @@
+"""The cuda target's kernels: which a program launches, and launching those that a bundle carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from enginewright.plugins.shared.contracts import SAMPLING_OPTIONS
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.triton.launch import tile_of
+from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
+from enginewright.plugins.triton.step_calls import Call
+from enginewright.plugins.triton.tiles import Tile, gpu_of
+from enginewright.runtime.bundle.cuda_section import CudaSection
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+
+from .carried_kernels import read_by_stem
+from .cuda_driver import Argument, Device
+from .cuda_program import TORCH_DTYPES, CudaProgram
+from .packed_steps import StepLimits, StepShape, input_shapes
+
+_META = torch.device("meta")
+
+
+TILES_FILE = "tiles-sm{}.json"
+"""Beside the kernels: the tiles of a capability's attention kernels."""
+
+
+class SpecCollector:
+    """A launcher that launches nothing: it notes what calls are compiled for, and tiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.found: dict[KernelSpec, None] = {}
+        self.tiles: dict[tuple[AttentionShape, bool], Tile] = {}
+        self._capability = capability
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        """By what is compiled."""
+        if (shape, decode) not in self.tiles:
+            self.tiles[shape, decode] = tile_of(shape, self._capability, decode=decode, interpreted=False)
+        return self.tiles[shape, decode]
+
+    def tiles_json(self) -> str:
+        """What ``CarriedLauncher`` reads."""
+        found = [{"shape": asdict(s), "decode": d, "tile": asdict(tile)} for (s, d), tile in self.tiles.items()]
+        return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        self.found.setdefault(call.spec(self._capability))
+        return lambda: None
+
+
+def specs_of(program: LoweredProgram, section: CudaSection, capability: int) -> SpecCollector:
+    """Every kernel that steps of a program may launch on GPUs of a capability (90 is 9.0), sampling included.
+
+    Sizes choose tiles and, of steps with one token a request, whether contexts are cut: so steps of many sizes are
+    bound, with tensors that have no memory. Raises what ``compile_attention`` raises.
+    """
+    collector = SpecCollector(capability)
+    limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.chunk, blocks=256)
+    bound = CudaProgram(
+        program,
+        {use.name: _meta_weight(use.shape, use.dtype) for use in program.weights},
+        device=_META,
+        gpu=gpu_of(capability),
+        launcher=collector,
+        blocks={group.name: 1 for group in program.cache_groups},
+        limits=limits,
+    )
+    logits = None
+    for shape in _shapes(section):
+        inputs = {
+            name: torch.empty(size, dtype=torch.int32, device=_META)
+            for name, size in input_shapes(bound.groups, shape).items()
+        }
+        _, logits = bound.bound(shape, inputs)
+    assert logits is not None
+    collect_sampling(logits, collector)
+    return collector
+
+
+def collect_sampling(logits: torch.Tensor, launcher: SpecCollector) -> None:
+    """Binds what any step's sampling may launch, for logits [R, V] on the device "meta"."""
+    rows, vocab = logits.shape
+    memory = SamplingMemory(rows, vocab, _META)
+    kinds = {"top_k": torch.int32, "seed": torch.int64, "counter": torch.int64}
+    options = {name: torch.empty(rows, dtype=kinds.get(name, torch.float32), device=_META) for name in SAMPLING_OPTIONS}
+    options |= {name: torch.empty(rows + 1, dtype=torch.int32, device=_META) for name in ("seen", "seen_start")}
+    for flags in product((False, True), repeat=5):
+        for call in sampling_calls(logits, options, memory, Drawing(*flags)):
+            launcher.bind(call)
+
+
+def _shapes(section: CudaSection) -> Iterator[StepShape]:
+    size = 1
+    while size <= section.chunk:
+        for blocks in (1, 256):
+            if size <= section.requests:
+                yield StepShape(0, size, size, size, blocks, True)
+            yield StepShape(0, size, min(size, section.requests), 1, blocks, False)
+        size *= 2
+
+
+def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    stored = (*shape[:-1], shape[-1] // 2) if dtype in ("i4", "u4") else shape
+    return torch.empty(stored, dtype=TORCH_DTYPES[dtype], device=_META)
+
+
+class CarriedLauncher:
+    """Launches the kernels of a bundle on a GPU's stream.
+
+    Args:
+        device: the GPU.
+        folder: with the kernels.
+        capability: what they were compiled for; 90 is 9.0.
+
+    ``bind`` raises BundleError for a kernel that is missing or damaged, and EnginewrightError where the driver refuses
+    one.
+    """
+
+    def __init__(self, device: Device, folder: Path, capability: int) -> None:
+        self._device, self._folder, self._capability = device, folder, capability
+        self._loaded: dict[str, tuple[int, int, int]] = {}
+        path = folder / TILES_FILE.format(capability)
+        try:
+            said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
+            self._tiles = {(AttentionShape(**t["shape"]), bool(t["decode"])): Tile(**t["tile"]) for t in said}
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise BundleError(f"{path}: the kernels' tiles can't be read: {e}", hint="Export the bundle again.") from e
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        if (shape, decode) not in self._tiles:
+            raise BundleError(f"{self._folder}: no attention kernel for {shape}", hint="Export the bundle again.")
+        return self._tiles[shape, decode]
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        spec = call.spec(self._capability)
+        if spec.stem not in self._loaded:
+            kernel = read_by_stem(self._folder, spec.stem)
+            handle = self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory)
+            self._loaded[spec.stem] = handle, kernel.threads, kernel.shared_memory
+        handle, threads, shared = self._loaded[spec.stem]
+        arguments: list[Argument] = [
+            np.int32(value) if isinstance(value, int) else value.data_ptr()
+            for value in call.arguments.values()
+            if value is not None
+        ]
+        return lambda: self._device.launch(handle, call.grid, threads, shared, arguments)

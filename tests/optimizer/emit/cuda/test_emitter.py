@@ -1,0 +1,147 @@
+"""What the cuda target's bundle holds, and that it holds every kernel that a step launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
+
+from enginewright.optimizer.emit.cuda.emitter import CudaEmitter
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.passes.framework.manager import PassManager
+from enginewright.plugins.shared.errors import BundleError, TargetError
+from enginewright.plugins.triton.specs import SAMPLING_KERNELS
+from enginewright.runtime.bundle.cuda_section import CudaSection
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.cuda_driver import Argument, Gpu
+from enginewright.runtime.executors.cuda_kernels import CarriedLauncher, specs_of
+from tests.passes.small_programs import Steps
+from tests.runtime.executors import cuda_cases as cases
+
+SECTION = CudaSection(compute_capabilities=("9.0",), dtype="bf16", requests=8, chunk=128)
+
+
+class StubDevice:
+    """A driver that loads and launches nothing; it counts, and checks what a driver would choke on."""
+
+    gpu = Gpu(0, "stub", "9.0", 1 << 34)
+    stream = 1
+
+    def __init__(self) -> None:
+        self.loaded: dict[int, str] = {}
+        self.launched: list[str] = []
+
+    def load_kernel(self, code: bytes, entry: str, shared_memory: int) -> int:
+        assert code[:4] == b"\x7fELF"
+        self.loaded[len(self.loaded) + 1] = entry
+        return len(self.loaded)
+
+    def launch(
+        self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
+    ) -> None:
+        assert all(0 < n < 1 << 31 for n in grid)
+        assert threads % 32 == 0
+        assert all(isinstance(a, (int, np.int32)) for a in arguments)
+        self.launched.append(self.loaded[kernel])
+
+
+def test_a_small_step_launches_what_was_collected() -> None:
+    """Sizes that no step was bound with need no other kernel."""
+    program, context = cases.program_of("Mixtral", "int4")
+    lowered = cases.lowered(program, context, "bf16")
+    collected = specs_of(lowered.program, SECTION, 90)
+    assert {spec.kernel for spec in collected.found} >= {*SAMPLING_KERNELS, "product", "norm", "rope_kv_write"}
+    assert len(collected.tiles) == 2
+    missing: list[str] = []
+
+    class Looking(cases.JitLauncher):
+        def tile(self, shape, decode):  # type: ignore[no-untyped-def]
+            return collected.tiles[shape, decode]
+
+        def bind(self, call):  # type: ignore[no-untyped-def]
+            if call.spec(90) not in collected.found:
+                missing.append(call.kernel)
+            return lambda: None
+
+    steps = cases.steps_of(lowered, 256, launcher=Looking())
+    made = Steps([g.name for g in lowered.program.cache_groups], cases.BLOCKS)
+    for chunks in cases.schedule():
+        sampling = cases.as_options([{"temperature": 1.0, "top_p": 0.5} for _ in chunks])
+        steps.start(cases.step_input(made.step(chunks), sampling))
+    assert missing == []
+
+
+@pytest.mark.matrix
+def test_a_bundle_carries_every_kernel(tmp_path: Path) -> None:
+    program, context = cases.program_of("Llama", "int8", "int8")
+    emitter = CudaEmitter()
+    PassManager([p for p in emitter.passes() if p.wanted(context)], context).run(program)
+    engines = EnginesSection(gpus=("9.0",), requests=8, chunk=128)
+    with BundleWriter(tmp_path / "b") as writer:
+        target = emitter.emit(program, writer, lambda event: None, EmitOptions(engines=engines))
+        model = ModelSection(name="m", architecture="a", vocab_size=256, context_length=256)
+        writer.commit(
+            Manifest(model=model, source=SourceSection(kind="module", name="m"), targets=()), {"cuda": target}
+        )
+    bundle = Bundle.open(tmp_path / "b")
+    assert bundle.target("cuda").cuda == SECTION
+    assert {group.dtype for group in bundle.program("cuda").cache_groups} == {"i8"}
+    kernels = bundle.path / target_folder("cuda") / "kernels"
+    device = StubDevice()
+    launcher = CarriedLauncher(device, kernels, 90)  # type: ignore[arg-type]
+    lowered = cases.Lowering(bundle.program("cuda"), cases.lower_for_gpus(program, "bf16").weights)
+    steps, made = cases.steps_of(lowered, 256, launcher=launcher), Steps(["full"], cases.BLOCKS)
+    for chunks in cases.schedule():
+        sampling = cases.as_options([{"temperature": 1.0, "top_k": 4, "min_p": 0.1} for _ in chunks])
+        steps.start(cases.step_input(made.step(chunks), sampling))
+    assert {name.removesuffix("_kernel") for name in device.launched} >= {"norm", "product", "paged_attention", "draw"}
+
+    (stem,) = set(kernels.glob("rope_kv_write*.json"))
+    stem.unlink()
+    with pytest.raises(BundleError, match=r"rope_kv_write.*can't be read"):
+        again = cases.steps_of(lowered, 256, launcher=CarriedLauncher(StubDevice(), kernels, 90))  # type: ignore[arg-type]
+        again.start(cases.step_input(Steps(["full"], cases.BLOCKS).step({"a": [1, 2]})))
+
+
+def test_a_gpu_that_nothing_is_compiled_for_is_refused(tmp_path: Path) -> None:
+    program, _ = cases.program_of("Llama")
+    with BundleWriter(tmp_path / "b") as writer, pytest.raises(TargetError, match=r"no kernels .* 7\.5"):
+        CudaEmitter().emit(program, writer, print, EmitOptions(engines=EnginesSection(gpus=("7.5",))))
+
+
+@pytest.mark.parametrize(
+    ("capability", "found"), [("9.0", "9.0"), ("8.9", "8.6"), ("8.0", "8.0"), ("12.1", "12.0"), ("7.5", None)]
+)
+def test_kernels_run_on_later_gpus_of_their_major_number(capability: str, found: str | None) -> None:
+    section = CudaSection(compute_capabilities=("8.0", "8.6", "9.0", "12.0"), dtype="bf16", requests=1, chunk=1)
+    assert section.kernels_for(capability) == found
+
+
+def test_activations_are_narrow_and_tables_are_not() -> None:
+    program, context = cases.program_of("Mixtral")
+    lowered = cases.lowered(program, context, "f16").program
+    narrow = ("linear", "grouped_linear", "add_rms_norm", "rope_kv_write", "paged_attention")
+    types = {
+        op: {o.dtype for s in lowered.steps if s.op == op for o in s.outputs}
+        for op in (
+            "linear",
+            "grouped_linear",
+            "add_rms_norm",
+            "rope_table",
+            "rope_kv_write",
+            "paged_attention",
+            "top_k",
+        )
+    }
+    assert types["rope_table"] == {"f32"}
+    assert types["top_k"] == {"f32", "i32"}
+    for op in narrow:
+        assert types[op] == {"f16"}, op
+    assert {use.dtype for use in lowered.weights if len(use.shape) > 1} == {"f16"}

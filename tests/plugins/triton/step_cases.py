@@ -1,0 +1,175 @@
+"""The step's kernels beside the references of the ew ops; run where Triton interprets them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginewright.plugins import ops
+from enginewright.plugins.cpu.sampling import RowSampler
+from enginewright.plugins.shared.contracts import SamplingBatch
+from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from enginewright.plugins.triton.step_calls import (
+    Call,
+    JitLauncher,
+    Stored,
+    embedding_call,
+    gated_activation_call,
+    norm_call,
+    product_call,
+    rope_call,
+)
+from enginewright.plugins.triton.tiles import GPUS
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+GPU = GPUS[80]
+
+
+def run(call: Call) -> None:
+    JitLauncher().bind(call)()
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest, as a share of the largest value."""
+    return float((actual.float() - expected).abs().max() / expected.abs().max())
+
+
+def norms(dtype: str) -> list[float]:
+    torch.manual_seed(0)
+    found = []
+    for rows, size in ((5, 96), (3, 1000)):
+        x, residual = (torch.randn(rows, 2 * size).to(DTYPES[dtype])[:, :size] for _ in range(2))
+        weight, bias = 1 + torch.randn(size) * 0.2, torch.randn(size)
+        out, total = torch.empty(rows, size, dtype=x.dtype), torch.empty(rows, size, dtype=x.dtype)
+        run(norm_call(x, residual, weight, None, out, total, 1e-5, layer=False))
+        assert torch.equal(total, x + residual)
+        found.append(difference(out, ops.rms_norm(total.float(), weight, 1e-5)))
+        run(norm_call(x, None, weight, bias, out, None, 1e-5, layer=True))
+        found.append(difference(out, ops.layer_norm(x.float(), weight, bias, 1e-5)))
+        heads = torch.randn(rows, 7, size).to(x.dtype)[:, 2:5]  # of a wider product
+        out = torch.empty(rows, 3, size, dtype=x.dtype)
+        run(norm_call(heads, None, None, None, out, None, 1e-6, layer=False))
+        found.append(difference(out, ops.rms_norm(heads.float(), None, 1e-6)))
+    return found
+
+
+def rotations(dtype: str) -> list[float]:
+    torch.manual_seed(1)
+    found = []
+    for heads, size, frequencies in ((3, 24, 8), (5, 64, 32)):
+        x = torch.randn(4, heads + 3, size).to(DTYPES[dtype])[:, 1 : 1 + heads]
+        table = ops.rope_table(torch.arange(4) * 7, torch.rand(frequencies), 1.0)
+        for interleaved in (False, True):
+            out = torch.empty(4, heads, size, dtype=x.dtype)
+            run(rope_call(x, table, out, interleaved=interleaved))
+            found.append(difference(out, ops.rope(x.float(), table, interleaved)))
+    return found
+
+
+def activations(dtype: str) -> list[float]:
+    torch.manual_seed(2)
+    found = []
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid"):
+        for rows, size in ((5, 70), (2, 1300)):
+            x = (torch.randn(rows, 2 * size) * 3).to(DTYPES[dtype])
+            out = torch.empty(rows, size, dtype=x.dtype)
+            run(gated_activation_call(x, out, kind))
+            found.append(difference(out, ops.gated_activation(x.float(), kind)))
+    return found
+
+
+def stored(form: str, lead: tuple[int, ...], size: int, group: int, dtype: torch.dtype) -> tuple[Stored, Tensor]:
+    """A random weight [.., size] as it is stored, and the floats that it stands for."""
+    if form == "float":
+        floats = torch.randn(*lead, size).to(dtype)
+        return Stored(floats), floats.float()
+    groups = -(-size // group) if group else 1
+    scales = (torch.rand(*lead, groups) * 0.02 + 0.001).half()
+    offsets = (torch.randn(*lead, groups) * 0.05).half() if form == "uint4" else None
+    bits = 8
+    if form == "fp8":
+        values = kept = torch.randn(*lead, size).to(torch.float8_e4m3fn)
+    else:
+        bits = 8 if form == "int8" else 4
+        low, high = {"int8": (-128, 128), "int4": (-8, 8), "uint4": (0, 16)}[form]
+        values = kept = torch.randint(low, high, (*lead, size), dtype=torch.int8)
+    if bits == 4:
+        half = (values & 15).view(torch.uint8)
+        kept = half[..., 0::2] | (half[..., 1::2] << 4)
+    floats = ops.dequantize(values, scales, group, offsets, bits)
+    return Stored(kept, form, scales, offsets, group), floats
+
+
+SHAPES = ((3, 40, 96, 32), (20, 70, 128, 64), (5, 33, 96, 0), (70, 20, 72, 24))
+"""M, N, K and the weight's group: tiles that are cut off on every side, groups that no step along K divides."""
+
+
+def products(form: str, dtype: str) -> list[float]:
+    torch.manual_seed(3)
+    found = []
+    for m, n, k, group in SHAPES:
+        if group == 24 and form in ("int4", "uint4"):
+            continue  # of 4 bits groups are 32, 64, 128, or all
+        weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
+        x = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k]
+        bias, out = torch.randn(n), torch.empty(m, n, dtype=x.dtype)
+        run(product_call(x, weight, bias, out, GPU, activation="gelu_tanh"))
+        expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
+        found.append(difference(out, expected))
+        ids, rows = torch.tensor([0, n - 1, 3, n + 5, -1], dtype=torch.int32), torch.empty(5, k, dtype=x.dtype)
+        run(embedding_call(ids, weight, k, rows, GPU))
+        found.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
+    return found
+
+
+def grouped_products(form: str, dtype: str) -> list[float]:
+    torch.manual_seed(4)
+    found = []
+    for counts, n, k in (((3, 0, 20, 1), 40, 64), ((0, 0, 33), 24, 96), ((1, 1, 1, 1, 1, 0), 16, 32)):
+        weight, floats = stored(form, (len(counts), n), k, 32, DTYPES[dtype])
+        x, bias = torch.randn(sum(counts), k).to(DTYPES[dtype]), torch.randn(len(counts), n)
+        starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        out = torch.empty(len(x), n, dtype=x.dtype)
+        run(product_call(x, weight, bias, out, GPU, starts=starts))
+        found.append(difference(out, ops.grouped_linear(x.float(), starts, floats, bias)))
+    return found
+
+
+def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """Tokens of random rows with random options, by the kernels and by the cpu target's sampler."""
+    rng = np.random.default_rng(seed)
+    found, rows = [], 6
+    for case in range(4):
+        logits = (rng.standard_normal((rows, vocab)) * rng.choice([1, 4])).astype(np.float32)
+        if case % 2:
+            logits = np.round(logits * 2) / 2  # many are equal
+        if case == 1:
+            logits[2, 7], logits[3], logits[4, 5] = np.nan, -np.inf, np.inf
+        kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
+        values = {
+            "temperature": rng.choice([0, 0.7, 1.3], rows),
+            "top_k": rng.choice([0, 1, 5, 40], rows),
+            "top_p": rng.choice([1, 0.9, 0.5, 0.05], rows),
+            "min_p": rng.choice([0, 0.1], rows),
+            "seed": rng.integers(0, 2**63, rows),
+            "counter": rng.integers(0, 100, rows),
+        }
+        batch = SamplingBatch(**{name: value.astype(kinds.get(name, np.float32)) for name, value in values.items()})
+        if case % 2 == 0:
+            batch.repetition_penalty = rng.choice([1, 1.3, 0.5], rows).astype(np.float32)
+            batch.seen = rng.integers(0, vocab, 5 * rows).astype(np.int32)
+            batch.seen_start = (np.arange(rows + 1) * 5).astype(np.int32)
+        options = {
+            name: torch.from_numpy(a.view(np.int64) if a.itemsize == 8 else a) for name, a in batch.options().items()
+        }
+        random = batch.temperature > 0
+        asked = (batch.top_k[random] > 0, batch.top_p[random] < 1, batch.min_p[random] > 0)
+        drawing = Drawing(case % 2 == 0, bool(random.any()), *(bool(one.any()) for one in asked))
+        memory = SamplingMemory(rows, vocab, torch.device("cpu"))
+        for call in sampling_calls(torch.from_numpy(logits), options, memory, drawing):
+            run(call)
+        expected = RowSampler(1).sample(logits, batch).tokens
+        assert expected is not None
+        found.append((memory.tokens.tolist(), expected.tolist()))
+    return found
