@@ -22,7 +22,9 @@ MOST_LINES = 400
 HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"}
 """What the runtime must do without."""
 
-ON_TORCH = tuple(f"runtime/executors/cuda_{name}.py" for name in ("blocks", "kernels", "ops", "program", "steps"))
+ON_TORCH = tuple(
+    f"runtime/executors/cuda_{name}.py" for name in ("blocks", "kernels", "ops", "program", "sampling", "steps")
+)
 """The cuda target's modules, which run on torch and are loaded when that target is opened."""
 
 RUNS_ON = {

@@ -20,9 +20,10 @@ from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.kv_cache.cache_groups import format_bytes
+from enginewright.runtime.kv_cache.cache_groups import default_budget, format_bytes
 
 from .base import Pending
+from .cuda_driver import Gpu, load_cuda
 from .cuda_kernels import CarriedLauncher
 from .cuda_ops import Launcher
 from .cuda_program import CudaProgram, weight_tensor
@@ -68,7 +69,7 @@ class CudaExecutor:
         launcher = self._place.launcher(bundle.path / target_folder(target) / KERNELS_FOLDER, section)
         smallest = min(group.block_size for group in self.cache_groups)
         limits = StepLimits(
-            tokens=section.chunk, requests=section.requests, rows=section.chunk, blocks=-(-context // smallest)
+            tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=-(-context // smallest)
         )
         try:
             weights = {use.name: weight_tensor(use, bundle.weight(use.name), device) for use in program.weights}
@@ -104,7 +105,8 @@ class CudaExecutor:
         }
 
     def close(self) -> None:
-        self._steps.synchronize()
+        self._place.enter()
+        self._steps.close()
 
 
 class _Interpreted:
@@ -126,21 +128,9 @@ class _Interpreted:
 class _OnGpu:
     """The first GPU that the bundle has kernels for, and the stream on which all runs."""
 
-    def __init__(self, section: CudaSection) -> None:
-        from .cuda_driver import load_cuda
-
-        gpus = load_cuda().gpus
-        fitting = [(gpu, own) for gpu in gpus if (own := section.kernels_for(gpu.capability)) is not None]
-        if not fitting:
-            here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus) or "there is none"
-            raise TargetError(
-                f"target cuda: its kernels are for compute capability {', '.join(section.compute_capabilities)}; "
-                f"GPU here: {here}",
-                hint="Export again with --gpu and the capability of this one.",
-            )
-        found, self._capability = fitting[0]
+    def __init__(self, found: Gpu, capability: str) -> None:
         self.name = f"{found.name} ({found.capability})"
-        self.gpu = gpu_of(int(self._capability.replace(".", "")))
+        self.gpu = gpu_of(int(capability.replace(".", "")))
         self.device = torch.device("cuda", found.index)
         torch.cuda.init()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -167,15 +157,31 @@ def place_of(section: CudaSection) -> _Interpreted | _OnGpu:
 
     Raises TargetError where it can't.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return _Interpreted()
+    return _Interpreted() if _interprets() else _OnGpu(*_gpu_for(section))
+
+
+def _interprets() -> bool:
+    """Whether Triton interprets kernels in this process: it looks at this variable itself."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _gpu_for(section: CudaSection) -> tuple[Gpu, str]:
+    """The first GPU here that there are kernels for, and the capability of those. Raises TargetError."""
     if not torch.cuda.is_available():
         what = "is a build without CUDA" if torch.version.cuda is None else "sees no GPU"
         raise TargetError(
             f"target cuda: PyTorch {torch.__version__} {what}",
             hint="Install a build of PyTorch with CUDA on a machine with an NVIDIA GPU, or take target cpu.",
         )
-    return _OnGpu(section)
+    gpus = load_cuda().gpus
+    for gpu in gpus:
+        if (capability := section.kernels_for(gpu.capability)) is not None:
+            return gpu, capability
+    here = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus) or "none"
+    raise TargetError(
+        f"target cuda: its kernels are for compute capability {', '.join(section.compute_capabilities)}; here: {here}",
+        hint="Export again with --gpu and the capability of this GPU.",
+    )
 
 
 def cuda_section(bundle: Bundle, target: str) -> CudaSection:
@@ -191,18 +197,16 @@ def cuda_budget(bundle: Bundle, target: str) -> int:
 
     Raises CapacityError if nothing is left.
     """
-    from enginewright.runtime.kv_cache.cache_groups import default_budget
-
     section, program = cuda_section(bundle, target), bundle.program(target)
-    place = place_of(section)
-    if isinstance(place, _Interpreted):
+    if _interprets():
         return default_budget()
-    free, _ = torch.cuda.mem_get_info(place.device)
+    gpu, _ = _gpu_for(section)
+    free, _ = torch.cuda.mem_get_info(gpu.index)
     weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
-    arena = program.arena_bytes.evaluate(section.chunk, section.requests, section.chunk)
+    arena = program.arena_bytes.evaluate(section.chunk, section.requests, section.requests)
     if free <= weights + arena:
         raise CapacityError(
-            f"memory: {place.name} has {format_bytes(free)} free, and weights and activations need "
+            f"memory: {gpu.name} has {format_bytes(free)} free, and weights and activations need "
             f"{format_bytes(weights + arena)}",
             hint="Export with fewer bits or a smaller engines.chunk, end what else uses the GPU, or take a larger one.",
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from enginewright.plugins.shared.contracts import SAMPLING_OPTIONS
-from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.launch import tile_of
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
@@ -65,7 +65,7 @@ def specs_of(program: LoweredProgram, section: CudaSection, capability: int) -> 
     bound, with tensors that have no memory. Raises what ``compile_attention`` raises.
     """
     collector = SpecCollector(capability)
-    limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.chunk, blocks=256)
+    limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(
         program,
         {use.name: _meta_weight(use.shape, use.dtype) for use in program.weights},
@@ -122,8 +122,7 @@ class CarriedLauncher:
         folder: with the kernels.
         capability: what they were compiled for; 90 is 9.0.
 
-    ``bind`` raises BundleError for a kernel that is missing or damaged, and EnginewrightError where the driver refuses
-    one.
+    ``bind`` raises BundleError for a kernel that is missing or damaged, and TargetError where the driver refuses one.
     """
 
     def __init__(self, device: Device, folder: Path, capability: int) -> None:
@@ -145,7 +144,13 @@ class CarriedLauncher:
         spec = call.spec(self._capability)
         if spec.stem not in self._loaded:
             kernel = read_by_stem(self._folder, spec.stem)
-            handle = self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory)
+            try:
+                handle = self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory)
+            except EnginewrightError as e:
+                raise TargetError(
+                    f"{self._folder / spec.stem}.cubin: the driver doesn't load it: {e.message}",
+                    hint=f"Install a newer driver of NVIDIA's: the kernel was made by {kernel.compiler}.",
+                ) from e
             self._loaded[spec.stem] = handle, kernel.threads, kernel.shared_memory
         handle, threads, shared = self._loaded[spec.stem]
         arguments: list[Argument] = [

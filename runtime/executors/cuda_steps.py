@@ -9,27 +9,28 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from enginewright.plugins.shared.contracts import (
-    NO_TOKEN,
-    SAMPLING_OPTIONS,
-    Int32Array,
-    SamplingBatch,
-    StepInput,
-    StepOutput,
-)
+from enginewright.plugins.shared.contracts import Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 
 from .cuda_ops import Launcher, Work
 from .cuda_program import CudaProgram
+from .cuda_sampling import (
+    add_logprobs,
+    drawing_of,
+    option_views,
+    option_words,
+    places_of,
+    some_rows,
+    write_options,
+)
 from .packed_steps import (
     StepShape,
     bucketed,
@@ -43,10 +44,6 @@ from .packed_steps import (
 
 MOST_SHAPES = 64
 """Sizes of steps whose work, or graph, is kept."""
-
-
-_ALIGNED_WORDS = 4
-"""Kernels are compiled for addresses at multiples of 16 bytes."""
 
 
 class Graph(Protocol):
@@ -70,17 +67,10 @@ class _Bound:
     works: list[Work]
     logits: Tensor
     copied: torch.cuda.Event | None  # after the last upload: before it, ``staged`` must not change
+    options: dict[str, Tensor]
+    draws: dict[Drawing, list[Work]] = field(default_factory=dict)
     runs: int = 0
     graph: Graph | None = None
-
-
-def _places(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Where arrays of so many words begin that are uploaded as one, at multiples of 16 bytes, and how many it has."""
-    found, at = {}, 0
-    for name, length in lengths.items():
-        found[name] = at
-        at += -(-length // _ALIGNED_WORDS) * _ALIGNED_WORDS
-    return found, at
 
 
 class CudaSteps:
@@ -98,6 +88,7 @@ class CudaSteps:
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
         self._memory = SamplingMemory(program.limits.rows, vocab, program.device)
+        self._seen = torch.zeros(256, dtype=torch.int32, device=program.device)
         self._bound: OrderedDict[StepShape, _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
@@ -111,6 +102,8 @@ class CudaSteps:
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         if len(step.ids) > self._limits.tokens or len(step.kv_len) > self._limits.requests:
             return self._in_parts(step)
+        if len(step.rows) > self._limits.rows:
+            return self._by_rows(step)
         blocks = max(table.shape[1] for table in step.block_tables.values())
         if blocks > self._limits.blocks:
             raise RequestError(
@@ -123,21 +116,23 @@ class CudaSteps:
         if bound.copied is not None:
             bound.copied.synchronize()
         staged = bound.staged.numpy()
-        for name, at in bound.places.items():
-            staged[at : at + arrays[name].size] = arrays[name].reshape(-1)
+        for name, array in arrays.items():
+            staged[bound.places[name] : bound.places[name] + array.size] = array.reshape(-1)
+        write_options(staged, bound.places, step.sampling, shape.rows)
         bound.uploaded.copy_(bound.staged, non_blocking=True)
         if bound.copied is not None:
             bound.copied.record()
         self._run(bound, shape)
-        logits = bound.logits[: len(step.rows)]
-        return self._started(step, logits)
-
-    def _started(self, step: StepInput, logits: Tensor) -> _Started:
-        """The rest of a step: sampling, and its ids on their way to the host. What the next step would change of what
-        this one gives is copied."""
-        tokens, ready = None, None
         if step.sampling is not None and len(step.rows):
-            drawn = self._draw(logits, step.sampling)
+            self._draw(bound, step.sampling)
+            return self._started(step, bound.logits[: len(step.rows)], self._memory.tokens[: len(step.rows)])
+        return self._started(step, bound.logits[: len(step.rows)], None)
+
+    def _started(self, step: StepInput, logits: Tensor, drawn: Tensor | None) -> _Started:
+        """The rest of a step: ids on their way to the host. What the next step would change of what this one gives is
+        copied."""
+        tokens, ready = None, None
+        if drawn is not None:
             tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
             tokens.copy_(drawn, non_blocking=True)
             if drawn.is_cuda:
@@ -164,7 +159,18 @@ class CudaSteps:
                 found = torch.empty((len(step.rows), logits.shape[1]), dtype=logits.dtype, device=logits.device)
             found[torch.from_numpy(order).to(found.device)] = logits
         assert found is not None
-        return self._started(step, found)
+        return self._started(step, found, self._draw_apart(found, step.sampling))
+
+    def _by_rows(self, step: StepInput) -> _Started:
+        """More rows than there is room for: the step runs again for the others, which writes the same."""
+        pieces = []
+        for start in range(0, len(step.rows), self._limits.rows):
+            rows = step.rows[start : start + self._limits.rows]
+            logits = self.start(replace(step, rows=rows, sampling=None, return_logits=True)).logits
+            assert logits is not None
+            pieces.append(logits)
+        found = torch.cat(pieces)
+        return self._started(step, found, self._draw_apart(found, step.sampling))
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
         tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
@@ -184,13 +190,13 @@ class CudaSteps:
             self._bound.move_to_end(shape)
             return self._bound[shape]
         sizes = input_shapes(self._program.groups, shape)
-        places, count = _places({name: math.prod(size) for name, size in sizes.items()})
-        pinned = self._device.type == "cuda"
-        staged = torch.empty(count, dtype=torch.int32, pin_memory=pinned)
-        uploaded = torch.empty(count, dtype=torch.int32, device=self._device)
-        inputs = {name: uploaded.narrow(0, places[name], math.prod(size)).view(size) for name, size in sizes.items()}
+        words = {name: math.prod(size) for name, size in sizes.items()} | option_words(shape.rows)
+        places, staged, uploaded = self._upload_memory(words)
+        inputs = {name: uploaded.narrow(0, places[name], words[name]).view(size) for name, size in sizes.items()}
         works, logits = self._program.bound(shape, inputs)
-        self._bound[shape] = _Bound(places, staged, uploaded, works, logits, torch.cuda.Event() if pinned else None)
+        copied = torch.cuda.Event() if staged.is_pinned() else None
+        options = option_views(uploaded, places, shape.rows)
+        self._bound[shape] = _Bound(places, staged, uploaded, works, logits, copied, options)
         if len(self._bound) > MOST_SHAPES:
             self.synchronize()
             self._bound.popitem(last=False)
@@ -213,36 +219,57 @@ class CudaSteps:
             return
         run()
 
-    def _draw(self, logits: Tensor, sampling: SamplingBatch) -> Tensor:
-        """Puts sampling on the stream; the tokens [R], on the device."""
-        options = self._options(sampling, len(logits))
-        random = sampling.temperature > 0
-        drawing = Drawing(
-            penalties=sampling.repetition_penalty is not None,
-            random=bool(random.any()),
-            top_k=bool((sampling.top_k[random] > 0).any()),
-            top_p=bool((sampling.top_p[random] < 1).any()),
-            min_p=bool((sampling.min_p[random] > 0).any()),
-        )
-        for call in sampling_calls(logits, options, self._memory, drawing):
-            self._launcher.bind(call)()
-        return self._memory.tokens[: len(logits)]
+    def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
+        """Where arrays of so many words are in one upload; its memory here, pinned for a GPU, and there."""
+        places, count = places_of(words)
+        staged = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return places, staged, torch.zeros(count, dtype=torch.int32, device=self._device)
 
-    def _options(self, sampling: SamplingBatch, rows: int) -> dict[str, Tensor]:
-        """Options that rows are drawn with, uploaded as one array of words. Raises RequestError as the sampler does."""
-        arrays = sampling.options()
-        _check_options(arrays, rows)
-        words = {name: np.ascontiguousarray(array).view(np.int32) for name, array in arrays.items()}
-        places, count = _places({name: len(array) for name, array in words.items()})
-        packed = torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        for name, at in places.items():
-            packed.numpy()[at : at + len(words[name])] = words[name]
-        there = packed.to(self._device, non_blocking=True)
-        found = {}
-        for name, at in places.items():
-            kind = torch.int64 if arrays[name].itemsize == 8 else torch.from_numpy(arrays[name][:0]).dtype
-            found[name] = there.narrow(0, at, len(words[name])).view(kind)
-        return found
+    def _draw(self, bound: _Bound, sampling: SamplingBatch) -> None:
+        """Puts the sampling of a step on the stream: tokens of all its rows, those of padding too."""
+        drawing = drawing_of(sampling)
+        if drawing.penalties:
+            assert sampling.seen is not None
+            self._upload_seen(sampling.seen)
+        if drawing not in bound.draws:
+            options = {**bound.options, "seen": self._seen}
+            calls = sampling_calls(bound.logits, options, self._memory, drawing)
+            bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
+        for work in bound.draws[drawing]:
+            work()
+
+    def _draw_apart(self, logits: Tensor, sampling: SamplingBatch | None) -> Tensor | None:
+        """Tokens of logits that were put together from several steps, [R]; None if none are wanted."""
+        if sampling is None or not len(logits):
+            return None
+        found = []
+        for start in range(0, len(logits), self._limits.rows):
+            rows = logits[start : start + self._limits.rows]
+            own = some_rows(sampling, start, start + len(rows))
+            places, staged, uploaded = self._upload_memory(option_words(len(rows)))
+            write_options(staged.numpy(), places, own, len(rows))
+            uploaded.copy_(staged)
+            works: list[Work] = []
+            self._draw(
+                _Bound(places, staged, uploaded, works, rows, None, option_views(uploaded, places, len(rows))), own
+            )
+            found.append(self._memory.tokens[: len(rows)].clone())
+        return torch.cat(found)
+
+    def _upload_seen(self, seen: Int32Array) -> None:
+        """Tokens that penalties apply to, in memory that grows; then what was bound to it is bound again."""
+        if len(seen) > len(self._seen):
+            self.synchronize()
+            self._seen = torch.zeros(1 << (len(seen) - 1).bit_length(), dtype=torch.int32, device=self._device)
+            for bound in self._bound.values():
+                bound.draws = {drawing: works for drawing, works in bound.draws.items() if not drawing.penalties}
+        self._seen[: len(seen)].copy_(torch.from_numpy(np.ascontiguousarray(seen, np.int32)))
+
+    def close(self) -> None:
+        """Waits for what runs, and drops graphs and memory."""
+        self.synchronize()
+        self._bound.clear()
+        self._program.caches.clear()
 
     def synchronize(self) -> None:
         """Waits for all that was put on the stream."""
@@ -277,42 +304,8 @@ class _Started:
         tokens = self.tokens.numpy()
         output = StepOutput(tokens=tokens, logits=logits)
         if sampling.logprobs is not None and self.logits is not None:
-            _add_logprobs(output, self.logits, tokens, sampling.logprobs)
+            add_logprobs(output, self.logits, tokens, sampling.logprobs)
         owners = owners_of_bad_rows(step, np.empty((0, 1), np.float32), tokens)
         if len(owners):
             self.steps.forget(step, owners)
         return output
-
-
-def _add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, count: int) -> None:
-    """Logprobs of the tokens [R] and of the ``count`` most likely ones of each row."""
-    logprobs = logits.log_softmax(-1)
-    there = torch.from_numpy(tokens).to(logprobs.device)
-    bad = there == NO_TOKEN
-    own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
-    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
-    output.token_logprobs = own.cpu().numpy()
-    output.top_ids = ids[:, :count].int().masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
-    output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()
-
-
-def _check_options(arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> None:
-    """Raises RequestError for a value out of range, or where there is not one for each row."""
-    ranges = {
-        "temperature": (0, np.inf, "[0, inf)"),
-        "top_k": (0, np.inf, "[0, inf)"),
-        "top_p": (0, 1, "[0, 1]"),
-        "min_p": (0, 1, "[0, 1]"),
-        "repetition_penalty": (np.nextafter(0, 1), np.inf, "(0, inf)"),
-    }
-    for name in SAMPLING_OPTIONS:
-        array = arrays.get(name)
-        if array is None:
-            continue
-        if len(array) != rows:
-            raise RequestError(f"step: {name} has {len(array)} values for {rows} rows")
-        if name in ranges:
-            least, most, said = ranges[name]
-            wrong = ~((array >= least) & (array <= most) & (array < np.inf))
-            if wrong.any():
-                raise RequestError(f"step: sampled row {int(wrong.argmax())} has a {name} that is not in {said}")

@@ -75,6 +75,7 @@ def steps_of(
     capture_graph: Capture | None = None,
     launcher: Launcher | None = None,
     blocks: int = BLOCKS,
+    rows: int = 128,
 ) -> CudaSteps:
     launcher = JitLauncher() if launcher is None else launcher
     program = CudaProgram(
@@ -84,7 +85,7 @@ def steps_of(
         gpu=GPUS[80],
         launcher=launcher,
         blocks={group.name: blocks for group in lowering.program.cache_groups},
-        limits=StepLimits(tokens=128, requests=8, rows=128, blocks=48),
+        limits=StepLimits(tokens=128, requests=8, rows=rows, blocks=48),
     )
     poison(program.arena)
     return CudaSteps(program, vocab, launcher, capture_graph)

@@ -239,6 +239,29 @@ def test_what_is_too_much_for_a_step_runs_in_parts(interpreter: ProcessPoolExecu
     assert interpreter.submit(in_parts).result() <= EXACT * 4
 
 
+def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
+    """Tokens of a step of 12 rows, more than there is room for, with penalties; and the cpu target's sampler's."""
+    program, context = cases.program_of("Llama")
+    steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
+    step = cases.step_input(made.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
+    options = [{"temperature": 0.9 * (i % 3 > 0), "top_k": 7 * (i % 2), "seed": i} for i in range(12)]
+    step.sampling = cases.as_options(options)
+    step.sampling.repetition_penalty = np.linspace(0.5, 3, 12).astype(np.float32)
+    step.sampling.seen_start = np.arange(0, 13 * 40, 40).astype(np.int32)
+    step.sampling.seen = np.tile(np.arange(40), 12).astype(np.int32)
+    output = steps.start(step).result()
+    assert output.tokens is not None
+    assert output.logits is not None
+    wanted = RowSampler(1).sample(output.logits, step.sampling).tokens
+    assert wanted is not None
+    return output.tokens.tolist(), wanted.tolist()
+
+
+def test_more_rows_than_there_is_room_for(interpreter: ProcessPoolExecutor) -> None:
+    ours, theirs = interpreter.submit(with_penalties_and_many_rows).result()
+    assert ours == theirs
+
+
 def after_bad_numbers() -> tuple[list[int], bool, bool]:
     """Tokens of a step one of whose requests' caches is NaN; whether its blocks are zero then, and the other's not."""
     program, context = cases.program_of("Llama")
