@@ -4,6 +4,8 @@
 #   PYTHON        the interpreter that .venv is made with
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
+#   PACKED        the folder that gpu-check takes
+#   PACKED        the folder that gpu-check takes
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3
@@ -122,9 +124,8 @@ bench-peers: setup  ## compare speed with every engine that installs; BENCH= is 
 
 # With the Python that the machine has: torch with CUDA, Triton and pytest are enough. Tests that need more (TensorRT-RTX,
 # onnx, enginewright installed with its extension) skip, and say so.
-gpu-check:  ## on a machine with a GPU: its tests, and then a benchmark
-	PYTHONPATH=src $(PYTHON) -m pytest -q -rs --confcutdir=tests/gpu tests/gpu
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu_attention.py
+gpu-check:  ## on a machine with a GPU: all that only one can tell; PACKED=FOLDER of `gpu_truth.py pack`
+	for stage in A B C; do PYTHONPATH=src $(PYTHON) benchmarks/gpu_truth.py $$stage --packed "$(PACKED)"; done
 
 # manylinux: what the wheel needs of the system is in any distribution with glibc 2.34 or later.
 wheel: setup  ## build a wheel for other Linux machines into dist/
