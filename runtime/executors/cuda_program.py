@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -208,9 +209,13 @@ class CudaProgram:
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:
     """A bundle's weight, a numpy array, on a device: of 4-bit values their bytes, two values each."""
     if use.dtype in ("bf16", "fp8"):
-        raw = torch.from_numpy(array.view("int16" if use.dtype == "bf16" else "uint8"))
-        return raw.view(TORCH_DTYPES[use.dtype]).to(device)
-    tensor = torch.from_numpy(array).to(device)
+        array = array.view("int16" if use.dtype == "bf16" else "uint8")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
+        tensor = torch.from_numpy(array)
+    if use.dtype in ("bf16", "fp8"):
+        return tensor.view(TORCH_DTYPES[use.dtype]).to(device)
+    tensor = tensor.to(device)
     if use.dtype in ("i4", "u4"):
         return tensor.view(torch.uint8).view(*use.shape[:-1], use.shape[-1] // 2)
     return tensor

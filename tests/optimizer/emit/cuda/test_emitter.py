@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
 
+from enginewright import LLM, SamplingParams
 from enginewright.optimizer.emit.cuda.emitter import CudaEmitter
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
@@ -24,6 +27,7 @@ from enginewright.runtime.executors.cuda_driver import Argument, Gpu
 from enginewright.runtime.executors.cuda_kernels import CarriedLauncher, specs_of
 from tests.passes.small_programs import Steps
 from tests.runtime.executors import cuda_cases as cases
+from tests.triton_interpreter import interpreter as interpreter
 
 SECTION = CudaSection(compute_capabilities=("9.0",), dtype="bf16", requests=8, chunk=128)
 
@@ -78,14 +82,24 @@ def test_a_small_step_launches_what_was_collected() -> None:
     assert missing == []
 
 
+def generated(bundle: Path) -> list[list[int]]:
+    """What users do, where Triton interprets the kernels; a warning is an error."""
+    warnings.simplefilter("error")
+    with LLM(bundle, context=64, max_requests=2) as llm:
+        options = SamplingParams(max_tokens=4, temperature=0.8, seed=3, ignore_eos=True)
+        assert llm.info()["executor"]["target"] == "cuda"
+        return [list(result.token_ids) for result in llm.generate([[1, 5, 9], [1, 200]], options)]
+
+
 @pytest.mark.matrix
-def test_a_bundle_carries_every_kernel(tmp_path: Path) -> None:
+def test_a_bundle_carries_every_kernel(tmp_path: Path, interpreter: ProcessPoolExecutor) -> None:
     program, context = cases.program_of("Llama", "int8", "int8")
     emitter = CudaEmitter()
     PassManager([p for p in emitter.passes() if p.wanted(context)], context).run(program)
     engines = EnginesSection(gpus=("9.0",), requests=8, chunk=128)
     with BundleWriter(tmp_path / "b") as writer:
         target = emitter.emit(program, writer, lambda event: None, EmitOptions(engines=engines))
+        writer.write_text("tokenizer/special_tokens.json", "{}\n")
         model = ModelSection(name="m", architecture="a", vocab_size=256, context_length=256)
         writer.commit(
             Manifest(model=model, source=SourceSection(kind="module", name="m"), targets=()), {"cuda": target}
@@ -102,6 +116,10 @@ def test_a_bundle_carries_every_kernel(tmp_path: Path) -> None:
         sampling = cases.as_options([{"temperature": 1.0, "top_k": 4, "min_p": 0.1} for _ in chunks])
         steps.start(cases.step_input(made.step(chunks), sampling))
     assert {name.removesuffix("_kernel") for name in device.launched} >= {"norm", "product", "paged_attention", "draw"}
+
+    outputs = interpreter.submit(generated, bundle.path).result()
+    assert outputs == interpreter.submit(generated, bundle.path).result()
+    assert [len(tokens) for tokens in outputs] == [4, 4]
 
     (stem,) = set(kernels.glob("rope_kv_write*.json"))
     stem.unlink()
