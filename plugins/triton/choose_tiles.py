@@ -91,12 +91,19 @@ def compile_attention(
     wanted = min(limit, gpu.shared_memory // 2) if split_keys else limit
     found: list[CompiledKernel] = []
     others: list[CompiledKernel] = []
+    refused: TargetError | None = None
     for tile in attention_tiles(shape.tile_case(decode=split_keys > 0), gpu, limit):
-        compiled = compiler(attention_spec(shape, capability, tile, split_keys))
+        try:
+            compiled = compiler(attention_spec(shape, capability, tile, split_keys))
+        except TargetError as e:  # a tile at which a pass of Triton's fails
+            refused = e
+            continue
         if compiled.shared_memory <= limit:
             (found if compiled.shared_memory <= wanted and not compiled.stack else others).append(compiled)
         if len(found) == most:
             break
+    if not found and not others and refused is not None:
+        raise refused
     if not found and not others:
         raise TargetError(
             f"paged attention for compute capability {capability}: heads of {shape.width} elements of {shape.dtype} "

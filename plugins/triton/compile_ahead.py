@@ -101,7 +101,7 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
         options["ptx_version"] = gpu_of(spec.capability).ptx  # by default the newest that Triton's assembler knows
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", spec.capability, 32), options=options)
-        except CompilationError as e:
+        except (CompilationError, RuntimeError) as e:  # a pass of the compiler that fails is the latter
             raise TargetError(
                 f"{spec.kernel} can't be compiled for compute capability {spec.capability}: {e}",
                 hint="Use the version of Triton that pyproject.toml names.",

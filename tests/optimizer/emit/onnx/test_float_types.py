@@ -52,7 +52,7 @@ def test_what_has_which_type(floats: FloatType, tmp_path: Path) -> None:
         assert kinds[kind] == {narrow}
     assert kinds["Cos"] == {TensorProto.FLOAT} == {types["logits"]}
     shapes = {v.name: [d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    assert shapes["mask"] == ["B", 1, "S", 48] and shapes["past_key_0"][2] == 48
+    assert "mask" not in shapes and shapes["past_key_0"][2] == 48  # places are fixed: the graph makes its mask
     weights = {t.name: t.data_type for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL}
     assert narrow in weights.values()
     assert all(kind == TensorProto.FLOAT for name, kind in weights.items() if "norm" in name or "inv_freq" in name)
