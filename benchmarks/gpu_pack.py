@@ -34,7 +34,7 @@ def pack(
     """Writes ``tokens.json`` with tiny bundles of ``recipes`` and the cpu target's tokens, and a folder for each of
     ``models``, sizes of Llamas, with its program and kernels; the bytes of all. ValueError if these are too many.
 
-    ``generate(bundle, target)`` gives tokens. A model of vocabulary 256 (``rehearsal``) has no kernels with it.
+    ``generate(bundle, target)`` gives tokens. The folder ``rehearsal`` is a tiny model's program without kernels.
     """
     folder.mkdir(parents=True)
     expected: dict[str, list[list[int]]] = {}

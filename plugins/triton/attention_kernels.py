@@ -21,7 +21,7 @@ from .attention_tile import attend_tile
 
 
 @triton.jit
-def _request_of_tile(q_start: tl.tensor, tile: tl.tensor, requests: tl.tensor, QUERIES: tl.constexpr) -> tl.tensor:
+def request_of_tile(q_start: tl.tensor, tile: tl.tensor, requests: tl.tensor, QUERIES: tl.constexpr) -> tl.tensor:
     """The last request b whose tiles begin at or before ``tile``; they begin at q_start[b] // QUERIES + b.
 
     So every request has tiles enough, and how many there are, T // QUERIES + B, is known without looking at q_start.
@@ -86,7 +86,7 @@ def paged_attention_kernel(
     split = tl.program_id(2)
     splits = tl.num_programs(2)
 
-    request = _request_of_tile(q_start, tile, requests, QUERIES)
+    request = request_of_tile(q_start, tile, requests, QUERIES)
     first_token = tl.load(q_start + request)
     tokens = tl.load(q_start + request + 1) - first_token  # of the request in this step
     first = (tile - (first_token // QUERIES + request)) * QUERIES  # the tile's first, within them

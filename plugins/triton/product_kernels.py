@@ -10,20 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .attention_kernels import request_of_tile
 from .step_kernels import activated, stored_to_float
-
-
-@triton.jit
-def _expert_of_tile(starts: tl.tensor, tile: tl.tensor, experts: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
-    """The last expert e whose tiles begin at or before ``tile``; they begin at starts[e] // ROWS + e."""
-    low = tile * 0
-    high = low + experts
-    while high - low > 1:
-        middle = (low + high) // 2
-        begins = tl.load(starts + middle) // ROWS + middle
-        low = tl.where(begins <= tile, middle, low)
-        high = tl.where(begins <= tile, high, middle)
-    return low
 
 
 @triton.jit(do_not_specialize=["rows", "experts"])
@@ -67,7 +55,7 @@ def product_kernel(
     end = rows
     which = tile * 0
     if GROUPED:
-        which = _expert_of_tile(starts, tile, experts, ROWS)
+        which = request_of_tile(starts, tile, experts, ROWS)  # tiles of experts lie as those of requests do
         begin = tl.load(starts + which)
         end = tl.load(starts + which + 1)
         first = begin + (tile - (begin // ROWS + which)) * ROWS

@@ -28,9 +28,7 @@ from .cuda_kernels import CarriedLauncher
 from .cuda_ops import Launcher
 from .cuda_program import CudaProgram, weight_tensor
 from .cuda_steps import Capture, CudaSteps, Graph
-from .packed_steps import (
-    StepLimits,
-)
+from .packed_steps import StepLimits
 
 
 class CudaExecutor:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from enginewright.plugins.shared.contracts import SAMPLING_OPTIONS
 from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.launch import tile_of
@@ -25,6 +24,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 from .carried_kernels import read_by_stem
 from .cuda_driver import Argument, Device
 from .cuda_program import TORCH_DTYPES, CudaProgram
+from .cuda_sampling import option_views, option_words, places_of
 from .packed_steps import StepLimits, StepShape, input_shapes
 
 _META = torch.device("meta")
@@ -83,7 +83,8 @@ def specs_of(program: LoweredProgram, section: CudaSection, capability: int) -> 
         }
         _, logits = bound.bound(shape, inputs)
     assert logits is not None
-    collect_sampling(logits, collector)
+    for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
+        collect_sampling(of_any_step, collector)
     return collector
 
 
@@ -91,9 +92,9 @@ def collect_sampling(logits: torch.Tensor, launcher: SpecCollector) -> None:
     """Binds what any step's sampling may launch, for logits [R, V] on the device "meta"."""
     rows, vocab = logits.shape
     memory = SamplingMemory(rows, vocab, _META)
-    kinds = {"top_k": torch.int32, "seed": torch.int64, "counter": torch.int64}
-    options = {name: torch.empty(rows, dtype=kinds.get(name, torch.float32), device=_META) for name in SAMPLING_OPTIONS}
-    options |= {name: torch.empty(rows + 1, dtype=torch.int32, device=_META) for name in ("seen", "seen_start")}
+    places, count = places_of(option_words(rows))
+    options = option_views(torch.empty(count, dtype=torch.int32, device=_META), places, rows)
+    options["seen"] = torch.empty(1, dtype=torch.int32, device=_META)
     for flags in product((False, True), repeat=5):
         for call in sampling_calls(logits, options, memory, Drawing(*flags)):
             launcher.bind(call)
