@@ -124,11 +124,13 @@ class StepInput:
     positions: Int32Array  # [T]
     q_start: Int32Array  # [B+1], q_start[0] = 0, q_start[B] = T
     kv_len: Int32Array  # [B]
-    block_tables: dict[str, Int32Array]  # cache group -> [B, blocks], padded with -1
+    block_tables: dict[str, Int32Array]  # cache group -> [B, blocks], padded with -1; -1 also before a window
     slots: dict[str, Int32Array]  # cache group -> [T], block * K + slot in block
     rows: Int32Array  # [R], the tokens (indices into T) whose logits are wanted
     sampling: SamplingBatch | None = None  # None: no tokens are sampled
     return_logits: bool = False
+    copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy
+    # before the step; all are read before any is written
     # Reserved: adapter ids [B], tree ancestors [T, T'], input embeddings [T, H].
 
 
@@ -152,7 +154,8 @@ class ExecutorCaps:
     """What an executor can do; the scheduler plans by it.
 
     ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
-    ``max_requests``: most requests (B).
+    ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
+    made, and tables may have -1 for blocks that no token of the step sees through the group's window.
     """
 
     ragged: bool = True
@@ -160,7 +163,7 @@ class ExecutorCaps:
     max_requests: int = 8192
     tree: bool = False
     lora: bool = False
-    copy_on_write: bool = False
+    shared_blocks: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from enginewright.plugins.cpu.executable import CpuProgram, isas
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
@@ -66,7 +66,7 @@ class CpuExecutor:
         weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
-        self.caps = ExecutorCaps()
+        self.caps = ExecutorCaps(shared_blocks=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned = ""
         if tuning is None and tuning_path(bundle).exists():
@@ -89,9 +89,18 @@ class CpuExecutor:
     def submit(self, step: StepInput) -> Deferred:
         self._bundle.check_unchanged()
         program, profile = self.program_of(step), self.profile
-        if profile is not None:
-            return Deferred(partial(profile.run, program), step)
-        return Deferred(program.run, step)
+        run = program.run if profile is None else partial(profile.run, program)
+        return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
+
+    def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
+        for group in self.cache_groups:
+            if group.name not in step.copies:
+                continue
+            source, to = step.copies[group.name].T
+            for layer in group.layers:
+                for memory in self._program.cache_memory(group.name, layer):
+                    memory[to] = memory[source]
+        return run(step)
 
     @property
     def program(self) -> CpuProgram:

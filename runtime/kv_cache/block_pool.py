@@ -1,53 +1,138 @@
-"""Blocks of a KV cache: who holds which. Numbers only; the memory is the executor's."""
+"""Blocks of a KV cache: who holds which, and what those that nobody holds are kept for. The memory is the executor's."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+
 from enginewright.plugins.shared.errors import CapacityError
+
+TENANTS_SHARE = 2
+"""Other tenants leave a tenant at least so much of the pool in kept blocks: one in this many, over the tenants."""
 
 
 class BlockPool:
-    """Reference-counted blocks 0..blocks-1 with a free list. Every operation takes constant time.
+    """Reference-counted blocks 0..blocks-1. A block is one of three:
 
-    A block that several requests hold (a shared prefix) is free once all of them released it.
+    1. held, by one request or several (a shared prefix);
+    2. kept: nobody holds it, but a later request may find a prefix in it; the one unused for longest is evicted first;
+    3. free.
+
+    Where the free ones run out, kept ones are evicted, of the tenant that keeps the most. ``available`` leaves each
+    other tenant its share, so that who asks first never evicts all that another has (``force``: for the oldest
+    request, which must advance). Every operation takes constant time for a given number of tenants.
+
+    Args:
+        blocks: how many there are.
+        evicted: called with a kept block before it is given to somebody else.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, evicted: Callable[[int], None] = lambda block: None) -> None:
         if blocks < 0:
             raise ValueError(f"blocks: {blocks} is negative")
         self.total_blocks = blocks
+        self.evictions = 0
+        self._evicted = evicted
         self._free = list(range(blocks - 1, -1, -1))  # the next one is last, so that the first are used first
         self._holders = [0] * blocks
+        self._tenant: list[str | None] = [None] * blocks  # of a block that is kept once nobody holds it
+        self._kept: dict[str, OrderedDict[int, None]] = {}  # tenant -> blocks that nobody holds, oldest use first
 
     @property
     def free_blocks(self) -> int:
-        """Number of free blocks."""
-        return len(self._free)
+        """Number of blocks that nobody holds, kept ones among them."""
+        return len(self._free) + self.kept_blocks
 
-    def allocate(self) -> int:
-        """A free block, now held once. Raises CapacityError if there is none."""
-        if not self._free:
-            raise CapacityError(
-                f"all {self.total_blocks} KV blocks are in use", hint="Release some, or enlarge the pool."
-            )
-        block = self._free.pop()
+    @property
+    def kept_blocks(self) -> int:
+        """Number of blocks that nobody holds and that a later request may use."""
+        return sum(map(len, self._kept.values()))
+
+    @property
+    def shared_blocks(self) -> int:
+        """Number of blocks that more than one request holds. Looks at all of them."""
+        return sum(count > 1 for count in self._holders)
+
+    def available(self, tenant: str = "", *, force: bool = False) -> int:
+        """Number of blocks that ``allocate`` can give to a tenant, one after the other."""
+        if not self._kept:
+            return len(self._free)
+        share = 0 if force else self._share(tenant)
+        kept = sum(len(of) - (0 if name == tenant else min(len(of), share)) for name, of in self._kept.items())
+        return len(self._free) + kept
+
+    def allocate(self, tenant: str = "") -> int:
+        """A block, now held once. Raises CapacityError if all are held."""
+        block = self._free.pop() if self._free else self._evict(tenant)
         self._holders[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        """One more holder of a block that is held. Raises ValueError if it is free."""
-        self._check_held(block)
+        """One more holder of a block that is held or kept. Raises ValueError if it is free."""
+        if self._is_kept(block):
+            self._take(block)
+        else:
+            self._check_held(block)
         self._holders[block] += 1
 
     def release(self, block: int) -> None:
         """One holder less. Raises ValueError if the block is free already."""
         self._check_held(block)
         self._holders[block] -= 1
-        if not self._holders[block]:
+        if self._holders[block]:
+            return
+        tenant = self._tenant[block]
+        if tenant is None:
             self._free.append(block)
+        else:
+            self._kept.setdefault(tenant, OrderedDict())[block] = None
+
+    def keep(self, block: int, tenant: str) -> None:
+        """From its last release on, a held block is kept for a tenant. Raises ValueError if it isn't held."""
+        self._check_held(block)
+        self._tenant[block] = tenant
+
+    def drop(self, block: int) -> None:
+        """A block is kept no longer: it is free, or will be when its holders release it."""
+        if self._is_kept(block):
+            self._take(block)
+            self._free.append(block)
+        self._tenant[block] = None
 
     def holders(self, block: int) -> int:
-        """How many hold ``block``; 0 if it is free."""
+        """How many hold ``block``; 0 if it is free or kept."""
         return self._holders[block]
+
+    def _share(self, tenant: str) -> int:
+        """Kept blocks of each other tenant that ``tenant`` can't evict."""
+        tenants = len(self._kept) + (tenant not in self._kept)
+        return self.total_blocks // (TENANTS_SHARE * tenants) if tenants > 1 else 0
+
+    def _evict(self, tenant: str) -> int:
+        if not self._kept:
+            raise CapacityError(
+                f"all {self.total_blocks} KV blocks are in use", hint="Release some, or enlarge the pool."
+            )
+        share = self._share(tenant)
+        losing = [name for name, of in self._kept.items() if name == tenant or len(of) > share] or list(self._kept)
+        block = next(iter(self._kept[max(losing, key=lambda name: (len(self._kept[name]), name == tenant))]))
+        self._take(block)
+        self._tenant[block] = None
+        self.evictions += 1
+        self._evicted(block)
+        return block
+
+    def _is_kept(self, block: int) -> bool:
+        return 0 <= block < self.total_blocks and not self._holders[block] and self._tenant[block] is not None
+
+    def _take(self, block: int) -> None:
+        """Out of the blocks that are kept."""
+        tenant = self._tenant[block]
+        assert tenant is not None
+        kept = self._kept[tenant]
+        del kept[block]
+        if not kept:
+            del self._kept[tenant]
 
     def _check_held(self, block: int) -> None:
         if not 0 <= block < self.total_blocks or not self._holders[block]:

@@ -74,6 +74,7 @@ class RequestOutput:
         request_id: of this process.
         error: what went wrong where finish_reason is "error"; tokens and text are those before.
         metrics: when it happened.
+        num_cached_tokens: of the prompt, that were found in the prefix cache; None without one. (vLLM's name.)
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -86,6 +87,7 @@ class RequestOutput:
     request_id: str = field(default="", compare=False)
     error: EnginewrightError | None = field(default=None, compare=False)
     metrics: RequestMetrics = field(default=RequestMetrics(0.0), compare=False)
+    num_cached_tokens: int | None = field(default=None, compare=False)
 
     @property
     def cumulative_logprob(self) -> float | None:

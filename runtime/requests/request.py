@@ -30,6 +30,7 @@ class Request:
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
             chunk: the first token's position, [n, V]. None for an ordinary request.
+        tenant: whose request it is: what it computes is found again by requests of the same tenant only.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Request:
         prompt_text: str | None = None,
         text: OutputText | None = None,
         logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
+        tenant: str = "",
     ) -> None:
         self.params = params
         self.request_id = str(next(_numbers))
@@ -55,10 +57,12 @@ class Request:
             raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
         self.max_tokens = most
         self.logits = logits
+        self.tenant = tenant
         self.tokens = list(prompt)  # prompt, then output
         self.prompt_length = len(self.tokens)
         self.computed = 0  # tokens whose keys and values are in the cache
-        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens
+        self.cached_tokens: int | None = None  # of the prompt, found in the prefix cache when it began
+        self.tables: dict[str, array[int]] = {}  # cache group -> blocks (i32), in the order of the tokens; -1 is none
         self.capacity = 0  # tokens that its blocks can hold
         self.finish_reason: FinishReason | None = None
         self.error: EnginewrightError | None = None  # why, where that is "error"
@@ -74,6 +78,11 @@ class Request:
         self._whole_text: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._taken = 0  # new tokens that were given out
+
+    @property
+    def namespace(self) -> tuple[str, ...]:
+        """Requests of the same one may find what this one has computed."""
+        return (self.tenant,)
 
     @property
     def scores(self) -> bool:
@@ -164,4 +173,5 @@ class Request:
             request_id=self.request_id,
             error=self.error,
             metrics=RequestMetrics(self.queued, *(self.token_times or (None, None))),
+            num_cached_tokens=self.cached_tokens,
         )

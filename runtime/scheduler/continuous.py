@@ -1,15 +1,17 @@
 """Continuous batching: every step takes all decodes, then chunks of prefill up to a token budget.
 
-First come, first served. Blocks are taken as tokens come; when they run out, the newest running request gives its
-blocks up and starts over later from its prompt and the tokens it has (Orca, OSDI 2022; vLLM, SOSP 2023).
+First come, first served. Blocks are taken as tokens come (``kv_cache.cache_manager``); when they run out, the newest
+running request gives its blocks up and starts over later from its prompt and the tokens it has, or from those that can
+still be found (Orca, OSDI 2022; vLLM, SOSP 2023).
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
@@ -18,6 +20,7 @@ from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_groups import bytes_for, format_bytes
+from ..kv_cache.cache_manager import CacheManager
 from .base import Batch, Chunk
 from .step_inputs import StepInputs
 
@@ -30,11 +33,13 @@ class SchedulerConfig:
         max_requests: most requests that run at a time.
         prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
         prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
+        prefix_cache: whether a request begins with what others have computed of its tokens.
     """
 
     max_requests: int = 64
     prefill_tokens: int = 512
     prefill_chunk: int | None = None
+    prefix_cache: bool = False
 
 
 class ContinuousScheduler:
@@ -53,20 +58,36 @@ class ContinuousScheduler:
     ) -> None:
         self.config = config
         self.caps = caps
-        self.groups = {g.name: g for g in groups}
-        self.pools = {g.name: BlockPool(blocks[g.name]) for g in groups}
+        self.cache = CacheManager(
+            groups,
+            blocks,
+            step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),
+            shared_blocks=caps.shared_blocks,
+            prefix_cache=config.prefix_cache,
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.preemptions = 0
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
-        self._inputs = StepInputs(self.groups)
+        self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
+        self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
+
+    @property
+    def groups(self) -> dict[str, CacheGroup]:
+        """The cache groups by name."""
+        return self.cache.groups
+
+    @property
+    def pools(self) -> dict[str, BlockPool]:
+        """Cache group -> its blocks."""
+        return self.cache.pools
 
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""
         for group in self.groups.values():
             held = self.pools[group.name].total_blocks * group.block_size
-            if request.most_cached > held:
+            if self.cache.most_held(group, request.most_cached) > held:
                 need = bytes_for(tuple(self.groups.values()), request.most_cached)
                 raise CapacityError(
                     f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
@@ -84,7 +105,7 @@ class ContinuousScheduler:
         for queue in (self.running, self.waiting):
             if request in queue:
                 queue.remove(request)
-        self._release(request)
+        self.cache.release(request)
         request.finish("abort")
 
     def abort_all(self) -> None:
@@ -108,16 +129,19 @@ class ContinuousScheduler:
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
         chunks = decodes + prefills
-        return Batch(tuple(chunks), self._inputs.of(chunks))
+        step = self._inputs.of(chunks)
+        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        return Batch(tuple(chunks), step)
 
     def prepare_next(self, batch: Batch) -> None:
         """Takes the block that each request's next token will need, as long as some are free."""
         for chunk in batch.chunks:
             cached = chunk.start + chunk.count + 1
             if chunk.samples and cached <= chunk.request.most_cached:
-                self._grow(chunk.request, cached)
+                self.cache.grow(chunk.request, cached)
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
+        self.cache.copies = {}
         advanced, row = [], 0
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -126,6 +150,7 @@ class ContinuousScheduler:
             if request.finished:
                 continue  # aborted while the step ran
             request.computed = chunk.start + chunk.count
+            self.cache.stepped(request)
             if NO_TOKEN in tokens[first:row]:
                 request.fail(_not_finite(request))
             elif request.scores:
@@ -141,7 +166,7 @@ class ContinuousScheduler:
     def _retire(self, request: Request) -> None:
         if request.finished:
             self.running.remove(request)
-            self._release(request)
+            self.cache.release(request)
 
     def _decodes(self) -> list[Chunk]:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
@@ -153,7 +178,7 @@ class ContinuousScheduler:
 
     def _make_room(self, request: Request) -> bool:
         """Takes a block for the next token if it needs one; False if ``request`` itself had to be preempted."""
-        while not self._grow(request, request.computed + 1):
+        while not self.cache.grow(request, request.computed + 1, force=request is self.running[0]):
             if self._preempt_newest() is request:
                 return False
         return True
@@ -168,10 +193,11 @@ class ContinuousScheduler:
             if id(request) in decoding or tokens_left < 1:
                 continue
             count = self._chunk_size(request, tokens_left)
-            while not self._grow(request, request.computed + count):
+            oldest = request is self.running[0]
+            while not self.cache.grow(request, request.computed + count, force=oldest):
                 newest = self.running[-1]
                 if newest is request or id(newest) in decoding:
-                    count = self._fitting(request, count)
+                    count = self.cache.fitting(request, count, force=oldest)
                 else:
                     self._preempt_newest()
             if count:
@@ -186,20 +212,21 @@ class ContinuousScheduler:
         chunks = []
         promised = dict.fromkeys(self.pools, 0)  # blocks that running prefills will still take
         for request in self.running:
-            for name, needed in self._needed(request, len(request.tokens)).items():
-                promised[name] += max(needed, 0)
+            for name, needed in self.cache.lacking(request, len(request.tokens)).items():
+                promised[name] += needed
         while tokens_left > 0 and self.waiting and len(self.running) < self._most_running:
             request = self.waiting[0]
-            for name, needed in self._needed(request, len(request.tokens)).items():
-                promised[name] += needed
-            if any(promised[name] > pool.free_blocks for name, pool in self.pools.items()):
+            if self.running and self._refused == (request, self.cache.changes):
+                break
+            if not self.cache.begin(request, self.running, promised, force=not self.running):
+                self._refused = request, self.cache.changes
                 break
             self.running.append(self.waiting.popleft())
             count = self._chunk_size(request, tokens_left)
-            chunks.append(Chunk(request, 0, count))
+            chunks.append(Chunk(request, request.computed, count))
             tokens_left -= count
         for chunk in chunks:
-            self._grow(chunk.request, chunk.count)
+            self.cache.grow(chunk.request, chunk.start + chunk.count, force=chunk.request is self.running[0])
         return chunks
 
     def _oldest_first(self) -> Iterator[Request]:
@@ -212,48 +239,12 @@ class ContinuousScheduler:
     def _chunk_size(self, request: Request, tokens_left: int) -> int:
         return min(request.remaining, tokens_left, self.config.prefill_chunk or tokens_left)
 
-    def _needed(self, request: Request, tokens: int) -> dict[str, int]:
-        """Cache group -> blocks that ``request`` lacks to hold ``tokens``."""
-        return {
-            name: -(-tokens // group.block_size) - len(request.tables.get(name, ()))
-            for name, group in self.groups.items()
-        }
-
-    def _grow(self, request: Request, tokens: int) -> bool:
-        """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
-        if tokens <= request.capacity:
-            return True
-        needed = self._needed(request, tokens)
-        if any(count > self.pools[name].free_blocks for name, count in needed.items()):
-            return False
-        for name, count in needed.items():
-            request.tables.setdefault(name, array("i")).extend(self.pools[name].allocate() for _ in range(count))
-        request.capacity = min(
-            (len(request.tables[name]) * group.block_size for name, group in self.groups.items()), default=tokens
-        )
-        return True
-
-    def _fitting(self, request: Request, count: int) -> int:
-        """How many of the next ``count`` tokens fit into the blocks that it has and the free ones."""
-        for name, group in self.groups.items():
-            blocks = len(request.tables.get(name, ())) + self.pools[name].free_blocks
-            count = min(count, blocks * group.block_size - request.computed)
-        return count
-
     def _preempt_newest(self) -> Request:
         request = self.running.pop()
-        self._release(request)
-        request.computed = 0
+        self.cache.release(request)
         self.waiting.appendleft(request)
         self.preemptions += 1
         return request
-
-    def _release(self, request: Request) -> None:
-        for name, table in request.tables.items():
-            for block in table:
-                self.pools[name].release(block)
-        request.tables = {}
-        request.capacity = 0
 
 
 def _not_finite(request: Request) -> EnginewrightError:

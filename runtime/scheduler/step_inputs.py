@@ -20,8 +20,9 @@ class StepInputs:
     This is Python between two steps, while the cores wait, so a step of decodes costs a few additions.
     """
 
-    def __init__(self, groups: Mapping[str, CacheGroup]) -> None:
+    def __init__(self, groups: Mapping[str, CacheGroup], windows: Sequence[str] = ()) -> None:
         self._groups = groups
+        self._windows = windows  # groups whose tables get holes
         self._requests: list[Request] = []  # of the last step, where each decoded a token
         self._starts: list[int] = []  # where each of them is when that step was committed
         self._last: StepInput | None = None
@@ -77,4 +78,16 @@ class StepInputs:
             at = self._starts[b] // size
             table[b, at] = block = self._requests[b].tables[group][at]
             slots[b] = block * size
+        if group in self._windows:
+            table = self._without_given_back(table, self._groups[group], copied=bool(begun))
         return table, slots
+
+    def _without_given_back(self, table: Int32Array, group: CacheGroup, *, copied: bool) -> Int32Array:
+        """With holes before the windows; see ``CacheManager``."""
+        for b, start in enumerate(self._starts):
+            before = start - group.window + 1
+            if before > 0 and before % group.block_size == 0:  # the block before that is no longer seen
+                table = table if copied else table.copy()
+                table[b, before // group.block_size - 1] = -1
+                copied = True
+        return table

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ class ToyExecutor:
     """The next token is a checksum of all tokens in the cache up to the row, as found through the block table.
 
     ``script`` replaces the checksum: text that the model says, from the first new token of a request on.
+    ``windows``: of groups with blocks of one size, which may be shared; 0 for none. A token sees no more than these.
     """
 
     def __init__(
@@ -45,13 +47,17 @@ class ToyExecutor:
         groups: int = 1,
         caps: ExecutorCaps = ExecutorCaps(),
         script: Mapping[int, int] | None = None,
+        windows: Sequence[int] | None = None,
     ) -> None:
-        self.caps = caps
+        self.caps = caps if windows is None else replace(caps, shared_blocks=True)
+        sizes = [(block_size << i, 0, blocks >> i) for i in range(groups)]
+        if windows is not None:
+            sizes = [(block_size, window, blocks) for window in windows]
         self.cache_groups = tuple(
-            CacheGroup(f"g{i}", (i,), kv_heads=1, key_head_size=1, value_head_size=1, block_size=block_size << i)
-            for i in range(groups)
+            CacheGroup(f"g{i}", (i,), kv_heads=1, key_head_size=1, value_head_size=1, block_size=size, window=window)
+            for i, (size, window, _) in enumerate(sizes)
         )
-        self.blocks = {g.name: blocks >> i for i, g in enumerate(self.cache_groups)}
+        self.blocks = {g.name: count for g, (_, _, count) in zip(self.cache_groups, sizes, strict=True)}
         self.memory = {g.name: np.full(self.blocks[g.name] * g.block_size, -1, np.int32) for g in self.cache_groups}
         self.script = script  # position -> token
         self.steps: list[StepInput] = []
@@ -75,6 +81,9 @@ class ToyExecutor:
             raise self.fail
         self._check(step)
         self.steps.append(step)
+        for name, pairs in step.copies.items():
+            blocks = self.memory[name].reshape(self.blocks[name], -1)
+            blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
         for group in self.cache_groups:
             self.memory[group.name][step.slots[group.name]] = step.ids
         owner = np.searchsorted(step.q_start, step.rows, side="right") - 1
@@ -105,8 +114,10 @@ class ToyExecutor:
             slots = step.slots[group.name]
             assert len(set(slots.tolist())) == len(slots), "two tokens in one slot"
             table = step.block_tables[group.name]
-            for row, length in zip(table, step.kv_len, strict=True):
-                assert (row[: -(-length // group.block_size)] >= 0).all()
+            for row, length, start in zip(table, step.kv_len, first, strict=True):
+                seen = max(start - group.window + 1, 0) // group.block_size if group.window else 0
+                assert (row[seen : -(-length // group.block_size)] >= 0).all()
+                assert not self.caps.shared_blocks or (row[:seen] == -1).all(), "a block that is given back"
         if not self.caps.ragged:
             assert len({c > 1 for c in counts}) == 1 or not (first > 0).any()
 
@@ -123,7 +134,7 @@ class ToyExecutor:
             return self.script.get(position, EOS)
         total = 0
         for group in self.cache_groups:
-            p = np.arange(position + 1)
+            p = np.arange(max(position - group.window + 1, 0) if group.window else 0, position + 1)
             slots = step.block_tables[group.name][b][p // group.block_size] * group.block_size + p % group.block_size
             total = zlib.crc32(self.memory[group.name][slots].tobytes(), total)
         if step.sampling is not None and step.sampling.temperature[r] > 0:

@@ -1,0 +1,174 @@
+"""Which blocks hold the keys and values of which tokens: a tree of blocks, found by comparing tokens.
+
+A node stands for the K tokens of a block behind those of its parent, for one tenant. Tokens are compared, not hashes of
+them, so that no two prefixes are ever taken for one another (vLLM #54727 shows what a collision does). A node's serial
+number is never used again, and what is under a node that was evicted is never found again: block ids come back, and
+mean something else then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+NO_BLOCK = -1
+Tokens = tuple[int, ...]
+Namespace = tuple[str, ...]
+"""Who may find it: a tenant; later the adapter, too, and its version."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """The tokens of a block, behind those of its parent.
+
+    Attributes:
+        tokens: K of them; fewer in a block that was filled in part. A root has none.
+        blocks: of each cache group, NO_BLOCK where it is lost.
+        children: in the order of their tokens.
+        users: requests that will add a child. A node with one stays, whatever it has lost.
+        detached: nothing finds it any more.
+    """
+
+    serial: int
+    namespace: Namespace
+    parent: Node | None
+    tokens: Tokens
+    blocks: list[int]
+    children: list[Node] = field(default_factory=list)
+    users: int = 0
+    detached: bool = False
+
+
+@dataclass(frozen=True)
+class Match:
+    """What is known of the beginning of some tokens.
+
+    Attributes:
+        nodes: one after the other. The last may have more tokens, or other ones behind those that match.
+        tokens: how many match.
+    """
+
+    nodes: tuple[Node, ...]
+    tokens: int
+
+
+class PrefixIndex:
+    """See the module.
+
+    Args:
+        block_size: tokens of a block (K), the same in every group.
+        windowed: of each cache group, whether its layers see a window; such a group may lose blocks that others need.
+        drop: called with a group's number and a block that nothing finds any more.
+    """
+
+    def __init__(self, block_size: int, windowed: Sequence[bool], drop: Callable[[int, int], None]) -> None:
+        self.block_size = block_size
+        self._windowed = tuple(windowed)
+        self._drop = drop
+        self._serials = itertools.count()
+        self._roots: dict[Namespace, Node] = {}
+        self._node_of: list[dict[int, Node]] = [{} for _ in windowed]  # of each group: block -> node
+
+    def root(self, namespace: Namespace) -> Node:
+        """Where a prefix begins."""
+        if namespace not in self._roots:
+            self._roots[namespace] = self._node(namespace, None, (), [NO_BLOCK] * len(self._windowed))
+        return self._roots[namespace]
+
+    def find(self, namespace: Namespace, tokens: Sequence[int], most: int) -> Match:
+        """The longest known beginning of ``tokens[:most]``, to the token. Changes nothing."""
+        node, nodes, size = self._roots.get(namespace), [], self.block_size
+        matched = 0
+        while node is not None and node.children and matched < most:
+            wanted = tuple(tokens[matched : min(matched + size, most)])
+            at = bisect_left(node.children, wanted, key=_tokens)
+            near = node.children[max(at - 1, 0) : at + 1]  # of a sorted list, one of these shares the most with it
+            node = max(near, key=lambda child: _common(child.tokens, wanted))
+            common = _common(node.tokens, wanted)
+            if not common:
+                break
+            nodes.append(node)
+            matched += common
+            if common < size:
+                break
+        return Match(tuple(nodes), matched)
+
+    def add(self, parent: Node, tokens: Tokens, blocks: Sequence[int]) -> Node:
+        """The node of these tokens behind ``parent``, which isn't detached. What it lacks, it takes of ``blocks``.
+
+        ``blocks`` are held ones, or NO_BLOCK. A part of a block that another node has more of adds nothing: ``parent``
+        comes back.
+        """
+        at = bisect_left(parent.children, tokens, key=_tokens)
+        after = parent.children[at] if at < len(parent.children) else None
+        if after is None or after.tokens != tokens:
+            if after is not None and after.tokens[: len(tokens)] == tokens:
+                return parent
+            before = parent.children[at - 1] if at else None
+            if before is not None and len(before.tokens) < len(tokens) and tokens[: len(before.tokens)] == before.tokens:
+                self._detach(before)
+                at -= 1
+            after = self._node(parent.namespace, parent, tokens, [NO_BLOCK] * len(blocks))
+            parent.children.insert(at, after)
+        for group, block in enumerate(blocks):
+            if after.blocks[group] == NO_BLOCK != block and block not in self._node_of[group]:
+                after.blocks[group] = block
+                self._node_of[group][block] = after
+        return after
+
+    def forget(self, group: int, block: int) -> None:
+        """A block gets other tokens. If it isn't of a window, what comes behind it is of no use any more."""
+        node = self._node_of[group].pop(block)
+        node.blocks[group] = NO_BLOCK
+        if self._windowed[group]:
+            self.prune(node)
+        else:
+            self._detach(node)
+
+    def prune(self, node: Node) -> None:
+        """Takes a node away that nothing needs, and those above that nothing needs then."""
+        while node.parent is not None and not node.detached and not self._needed(node):
+            parent = node.parent
+            self._detach(node)
+            node = parent
+        if node.parent is None and not self._needed(node):
+            self._roots.pop(node.namespace, None)
+            node.detached = True
+
+    def _needed(self, node: Node) -> bool:
+        return bool(node.users or node.children) or any(block != NO_BLOCK for block in node.blocks)
+
+    def _detach(self, node: Node) -> None:
+        """Takes a node away, with all that is under it."""
+        assert node.parent is not None
+        siblings = node.parent.children
+        at = bisect_left(siblings, node.tokens, key=_tokens)
+        assert siblings[at] is node
+        del siblings[at]
+        left = [node]
+        while left:
+            gone = left.pop()
+            gone.detached = True
+            left += gone.children
+            gone.children = []
+            for group, block in enumerate(gone.blocks):
+                if block != NO_BLOCK:
+                    del self._node_of[group][block]
+                    gone.blocks[group] = NO_BLOCK
+                    self._drop(group, block)
+
+    def _node(self, namespace: Namespace, parent: Node | None, tokens: Tokens, blocks: list[int]) -> Node:
+        return Node(next(self._serials), namespace, parent, tokens, blocks)
+
+
+def _tokens(node: Node) -> Tokens:
+    return node.tokens
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """How many tokens both begin with."""
+    if one == other:
+        return len(one)
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

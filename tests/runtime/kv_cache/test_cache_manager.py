@@ -1,0 +1,270 @@
+"""Requests that share blocks get the tokens that they get alone, whatever happens; no block is lost or held wrongly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+
+WINDOWS = {"full": (0,), "window": (9,), "both": (0, 6, 13), "caps": (0, 1)}
+
+
+def engine_of(toy: Any, *, blocks: int = 64, windows: tuple[int, ...] = (0,), **config: Any) -> Engine:
+    return Engine(toy(blocks=blocks, block_size=8, windows=windows), SchedulerConfig(**({"prefix_cache": True} | config)))
+
+
+def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
+    return Request(prompt, SamplingParams(max_tokens=new, ignore_eos=True), **more)
+
+
+def run(engine: Engine, *requests: Request) -> list[list[int]]:
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work():
+        engine.step()
+        check(engine)
+    return [request.tokens[request.prompt_length :] for request in requests]
+
+
+def alone(toy: Any, windows: tuple[int, ...], request: Request) -> list[int]:
+    """The tokens that a request of the same prompt gets where nothing is shared."""
+    plain = engine_of(toy, windows=windows, prefix_cache=False)
+    prompt = request.tokens[: request.prompt_length]
+    plain.add_request(again := Request(prompt, request.params, max_tokens=request.max_tokens))
+    while plain.has_work():
+        plain.step()
+    plain.executor.close()
+    return again.tokens[again.prompt_length :]
+
+
+def check(engine: Engine) -> None:
+    """Each block is held as often as tables have it, and what can be found has the tokens that it is found by."""
+    scheduler, cache, executor = engine.scheduler, engine.scheduler.cache, engine.executor
+    assert all(not r.tables and not r.computed for r in scheduler.waiting)
+    found: list[dict[int, Node]] = [{} for _ in cache.groups]
+    nodes = list(cache.index._roots.values()) if cache.index is not None else []
+    for node in nodes:
+        assert not node.detached
+        assert [child.tokens for child in node.children] == sorted({child.tokens for child in node.children})
+        for child in node.children:
+            assert child.parent is node and child.namespace == node.namespace
+        nodes += node.children
+        for i, block in enumerate(node.blocks):
+            if block != NO_BLOCK:
+                assert block not in found[i], "one block stands for two prefixes"
+                found[i][block] = node
+    if cache.index is not None:
+        assert found == cache.index._node_of
+        users = Counter(id(place.node) for place in cache._places.values())
+        assert all(node.users == users[id(node)] for node in nodes)
+    assert set(cache._places) <= set(scheduler.running)
+    for i, (name, pool) in enumerate(engine.pools.items()):
+        size = cache.groups[name].block_size
+        held = Counter(b for r in scheduler.running for b in r.tables.get(name, ()) if b != NO_BLOCK)
+        assert [pool.holders(b) for b in range(pool.total_blocks)] == [held[b] for b in range(pool.total_blocks)]
+        kept = [block for of in pool._kept.values() for block in of]
+        assert sorted([*pool._free, *kept, *held]) == list(range(pool.total_blocks)), "a block is lost"
+        assert set(kept) <= set(found[i]) <= {*kept, *held}
+        memory = executor.memory[name].reshape(pool.total_blocks, size)  # type: ignore[attr-defined]
+        for block, node in found[i].items():
+            assert tuple(memory[block, : len(node.tokens)]) == node.tokens
+
+
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=list(WINDOWS))
+def test_a_prefix_is_found_to_the_token(toy: Any, windows: tuple[int, ...]) -> None:
+    engine = engine_of(toy, windows=windows)
+    first = ask(list(range(23)))
+    run(engine, first)
+    assert first.cached_tokens == 0
+    for common, reused in ((23, 22), (20, 20), (18, 16), (15, 15), (3, 0)):
+        request = ask([*range(common), *[99] * (23 - common)])
+        assert run(engine, request) == [alone(toy, windows, request)]
+        if 0 in windows and len(windows) == 1:
+            assert request.cached_tokens == reused
+    use = engine.scheduler.cache.use
+    assert use.requests == 6 and use.hits > 0 and use.reused <= use.tokens
+
+
+def test_an_answer_is_found_by_the_next_question(toy: Any) -> None:
+    """The last new token was never computed; what follows it begins there."""
+    engine = engine_of(toy)
+    first = ask([5, 6, 7], 12)
+    (answer,) = run(engine, first)
+    second = ask([5, 6, 7, *answer, 1, 2, 3])
+    assert run(engine, second) == [alone(toy, (0,), second)]
+    assert second.cached_tokens == 3 + 11
+
+
+def test_requests_that_come_together_compute_their_prefix_once(toy: Any) -> None:
+    engine = engine_of(toy, prefill_tokens=16)
+    made = [ask([*range(32), i, i]) for i in range(8)]
+    assert run(engine, *made) == [alone(toy, (0,), request) for request in made]
+    assert [request.cached_tokens for request in made] == [0] + [32] * 7
+    assert sum(len(step.ids) for step in engine.executor.steps) == 32 + 8 * 2 + 8 * 3  # type: ignore[attr-defined]
+
+
+def test_a_running_request_s_blocks_are_shared(toy: Any) -> None:
+    engine = engine_of(toy)
+    long, later = ask(list(range(16)), 30), ask([*range(16), 7])
+    engine.add_request(long)
+    for _ in range(3):
+        engine.step()
+    engine.add_request(later)
+    engine.step()
+    assert engine.pools["g0"].shared_blocks == 2
+    run(engine)
+    assert later.cached_tokens == 16
+    assert [r.tokens[r.prompt_length :] for r in (long, later)] == [alone(toy, (0,), r) for r in (long, later)]
+
+
+def test_a_prompt_that_is_scored_takes_nothing_and_leaves_all(toy: Any) -> None:
+    engine = engine_of(toy)
+    run(engine, ask(list(range(16))))
+    rows: list[int] = []
+    prompt = list(range(16))
+    scored = Request(prompt, SamplingParams(), max_tokens=0, logits=lambda start, logits: rows.append(len(logits)))
+    run(engine, scored)
+    assert (scored.cached_tokens, sum(rows)) == (0, 16)
+
+
+def test_a_tenant_finds_nothing_of_another_s(toy: Any) -> None:
+    engine = engine_of(toy)
+    made = [ask(list(range(16)), tenant=tenant) for tenant in ("one", "two", "one")]
+    for request in made:
+        assert run(engine, request) == [alone(toy, (0,), request)]
+    assert [request.cached_tokens for request in made] == [0, 0, 15]
+
+
+def test_a_tenant_can_t_evict_all_of_another_s(toy: Any) -> None:
+    engine = engine_of(toy, blocks=32)
+    small = ask(list(range(21)), tenant="small")
+    run(engine, small)
+    for i in range(40):  # more than the pool, many times over
+        run(engine, *(ask([100 + i, *range(30)], 10, tenant="greedy") for _ in range(4)))
+    again = ask(list(range(21)), tenant="small")
+    run(engine, again)
+    assert again.cached_tokens == 20
+    lone = engine_of(toy, blocks=32)
+    run(lone, ask(list(range(21))))
+    for i in range(40):
+        run(lone, ask([100 + i, *range(30)], 10))
+    run(lone, again := ask(list(range(21))))
+    assert again.cached_tokens == 0, "one tenant's oldest prefix is evicted: the test above could fail"
+
+
+def test_the_oldest_request_may_evict_anything(toy: Any) -> None:
+    engine = engine_of(toy, blocks=8)
+    run(engine, *(ask([i, *range(8)], tenant=f"t{i}") for i in range(6)))
+    long = ask(list(range(50)), 14, tenant="long")
+    assert run(engine, long) == [alone(toy, (0,), long)]
+
+
+@pytest.mark.parametrize("windows", [(9,), (0, 9)])
+def test_a_window_s_blocks_stay_few(toy: Any, windows: tuple[int, ...]) -> None:
+    """While ten windows' length is generated."""
+    engine = engine_of(toy, windows=windows, prefill_tokens=8)
+    request = ask(list(range(30)), 90)
+    engine.add_request(request)
+    group, most = f"g{len(windows) - 1}", 0
+    while engine.has_work():
+        engine.step()
+        check(engine)
+        most = max(most, sum(block != NO_BLOCK for block in request.tables.get(group, ())))
+    assert most <= (9 + 8) // 8 + 2
+    assert request.tokens[30:] == alone(toy, windows, request)
+
+
+def test_a_request_that_fails_leaves_no_part_of_a_block(toy: Any) -> None:
+    engine = engine_of(toy)
+    engine.executor.poison = 77  # type: ignore[attr-defined]
+    bad = ask([*range(8), 77])
+    run(engine, bad)
+    assert bad.finish_reason == "error"
+    engine.executor.poison = None  # type: ignore[attr-defined]
+    run(engine, good := ask([*range(8), 77, 1]))
+    assert good.cached_tokens == 8
+
+
+def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
+    engine = engine_of(toy)
+    run(engine, ask(list(range(7))))
+    engine.executor.fail = RuntimeError("no")  # type: ignore[attr-defined]
+    engine.add_request(ask([*range(7), 8, 9]))
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.executor.fail = None  # type: ignore[attr-defined]
+    engine.abort_all()
+    check(engine)
+    later = ask([*range(7), 8, 9, 10])
+    assert run(engine, later) == [alone(toy, (0,), later)]
+
+
+def course(toy: Any, seed: int, steps: int) -> Counter[str]:
+    """Requests that share beginnings come, are cancelled, fail and are preempted at random, for so many steps."""
+    rng = np.random.default_rng(seed)
+    windows = [*WINDOWS.values()][seed % len(WINDOWS)]
+    engine = engine_of(
+        toy,
+        blocks=int(rng.integers(7, 30)),
+        windows=windows,
+        max_requests=int(rng.integers(1, 12)),
+        prefill_tokens=int(rng.integers(1, 24)),
+        prefill_chunk=[None, 5][int(rng.integers(2))],
+    )
+    engine.executor.poison = 777  # type: ignore[attr-defined]
+    seen: Counter[str] = Counter()
+    made: list[Request] = []
+    known: list[list[int]] = [[int(t) for t in rng.integers(0, 5, 40)] for _ in range(3)]
+    for _ in range(steps):
+        if len(made) < 24 and rng.random() < 0.35:
+            beginning = known[int(rng.integers(len(known)))]
+            prompt = beginning[: int(rng.integers(1, 34))] + [int(t) for t in rng.integers(0, 5, rng.integers(0, 6))]
+            prompt += [777] * bool(rng.random() < 0.03)
+            request = Request(
+                prompt,
+                SamplingParams(max_tokens=int(rng.integers(1, 14)), ignore_eos=True, temperature=float(rng.integers(2))),
+                tenant=f"t{int(rng.integers(2))}",
+            )
+            made.append(request)
+            engine.add_request(request)
+        if made and rng.random() < 0.02:
+            engine.abort(made[int(rng.integers(len(made)))])
+        if engine.has_work():
+            engine.step()
+        check(engine)
+        for request in [request for request in made if request.finished]:
+            made.remove(request)
+            seen[request.finish_reason or ""] += 1
+            seen["hits"] += bool(request.cached_tokens)
+            if request.finish_reason == "length":
+                assert request.tokens[request.prompt_length :] == alone(toy, windows, request)
+                known = [*known[-11:], request.tokens]
+    engine.executor.steps.clear()  # type: ignore[attr-defined]
+    seen["preemptions"], seen["evictions"] = engine.preemptions, sum(p.evictions for p in engine.pools.values())
+    seen["copies"] = engine.scheduler.cache.use.copied_blocks
+    while engine.has_work():
+        engine.step()
+    check(engine)
+    engine.executor.close()
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_course_of_events(toy: Any, seed: int) -> None:
+    seen = course(toy, seed, 500)
+    assert all(seen[what] for what in ("length", "hits", "evictions", "copies")), seen
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4, 24))
+def test_any_long_course_of_events(toy: Any, seed: int) -> None:
+    seen = course(toy, seed, 5000)
+    assert all(seen[what] for what in ("length", "error", "abort", "hits", "evictions", "copies")), seen
