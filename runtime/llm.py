@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from enginewright.plugins.shared.contracts import ExecutorCaps, FloatArray, ModelInfo
-from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
@@ -24,12 +23,12 @@ from .executors.base import Executor
 from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .kv_cache.cache_groups import PoolPlan, parse_size
+from .request_maker import RequestMaker
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request
 from .requests.sampling import SamplingParams
 from .run_requests import arun_all, astream, results, run_all, stream, wanted
 from .scheduler.continuous import SchedulerConfig
-from .text.output_text import OutputText
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class LLM:
         prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
         verify: check the hashes of all files first (reads the whole bundle).
+        prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
+            target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
         load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
             but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
 
@@ -87,17 +88,18 @@ class LLM:
         max_requests: int = 64,
         prefill_chunk: int | None = None,
         buckets: bool = True,
+        prefix_cache: bool = True,
         verify: bool = False,
         load: Load = "map",
     ) -> None:
-        _scheduler_config(max_requests, prefill_chunk)  # raises before anything is opened
+        _scheduler_config(max_requests, prefill_chunk, prefix_cache)  # raises before anything is opened
         check_int("threads", threads, 0, MOST_THREADS)
         check_type("path", path, (str, os.PathLike), "the path of a bundle")
         for name, text in (("target", target), ("isa", isa), ("provider", provider)):
             check_type(name, text, (str, type(None)), "a name, or None")
         check_type("context", context, (int, type(None)), "a number of tokens, or None")
         check_type("memory", memory, (int, str, type(None)), 'bytes, or a size such as "512MiB"')
-        for name, flag in (("buckets", buckets), ("verify", verify)):
+        for name, flag in (("buckets", buckets), ("prefix_cache", prefix_cache), ("verify", verify)):
             check_type(name, flag, (bool,), "True or False")
         bundle = Bundle.open(path)
         if verify:
@@ -115,7 +117,7 @@ class LLM:
             prefill_chunk = prefill_chunk or executor.caps.max_tokens
         del files
         return_freed_memory()
-        self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk))
+        self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk, prefix_cache))
 
     @classmethod
     def from_executor(
@@ -126,10 +128,11 @@ class LLM:
         *,
         max_requests: int = 64,
         prefill_chunk: int | None = None,
+        prefix_cache: bool = True,
     ) -> LLM:
         """Serves an executor that you made yourself; it is closed with the LLM."""
         llm = cls.__new__(cls)
-        llm._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk))
+        llm._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk, prefix_cache))
         return llm
 
     def _start(
@@ -137,24 +140,20 @@ class LLM:
     ) -> None:
         self.model = model
         self._executor = executor
-        self._tokenizer = tokenizer
         self.engine = Engine(executor, config)
+        self._requests = RequestMaker(model, tokenizer, self.engine.scheduler)
         self._loop = EngineLoop(self.engine)
+        self._has_chat_template = tokenizer is not None and bool(tokenizer.chat_templates)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises BundleError if the bundle has none; then prompts are token ids."""
-        if self._tokenizer is None:
-            raise BundleError(
-                "the bundle has no tokenizer/tokenizer.json",
-                hint="Export the model from a folder with its tokenizer; from Python, pass token ids instead of text.",
-            )
-        return self._tokenizer
+        return self._requests.tokenizer
 
     @property
     def has_chat_template(self) -> bool:
         """Whether ``chat`` and ``stream_chat`` work."""
-        return self._tokenizer is not None and bool(self._tokenizer.chat_templates)
+        return self._has_chat_template
 
     def generate(
         self,
@@ -165,6 +164,7 @@ class LLM:
         progress: bool | None = None,
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
+        tenant: str = "",
     ) -> list[RequestOutput]:
         """Completes one prompt or several, together.
 
@@ -175,6 +175,7 @@ class LLM:
             raise_errors: what is done about a request that ends with an error of its own (its logits are NaN). False:
                 its output has it as ``error``, and finish_reason "error". True: it is raised, when all have ended.
                 None: raised for one prompt that isn't in a list, so that no other's result is lost.
+            tenant: whose prompts these are. Only requests of the same tenant find each other's prefixes.
 
         Returns:
             One output a prompt, in their order; a list for a single prompt too.
@@ -185,7 +186,7 @@ class LLM:
             CapacityError: a request that the KV cache can't hold, with the memory that would.
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
-        requests, single = self._of_prompts(prompts, params, sampling_params)
+        requests, single = self._requests.of_prompts(prompts, params, sampling_params, tenant)
         raised = arguments.raises(raise_errors, single)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
         return results(requests, raised)
@@ -199,6 +200,7 @@ class LLM:
         progress: bool | None = None,
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
+        tenant: str = "",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
@@ -212,7 +214,7 @@ class LLM:
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        requests, single = self._of_chats(messages, params, sampling_params, variables)
+        requests, single = self._requests.of_chats(messages, params, sampling_params, variables, tenant)
         raised = arguments.raises(raise_errors, single)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
         return results(requests, raised)
@@ -224,9 +226,10 @@ class LLM:
         *,
         sampling_params: Params = None,
         raise_errors: bool | None = None,
+        tenant: str = "",
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
-        requests, single = self._of_prompts(prompts, params, sampling_params)
+        requests, single = self._requests.of_prompts(prompts, params, sampling_params, tenant)
         raised = arguments.raises(raise_errors, single)
         await arun_all(self._loop, requests)
         return results(requests, raised)
@@ -238,38 +241,43 @@ class LLM:
         *,
         sampling_params: Params = None,
         raise_errors: bool | None = None,
+        tenant: str = "",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        requests, single = self._of_chats(messages, params, sampling_params, variables)
+        requests, single = self._requests.of_chats(messages, params, sampling_params, variables, tenant)
         raised = arguments.raises(raise_errors, single)
         await arun_all(self._loop, requests)
         return results(requests, raised)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamPiece, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> Generator[StreamPiece, None, None]:
         """Completes one prompt piece by piece. Closing the generator aborts the request.
 
         A wrong prompt raises at once, and not at the first piece.
         """
-        return stream(self._loop, self._one(prompt, params))
+        return stream(self._loop, self._requests.of_prompt(prompt, params, tenant))
 
     def stream_chat(
-        self, messages: Iterable[Message], params: SamplingParams | None = None, **variables: Any
+        self, messages: Iterable[Message], params: SamplingParams | None = None, *, tenant: str = "", **variables: Any
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
-        return stream(self._loop, self._one_chat(messages, params, variables))
+        return stream(self._loop, self._requests.of_chat(messages, params, variables, tenant))
 
-    def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[StreamPiece, None]:
+    def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+    ) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
-        return astream(self._loop, self._one(prompt, params))
+        return astream(self._loop, self._requests.of_prompt(prompt, params, tenant))
 
     def astream_chat(
-        self, messages: Iterable[Message], params: SamplingParams | None = None, **variables: Any
+        self, messages: Iterable[Message], params: SamplingParams | None = None, *, tenant: str = "", **variables: Any
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
-        return astream(self._loop, self._one_chat(messages, params, variables))
+        return astream(self._loop, self._requests.of_chat(messages, params, variables, tenant))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
@@ -301,6 +309,7 @@ class LLM:
             "kv_cache_bytes": plan.bytes,
             "kv_cache_tokens": plan.tokens,
             "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
+            "prefix_cache": self.engine.scheduler.cache.statistics(),
             "preemptions": self.engine.preemptions,
             "buckets": self._executor.statistics() if isinstance(self._executor, StaticShapes) else [],
         }
@@ -321,69 +330,10 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _of_prompts(self, prompts: Any, params: Params, sampling_params: Params) -> tuple[list[Request], bool]:
-        """The requests, and whether the prompt was one, and not a list."""
-        given, single = arguments.listed(prompts)
-        return self._requests(self._encoded(given, single), params, sampling_params), single
 
-    def _of_chats(
-        self, messages: Any, params: Params, sampling_params: Params, variables: Mapping[str, Any]
-    ) -> tuple[list[Request], bool]:
-        chats, single = arguments.conversations(messages)
-        most, found = self.model.context_length - 1, []
-        for i, chat in enumerate(chats):
-            name = "messages" if single else f"messages[{i}]"
-            text = self.tokenizer.render_chat(chat, **variables)
-            ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
-            found.append(Encoded(ids, text, name))
-        return self._requests(found, params, sampling_params), single
-
-    def _encoded(self, prompts: Sequence[Any], single: bool) -> list[Encoded]:
-        return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self.model.context_length - 1)
-
-    def _one(self, prompt: Prompt, params: Params) -> Request:
-        return self._requests(self._encoded([prompt], True), params, None)[0]
-
-    def _one_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any]) -> Request:
-        requests, single = self._of_chats(messages, params, None, arguments.template_variables(None, variables))
-        if not single:
-            raise RequestError(
-                f"messages: {len(requests)} conversations, and a stream is of one", hint="Pass one, or call chat."
-            )
-        return requests[0]
-
-    def _requests(self, prompts: Sequence[Encoded], params: Params, sampling_params: Params) -> list[Request]:
-        each = arguments.params_for(len(prompts), params, sampling_params)
-        return [self._request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
-
-    def _request(self, encoded_prompt: Encoded, params: SamplingParams) -> Request:
-        context = self.model.context_length
-        prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self.model.vocab_size)
-        text = None
-        if self._tokenizer is not None:
-            text = OutputText(self._tokenizer.detokenizer(prompt), params.stop)
-        elif params.stop:
-            raise RequestError("stop: strings need a tokenizer, and the bundle has none", hint="Use stop_token_ids.")
-        longest = context - len(prompt)
-        wanted = params.max_tokens
-        if wanted is None:  # the last new token needs no place in the cache
-            cached = PoolPlan.of(self._executor.cache_groups, self._executor.blocks).tokens
-            wanted = max(min(longest, cached - len(prompt) + 1), 1) if self._executor.cache_groups else longest
-        request = Request(
-            prompt,
-            params,
-            end_token_ids=self.model.eos_token_ids,
-            max_tokens=min(wanted, longest),
-            prompt_text=encoded_prompt.text,
-            text=text,
-        )
-        self.engine.scheduler.check(request)
-        return request
-
-
-def _scheduler_config(max_requests: int, prefill_chunk: int | None) -> SchedulerConfig:
+def _scheduler_config(max_requests: int, prefill_chunk: int | None, prefix_cache: bool) -> SchedulerConfig:
     most = ExecutorCaps().max_tokens
     chunk = SchedulerConfig().prefill_tokens if prefill_chunk is None else prefill_chunk
     check_int("max_requests", max_requests, 1, most)
     check_int("prefill_chunk", chunk, 1, most)
-    return SchedulerConfig(max_requests=max_requests, prefill_tokens=chunk)
+    return SchedulerConfig(max_requests=max_requests, prefill_tokens=chunk, prefix_cache=prefix_cache)

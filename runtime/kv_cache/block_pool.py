@@ -1,4 +1,4 @@
-"""Blocks of a KV cache: who holds which, and what those that nobody holds are kept for. The memory is the executor's."""
+"""Blocks of a KV cache: who holds which, and which are kept for later. Numbers only; the memory is the executor's."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.requests.request import Request
@@ -65,8 +66,8 @@ class CacheManager:
         groups: cache groups of the program.
         blocks: of each group's pool.
         step_tokens: most tokens of a request in one step.
-        shared_blocks: whether the executor takes blocks of several holders, and tables with holes. Without it nothing is
-            given back before a request's end.
+        shared_blocks: whether the executor takes blocks of several holders, and tables with holes. Without it nothing
+            is given back before a request's end.
         prefix_cache: whether requests find what others have computed, if the executor takes shared blocks, and the
             groups' blocks have one size.
     """
@@ -98,20 +99,20 @@ class CacheManager:
             return tokens
         return min(tokens, group.window + self._step_tokens + 2 * group.block_size)
 
-    def begin(self, request: Request, others: Iterable[Request], promised: dict[str, int], *, force: bool) -> bool:
+    def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
         """Has a request begin with what is known of its tokens: sets its tables and what counts as computed.
 
         Args:
             request: one without blocks.
             others: requests that run. If one is about to compute this one's next block, that is waited for.
-            promised: cache group -> blocks that others will take; what this one will still take is added.
+            promised: cache group -> blocks that others will take. There must be enough left for its tokens so far.
             force: whether all of another tenant's blocks may be evicted.
 
         Returns:
             False, and it has no blocks, if it has to wait.
         """
         if self.index is None:
-            return self._promise(request, promised, force)
+            return self._has_blocks_for(request, promised, force)
         index, size = self.index, self.index.block_size
         match = Match((), 0)
         if not request.scores:  # whose every row is computed
@@ -128,7 +129,7 @@ class CacheManager:
                 table.append(node.blocks[i])
             request.tables[name] = table
         request.computed = tokens
-        if not self._promise(request, promised, force):
+        if not self._has_blocks_for(request, promised, force):
             self._take_all(request)
             return False
         request.capacity = whole * size if self.groups else 0
@@ -202,16 +203,32 @@ class CacheManager:
         self._take_all(request)
         self.changes += 1
 
+    def statistics(self) -> dict[str, Any] | None:
+        """What the prefix cache did so far, and what blocks are for, of each group; None without a prefix cache.
+
+        ``unused_tokens`` is the waste: places in held blocks that no token of their requests has come to yet.
+        """
+        if self.index is None:
+            return None
+        blocks = {}
+        for name, pool in self.pools.items():
+            held = pool.total_blocks - pool.free_blocks
+            blocks[name] = {"held": held, "shared": pool.shared_blocks, "kept": pool.kept_blocks}
+            blocks[name] |= {"free": pool.free_blocks - pool.kept_blocks, "evictions": pool.evictions}
+            blocks[name]["unused_tokens"] = sum(
+                len(request.tables[name]) * self.groups[name].block_size - request.computed for request in self._places
+            )
+        return asdict(self.use) | {"blocks": blocks}
+
     @staticmethod
     def first_block(group: CacheGroup, position: int) -> int:
         """The first block of a group that a query at ``position``, or a later one, sees."""
         return max(position - group.window + 1, 0) // group.block_size if group.window else 0
 
-    def _promise(self, request: Request, promised: dict[str, int], force: bool) -> bool:
-        for name, needed in self.lacking(request, len(request.tokens)).items():
-            promised[name] += needed
+    def _has_blocks_for(self, request: Request, promised: Mapping[str, int], force: bool) -> bool:
         return all(
-            promised[name] <= pool.available(request.tenant, force=force) for name, pool in self.pools.items()
+            promised[name] + needed <= self.pools[name].available(request.tenant, force=force)
+            for name, needed in self.lacking(request, len(request.tokens)).items()
         )
 
     def _usable(self, match: Match) -> int:

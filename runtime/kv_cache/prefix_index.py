@@ -107,7 +107,11 @@ class PrefixIndex:
             if after is not None and after.tokens[: len(tokens)] == tokens:
                 return parent
             before = parent.children[at - 1] if at else None
-            if before is not None and len(before.tokens) < len(tokens) and tokens[: len(before.tokens)] == before.tokens:
+            if (
+                before is not None
+                and len(before.tokens) < len(tokens)
+                and tokens[: len(before.tokens)] == before.tokens
+            ):
                 self._detach(before)
                 at -= 1
             after = self._node(parent.namespace, parent, tokens, [NO_BLOCK] * len(blocks))
@@ -171,4 +175,4 @@ def _common(one: Tokens, other: Tokens) -> int:
     """How many tokens both begin with."""
     if one == other:
         return len(one)
-    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -85,15 +85,19 @@ class ContinuousScheduler:
 
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""
-        for group in self.groups.values():
-            held = self.pools[group.name].total_blocks * group.block_size
-            if self.cache.most_held(group, request.most_cached) > held:
-                need = bytes_for(tuple(self.groups.values()), request.most_cached)
-                raise CapacityError(
-                    f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
-                    hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), "
-                    "or lower max_tokens.",
-                )
+        if (held := self.most_cached(request.most_cached)) < request.most_cached:
+            need = bytes_for(tuple(self.groups.values()), request.most_cached)
+            raise CapacityError(
+                f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
+                hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), "
+                "or lower max_tokens.",
+            )
+
+    def most_cached(self, tokens: int) -> int:
+        """So many tokens, or what the KV cache can hold of one request if that is fewer. Safe from any thread."""
+        held = {name: self.pools[name].total_blocks * group.block_size for name, group in self.groups.items()}
+        too_small = [held[name] for name, g in self.groups.items() if self.cache.most_held(g, tokens) > held[name]]
+        return min([tokens, *too_small])
 
     def add(self, request: Request) -> None:
         self.check(request)
@@ -207,27 +211,30 @@ class ContinuousScheduler:
 
     def _admitted(self, tokens_left: int) -> list[Chunk]:
         """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
-        if not self.waiting:
+        if not self.waiting or (self.running and self._refused == (self.waiting[0], self.cache.changes)):
             return []
         chunks = []
         promised = dict.fromkeys(self.pools, 0)  # blocks that running prefills will still take
         for request in self.running:
-            for name, needed in self.cache.lacking(request, len(request.tokens)).items():
-                promised[name] += needed
+            self._promise(request, promised)
         while tokens_left > 0 and self.waiting and len(self.running) < self._most_running:
-            request = self.waiting[0]
-            if self.running and self._refused == (request, self.cache.changes):
-                break
-            if not self.cache.begin(request, self.running, promised, force=not self.running):
+            request, first = self.waiting[0], not self.running
+            if not self.cache.begin(request, self.running, promised, force=first):
                 self._refused = request, self.cache.changes
                 break
             self.running.append(self.waiting.popleft())
             count = self._chunk_size(request, tokens_left)
             chunks.append(Chunk(request, request.computed, count))
             tokens_left -= count
-        for chunk in chunks:
-            self.cache.grow(chunk.request, chunk.start + chunk.count, force=chunk.request is self.running[0])
+            grown = self.cache.grow(request, request.computed + count, force=first)
+            assert grown, "there are blocks for all of its tokens"
+            self._promise(request, promised)
         return chunks
+
+    def _promise(self, request: Request, promised: dict[str, int]) -> None:
+        """Counts the blocks that a request will take until it has computed the tokens that it has so far."""
+        for name, needed in self.cache.lacking(request, len(request.tokens)).items():
+            promised[name] += needed
 
     def _oldest_first(self) -> Iterator[Request]:
         """The running requests; those that are preempted meanwhile are at the end, and don't come any more."""

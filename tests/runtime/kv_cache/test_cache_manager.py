@@ -18,7 +18,9 @@ WINDOWS = {"full": (0,), "window": (9,), "both": (0, 6, 13), "caps": (0, 1)}
 
 
 def engine_of(toy: Any, *, blocks: int = 64, windows: tuple[int, ...] = (0,), **config: Any) -> Engine:
-    return Engine(toy(blocks=blocks, block_size=8, windows=windows), SchedulerConfig(**({"prefix_cache": True} | config)))
+    return Engine(
+        toy(blocks=blocks, block_size=8, windows=windows), SchedulerConfig(**({"prefix_cache": True} | config))
+    )
 
 
 def ask(prompt: list[int], new: int = 4, **more: Any) -> Request:
@@ -230,7 +232,9 @@ def course(toy: Any, seed: int, steps: int) -> Counter[str]:
             prompt += [777] * bool(rng.random() < 0.03)
             request = Request(
                 prompt,
-                SamplingParams(max_tokens=int(rng.integers(1, 14)), ignore_eos=True, temperature=float(rng.integers(2))),
+                SamplingParams(
+                    max_tokens=int(rng.integers(1, 14)), ignore_eos=True, temperature=float(rng.integers(2))
+                ),
                 tenant=f"t{int(rng.integers(2))}",
             )
             made.append(request)
