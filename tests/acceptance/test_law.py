@@ -1,0 +1,156 @@
+"""The law of results on the cpu target: a request's tokens and log-probabilities are, bit for bit, those that it gets
+alone. Everything that could change them is on at once, at random: company, chunks, threads, prefixes that are found
+(whole blocks and parts of them), eviction, preemption, windows whose blocks are given back, and cancelled neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.export import export
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.engine import Engine
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
+from enginewright.runtime.requests.outputs import RequestOutput
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.continuous import SchedulerConfig
+
+from .test_formats import RECIPES
+from .tiny_configs import tiny_family
+
+FAMILIES = ("llama", "gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text")
+MORE = dict.fromkeys(("qwen3_moe", "deepseek_v3"), {"moe_intermediate_size": 64})  # a whole group of int4
+WEIGHTS = ("f32", "bf16", "int8", "int4", "offsets", "fp8")
+CACHES = ("f32", "bf16", "int8", "fp8")
+CASES = [(family, weights, cache) for family in FAMILIES for weights in WEIGHTS for cache in CACHES]
+SAMPLE = [
+    ("llama", "int8", "f32"),
+    ("gemma2", "f32", "int8"),
+    ("gpt_oss", "bf16", "bf16"),
+    ("qwen3_moe", "int4", "f32"),
+    ("deepseek_v3", "fp8", "bf16"),
+    ("gemma3_text", "offsets", "fp8"),
+]
+
+
+def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]) -> Request:
+    """One of any kind, which begins as others do."""
+    beginning = beginnings[int(rng.integers(len(beginnings)))]
+    prompt = [
+        *beginning[: int(rng.integers(1, len(beginning) + 1))],
+        *rng.integers(3, 256, rng.integers(0, 12)).tolist(),
+    ]
+    params = SamplingParams(
+        temperature=float(rng.choice([0, 0, 0.7, 1.5])),
+        top_k=int(rng.choice([0, 5])),
+        top_p=float(rng.choice([1, 0.8])),
+        repetition_penalty=float(rng.choice([1, 1.3])),
+        seed=int(rng.integers(2**32)) if rng.random() < 0.5 else None,
+        max_tokens=int(rng.integers(1, 30)),
+        logprobs=int(rng.integers(0, 4)) if rng.random() < 0.7 else None,
+        ignore_eos=True,
+    )
+    return Request(prompt, params, tenant=f"t{int(rng.integers(2))}")
+
+
+def again(request: Request) -> Request:
+    """The same request once more."""
+    return Request(request.tokens[: request.prompt_length], request.params, tenant=request.tenant)
+
+
+def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
+    """What it gets where nothing else runs and nothing is kept."""
+    engine = Engine(executor, SchedulerConfig())
+    engine.add_request(one := again(request))
+    while engine.has_work():
+        engine.step()
+        one.take_piece()
+    return one.to_output()
+
+
+def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int) -> Counter[str]:
+    """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way."""
+    opened = Bundle.open(bundle)
+    names = [group.name for group in opened.program("cpu").cache_groups]
+    blocks = dict.fromkeys(names, int(rng.integers(7, 20)))
+    together = CpuExecutor(opened, blocks, threads=2)
+    single = CpuExecutor(opened, dict.fromkeys(names, 16), threads=1)
+    chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
+    config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
+    engine = Engine(together, config)
+    beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
+    waiting = [random_request(rng, beginnings) for _ in range(count)]
+    expected: list[tuple[Request, Request]] = []
+    running: list[Request] = []
+    seen: Counter[str] = Counter()
+    while waiting or engine.has_work():
+        if waiting and (rng.random() < 0.5 or not engine.has_work()):
+            running.append(waiting.pop())
+            engine.add_request(running[-1])
+        if running and rng.random() < 0.01:
+            engine.abort(running[int(rng.integers(len(running)))])
+        if engine.has_work():
+            for request in engine.step():
+                request.take_piece()
+        for request in [request for request in running if request.finished]:
+            running.remove(request)
+            seen[request.finish_reason or ""] += 1
+            if request.finish_reason != "length":
+                continue
+            expected.append((request, again(request)))
+            seen["hits"] += bool(request.cached_tokens)
+            if len(request.tokens) < 160 and rng.random() < 0.3:  # a conversation goes on
+                beginnings[int(rng.integers(len(beginnings)))] = request.tokens
+    for request, same in expected:
+        output = alone(single, same)
+        assert request.to_output() == output, (request.params, request.cached_tokens)
+    cache = engine.scheduler.cache
+    seen["copies"], seen["preemptions"] = cache.use.copied_blocks, engine.preemptions
+    seen["evictions"] = sum(pool.evictions for pool in engine.pools.values())
+    together.close()
+    single.close()
+    return seen
+
+
+@pytest.fixture(scope="session")
+def exported(
+    tiny_model: Callable[..., PreTrainedModel], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str, str], Path]:
+    """A family's tiny model in a weight format, with a KV cache."""
+    folder = tmp_path_factory.mktemp("law")
+
+    def make(family: str, weights: str, cache: str) -> Path:
+        path = folder / f"{family}-{weights}-{cache}.bundle"
+        if not path.exists():
+            recipe = RECIPES.get(weights, weights)
+            export(tiny_family(family, **MORE.get(family, {})), path, recipe=recipe, targets=["cpu"], kv_cache=cache)  # type: ignore[arg-type]
+        return path
+
+    return make
+
+
+Exported = Callable[[str, str, str], Path]
+
+
+@pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
+def test_tokens_are_those_of_the_request_alone(family: str, weights: str, cache: str, exported: Exported) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(2):
+        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 40)
+    assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "preemptions")), seen
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("family", "weights", "cache"), CASES)
+def test_in_every_format(family: str, weights: str, cache: str, exported: Exported) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(100, 104):
+        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 60)
+    assert all(seen[what] for what in ("length", "hits", "copies", "evictions")), seen
