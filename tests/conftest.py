@@ -50,6 +50,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/acceptance/test_formats.py": (3, 1),
     "tests/acceptance/test_greedy.py": (0, 1),
     "tests/acceptance/test_invariance_experts.py": (2, 1),
+    "tests/acceptance/test_law.py": (3, 1),
     "tests/acceptance/test_mutations.py": (1, 2),
     "tests/acceptance/test_reproducible.py": (0, 1),
     "tests/benchmarks/test_linear.py": (0, 1),

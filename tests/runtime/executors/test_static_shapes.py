@@ -95,7 +95,7 @@ def test_each_bucket_is_used_by_the_steps_that_fit_it(bundles: dict[str, Path]) 
     with llm:  # one request at a time: which requests share a step depends on when they arrive
         for size, buckets in ((1, {"batch-1"}), (7, {"tokens-7"}), (8, {"tokens-40"}), (96, {"tokens-96"})):
             before = {name: use.steps for name, use in executor.use.items()}
-            llm.generate([ids[:size]], SamplingParams(max_tokens=3, ignore_eos=True))
+            llm.generate([ids[-size:]], SamplingParams(max_tokens=3, ignore_eos=True))
             steps = {name: use.steps - before[name] for name, use in executor.use.items()}
             assert {name for name, n in steps.items() if n} == buckets | {"batch-1"}
             assert sum(steps.values()) == 3
