@@ -16,10 +16,12 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.triton.compile_ahead import compile_kernel, files_of
+from enginewright.plugins.triton.compile_ahead import files_of
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.cuda_section import CudaSection
-from enginewright.runtime.executors.cuda_kernels import TILES_FILE, specs_of
+from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
 
 Generate = Callable[[Path, str], tuple[list[list[int]], float]]
 
@@ -82,9 +84,10 @@ def _write(folder: Path, program: LoweredProgram) -> None:
 def _write_kernels(folder: Path, program: LoweredProgram, capability: str) -> None:
     section = CudaSection(compute_capabilities=(capability,), dtype="bf16", requests=256, chunk=512)
     number = int(capability.replace(".", ""))
-    launched = specs_of(program, section, number)
-    (folder / TILES_FILE.format(number)).write_text(launched.tiles_json())
-    for spec in launched.found:
-        for file, content in files_of(compile_kernel(spec)).items():
-            if not file.endswith(".ptx"):
-                (folder / file).write_bytes(content)
+    with KernelCompiler(available_threads()) as compiler:
+        launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
+        (folder / TILES_FILE.format(number)).write_text(launched.tiles_json())
+        for spec in launched.found:
+            for file, content in files_of(compiler.compile(spec)).items():
+                if not file.endswith(".ptx"):
+                    (folder / file).write_bytes(content)

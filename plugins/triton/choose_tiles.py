@@ -13,7 +13,7 @@ from enginewright.plugins.shared.errors import TargetError
 
 from .compile_ahead import CompiledKernel, compile_kernel
 from .specs import AttentionShape, KernelSpec, attention_spec, combine_spec, write_spec
-from .tiles import SPLIT_KEYS, attention_tiles, gpu_of
+from .tiles import SPLIT_KEYS, Tile, attention_tiles, gpu_of, measured_tiles
 
 Compile = Callable[[KernelSpec], CompiledKernel]
 
@@ -69,6 +69,18 @@ def compile_layer(
         decode=attention(split_keys),
         combine=compiler(combine_spec(shape, capability)),
     )
+
+
+def choose_tile(shape: AttentionShape, capability: int, *, decode: bool, compiler: Compile = compile_kernel) -> Tile:
+    """The attention kernel's, by what is compiled where nothing was measured; the same however keys are split.
+
+    Raises what ``compile_attention`` raises.
+    """
+    case = shape.tile_case(decode=decode)
+    if case in measured_tiles(capability):
+        return next(attention_tiles(case, gpu_of(capability)))
+    split_keys = SPLIT_KEYS if decode else 0
+    return compile_attention(shape, capability, split_keys=split_keys, compiler=compiler)[0].spec.tile
 
 
 def compile_attention(

@@ -7,13 +7,16 @@ they are taken off again, so that it can be launched by its arguments alone.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,7 @@ class CompiledKernel:
 
 
 def compile_kernel(spec: KernelSpec) -> CompiledKernel:
-    """Compiles one kernel; Triton's own caches are neither read nor written.
+    """Compiles one kernel, or takes it from a folder of ours in Triton's cache (TRITON_CACHE_DIR) where it was before.
 
     Raises MissingDependencyError without Triton, TargetError where it can't compile the kernel, or where this process
     has Triton as an interpreter.
@@ -67,17 +70,10 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
             f"{spec.kernel}: Triton interprets kernels in this process, and compiles none",
             hint="Unset TRITON_INTERPRET and start anew.",
         )
-    try:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
-        from triton.compiler import ASTSource
-        from triton.compiler.errors import CompilationError
-    except ModuleNotFoundError as e:
-        raise MissingDependencyError(
-            f"{spec.kernel}: compiling it needs {e.name}, which is not installed",
-            hint="Install it with: pip install 'enginewright[triton]'",
-        ) from e
+    check_triton(f"{spec.kernel}: compiling it")
+    import triton
+    from triton.compiler import ASTSource
+    from triton.compiler.errors import CompilationError
 
     from .kernel_table import kernel_function
 
@@ -92,55 +88,75 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
         constexprs={(i,): constants.get(name) for i, name in enumerate(names) if name not in types},
         attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in given},
     )
-    knobs = triton.knobs
-    with knobs.compilation.scope(), knobs.cache.scope(), tempfile.TemporaryDirectory() as folder:
-        knobs.compilation.disable_line_info = True
-        knobs.compilation.always_compile = True
-        knobs.cache.dir = folder
-        options = {"num_warps": spec.warps, "num_stages": spec.stages, "enable_fp_fusion": True}
-        options["ptx_version"] = gpu_of(spec.capability).ptx  # by default the newest that Triton's assembler knows
+    kept = Path(triton.knobs.cache.dir, f"enginewright-{_version()}")
+    try:
         try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", spec.capability, 32), options=options)
-        except (CompilationError, RuntimeError) as e:  # a pass of the compiler that fails is the latter
-            raise TargetError(
-                f"{spec.kernel} can't be compiled for compute capability {spec.capability}: {e}",
-                hint="Use the version of Triton that pyproject.toml names.",
-            ) from e
-    entry = str(compiled.metadata.name)
-    ptx = _without_scratch(spec, entry, compiled.asm["ptx"], compiled.metadata)
-    assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
-    cubin, said = _assemble(spec, ptx, assembler, architecture, "--regAllocOptLevel=2")  # as Triton does
-    if _number(_STACK, said):  # it goes for few registers, and may put some on a stack that would have had room
-        again, said_again = _assemble(spec, ptx, assembler, architecture)
-        if _number(_STACK, said_again) < _number(_STACK, said):
-            cubin, said = again, said_again
+            compiled = _compile(spec, source, kept)
+        except (OSError, ValueError, KeyError):  # a cache that can't be written, or whose files are damaged
+            with tempfile.TemporaryDirectory() as folder:
+                compiled = _compile(spec, source, Path(folder))
+    except (CompilationError, RuntimeError) as e:  # a pass of the compiler that fails is the latter
+        raise TargetError(
+            f"{spec.kernel} can't be compiled for compute capability {spec.capability}: {e}",
+            hint="Use the version of Triton that pyproject.toml names.",
+        ) from e
+    said = compiled.metadata
     return CompiledKernel(
         spec=spec,
-        entry=entry,
-        ptx=ptx,
-        cubin=cubin,
-        shared_memory=int(compiled.metadata.shared),
+        entry=str(said.name),
+        ptx=compiled.asm["ptx"],
+        cubin=compiled.asm["cubin"],
+        shared_memory=int(said.shared),
         compiler=f"triton {triton.__version__}",
-        registers=_number(r"Used (\d+) registers", said),
-        stack=_number(_STACK, said),
+        registers=int(said.registers),
+        stack=int(said.stack),
     )
 
 
-_STACK = r"(\d+) bytes stack frame"
+def check_triton(what: str) -> None:
+    """Raises MissingDependencyError, saying what needs it, without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        raise MissingDependencyError(
+            f"{what} needs triton, which is not installed", hint="Install it with: pip install 'enginewright[cuda]'"
+        )
 
 
-def _number(pattern: str, said: str) -> int:
-    found = re.search(pattern, said)
-    assert found is not None, said
-    return int(found[1])
+@cache
+def _version() -> str:
+    """Of what is done to a kernel here; Triton's cache knows about itself and about kernels."""
+    return sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
-def _without_scratch(spec: KernelSpec, entry: str, ptx: str, metadata: Any) -> str:
+def _compile(spec: KernelSpec, source: Any, cache_folder: Path) -> Any:
+    """What Triton makes of a kernel, with the last two of its steps ours."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    def add_stages(*given: Any) -> tuple[str, str]:
+        if given:
+            stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = given[1]
+            translate = stages["ptx"]
+            stages["ptx"] = lambda module, metadata: _without_scratch(spec, translate(module, metadata), metadata)
+            stages["cubin"] = lambda ptx, metadata: _assembled(spec, ptx, metadata)
+        return "", ""  # what it adds to the key of Triton's cache: the folder says it
+
+    knobs = triton.knobs
+    options = {"num_warps": spec.warps, "num_stages": spec.stages, "enable_fp_fusion": True}
+    options["ptx_version"] = gpu_of(spec.capability).ptx  # by default the newest that Triton's assembler knows
+    with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
+        knobs.compilation.disable_line_info, knobs.compilation.store_binary_only = True, False
+        knobs.cache.dir = str(cache_folder)
+        knobs.runtime.add_stages_inspection_hook = add_stages
+        return triton.compile(source, target=GPUTarget("cuda", spec.capability, THREADS_OF_WARP), options=options)
+
+
+def _without_scratch(spec: KernelSpec, ptx: str, metadata: Mapping[str, Any]) -> str:
     """The code without Triton's two trailing parameters; TargetError where the kernel uses them."""
+    entry = metadata["name"]
     declared = re.findall(rf"\.param [^\n]*\b({re.escape(entry)}_param_\d+)\b", ptx)
     last = declared[-2:]
     used = any(len(re.findall(rf"\b{name}\b", ptx)) != 1 for name in last)
-    if metadata.global_scratch_size or metadata.profile_scratch_size or used:
+    if metadata["global_scratch_size"] or metadata["profile_scratch_size"] or used:
         raise TargetError(
             f"{spec.kernel} for compute capability {spec.capability} needs scratch memory, which no launch gives it",
             hint="Use the version of Triton that pyproject.toml names.",
@@ -153,6 +169,29 @@ def _without_scratch(spec: KernelSpec, entry: str, ptx: str, metadata: Any) -> s
     for name in last:
         ptx = re.sub(rf",\s*\.param [^\n]*\b{name}\b", "", ptx)
     return ptx
+
+
+_STACK = r"(\d+) bytes stack frame"
+
+
+def _number(pattern: str, said: str) -> int:
+    found = re.search(pattern, said)
+    assert found is not None, said
+    return int(found[1])
+
+
+def _assembled(spec: KernelSpec, ptx: str, metadata: dict[str, Any]) -> bytes:
+    """The machine code; its registers and bytes of stack go to ``metadata``."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    assembler, architecture = get_ptxas(spec.capability).path, sm_arch_from_capability(spec.capability)
+    cubin, said = _assemble(spec, ptx, assembler, architecture, "--regAllocOptLevel=2")  # as Triton does
+    if _number(_STACK, said):  # it goes for few registers, and may put some on a stack that would have had room
+        again, said_again = _assemble(spec, ptx, assembler, architecture)
+        if _number(_STACK, said_again) < _number(_STACK, said):
+            cubin, said = again, said_again
+    metadata |= {"registers": _number(r"Used (\d+) registers", said), "stack": _number(_STACK, said)}
+    return cubin
 
 
 def _assemble(spec: KernelSpec, ptx: str, assembler: str, architecture: str, *flags: str) -> tuple[bytes, str]:
@@ -188,12 +227,10 @@ def files_of(kernel: CompiledKernel) -> dict[str, bytes]:
     return {stem + suffix: content for suffix, content in contents.items()}
 
 
-def _metadata(kernel: CompiledKernel) -> str:
-    spec = kernel.spec
-    document = {
-        "format": FORMAT,
+def spec_document(spec: KernelSpec) -> dict[str, Any]:
+    """A spec as JSON has it."""
+    return {
         "kernel": spec.kernel,
-        "entry": kernel.entry,
         "capability": spec.capability,
         "arguments": [list(argument) for argument in spec.arguments],
         "constants": dict(spec.constants),
@@ -201,6 +238,29 @@ def _metadata(kernel: CompiledKernel) -> str:
         "unaligned": list(spec.unaligned),
         "warps": spec.warps,
         "stages": spec.stages,
+    }
+
+
+def spec_of(document: Any) -> KernelSpec:
+    """What ``spec_document`` made, or a kernel's metadata, was made for."""
+    return KernelSpec(
+        kernel=document["kernel"],
+        capability=document["capability"],
+        arguments=tuple((name, of) for name, of in document["arguments"]),
+        constants=tuple(document["constants"].items()),
+        aligned=tuple(document["aligned"]),
+        warps=document["warps"],
+        stages=document["stages"],
+        unaligned=tuple(document.get("unaligned", ())),
+    )
+
+
+def _metadata(kernel: CompiledKernel) -> str:
+    document = {
+        "format": FORMAT,
+        "kernel": kernel.spec.kernel,
+        "entry": kernel.entry,
+        **spec_document(kernel.spec),
         "threads": kernel.threads,
         "shared_memory": kernel.shared_memory,
         "compiler": kernel.compiler,
@@ -210,28 +270,30 @@ def _metadata(kernel: CompiledKernel) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def read_kernel(folder: Path, spec: KernelSpec) -> CompiledKernel:
-    """What ``write_kernels`` wrote for ``spec``; BundleError where it is missing, damaged or for something else."""
-    path = folder / f"{spec.stem}.json"
+def read_kernel(
+    folder: Path, stem: str, *, read: Callable[[Path], bytes] = Path.read_bytes, with_ptx: bool = True
+) -> CompiledKernel:
+    """A kernel that ``write_kernels`` wrote, by the name of its files; ``read`` gives a file's bytes.
+
+    Raises BundleError where it is missing, damaged or isn't what its name says.
+    """
+    path = folder / f"{stem}.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read(path))
         kernel = CompiledKernel(
-            spec=_spec_of(document),
+            spec=spec_of(document),
             entry=document["entry"],
-            ptx=path.with_suffix(".ptx").read_text(encoding="utf-8"),
-            cubin=path.with_suffix(".cubin").read_bytes(),
+            ptx=read(path.with_suffix(".ptx")).decode() if with_ptx else "",
+            cubin=read(path.with_suffix(".cubin")),
             shared_memory=document["shared_memory"],
             compiler=document["compiler"],
             registers=document.get("registers", 0),
             stack=document.get("stack", 0),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise BundleError(
-            f"{path}: the kernel {spec.kernel} for compute capability {spec.capability} can't be read: {e}",
-            hint="Export again, with that capability among the GPUs.",
-        ) from e
-    if kernel.spec != spec or kernel.threads != document["threads"]:
-        raise BundleError(f"{path}: made for something else than its name says", hint="Export again.")
+        raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export the bundle again.") from e
+    if kernel.spec.stem != stem:
+        raise BundleError(f"{path}: made for something else than its name says", hint="Export the bundle again.")
     return kernel
 
 
@@ -243,33 +305,14 @@ def read_attention(folder: Path, shape: AttentionShape, capability: int, split_k
     """
     any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)
     wanted = attention_spec(shape, capability, any_tile, split_keys)
-    found = []
-    for path in sorted(folder.glob(f"{wanted.kernel}-sm{capability}-*.json")):
-        try:
-            spec = _spec_of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise BundleError(f"{path}: the kernel can't be read: {e}", hint="Export again.") from e
-        if _without_tile(spec) == _without_tile(wanted):
-            found.append(read_kernel(folder, spec))
+    every = [read_kernel(folder, path.stem) for path in sorted(folder.glob(f"{wanted.kernel}-sm{capability}-*.json"))]
+    found = tuple(kernel for kernel in every if _without_tile(kernel.spec) == _without_tile(wanted))
     if not found:
         raise BundleError(
-            f"{folder}: there is no attention kernel for compute capability {capability} and {shape}",
+            f"{folder}: no attention kernel for compute capability {capability} and {shape}",
             hint="Export again, with that capability among the GPUs.",
         )
-    return tuple(found)
-
-
-def _spec_of(document: Any) -> KernelSpec:
-    """What a kernel's metadata says that it was made for."""
-    return KernelSpec(
-        kernel=document["kernel"],
-        capability=document["capability"],
-        arguments=tuple((name, of) for name, of in document["arguments"]),
-        constants=tuple(document["constants"].items()),
-        aligned=tuple(document["aligned"]),
-        warps=document["warps"],
-        stages=document["stages"],
-    )
+    return found
 
 
 def _without_tile(spec: KernelSpec) -> KernelSpec:

@@ -21,7 +21,7 @@ from .attention_kernels import (
     paged_attention_kernel,
 )
 from .cache_kernels import kv_write_kernel
-from .choose_tiles import compile_attention
+from .choose_tiles import choose_tile
 from .specs import (
     AttentionShape,
     attention_constants,
@@ -39,7 +39,6 @@ from .tiles import (
     Tile,
     attention_tiles,
     gpu_of,
-    measured_tiles,
     power_of_2,
 )
 
@@ -286,14 +285,10 @@ def _parts_in(
 
 @cache
 def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
-    """The attention kernel's, by what is compiled where nothing was measured; the interpreter takes any.
-
-    The same however keys are split. Raises what ``compile_attention`` raises.
-    """
-    case = shape.tile_case(decode=decode)
-    if interpreted or case in measured_tiles(capability):
-        return next(attention_tiles(case, gpu_of(capability)))
-    return compile_attention(shape, capability, split_keys=SPLIT_KEYS if decode else 0)[0].spec.tile
+    """See ``choose_tile``; the interpreter takes any."""
+    if interpreted:
+        return next(attention_tiles(shape.tile_case(decode=decode), gpu_of(capability)))
+    return choose_tile(shape, capability, decode=decode)
 
 
 @cache

@@ -13,7 +13,8 @@ import torch
 
 from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.triton.launch import tile_of
+from enginewright.plugins.triton.choose_tiles import Compile, choose_tile
+from enginewright.plugins.triton.compile_ahead import compile_kernel
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
 from enginewright.plugins.triton.step_calls import Call
@@ -35,17 +36,25 @@ TILES_FILE = "tiles-sm{}.json"
 
 
 class SpecCollector:
-    """A launcher that launches nothing: it notes what calls are compiled for, and tiles."""
+    """A launcher that launches nothing: it notes what calls are compiled for, and tiles.
 
-    def __init__(self, capability: int) -> None:
+    ``compiler`` is what tiles are chosen by, and ``start`` is called with each spec when it is found.
+    """
+
+    def __init__(
+        self,
+        capability: int,
+        compiler: Compile = compile_kernel,
+        start: Callable[[KernelSpec], object] = lambda spec: None,
+    ) -> None:
         self.found: dict[KernelSpec, None] = {}
         self.tiles: dict[tuple[AttentionShape, bool], Tile] = {}
-        self._capability = capability
+        self.capability, self._compiler, self._start = capability, compiler, start
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """By what is compiled."""
         if (shape, decode) not in self.tiles:
-            self.tiles[shape, decode] = tile_of(shape, self._capability, decode=decode, interpreted=False)
+            self.tiles[shape, decode] = choose_tile(shape, self.capability, decode=decode, compiler=self._compiler)
         return self.tiles[shape, decode]
 
     def tiles_json(self) -> str:
@@ -54,23 +63,25 @@ class SpecCollector:
         return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
     def bind(self, call: Call) -> Callable[[], object]:
-        self.found.setdefault(call.spec(self._capability))
+        spec = call.spec(self.capability)
+        if spec not in self.found:
+            self.found[spec] = None
+            self._start(spec)
         return lambda: None
 
 
-def specs_of(program: LoweredProgram, section: CudaSection, capability: int) -> SpecCollector:
-    """Every kernel that steps of a program may launch on GPUs of a capability (90 is 9.0), sampling included.
+def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecCollector) -> SpecCollector:
+    """Has ``collector`` note every kernel that steps of a program may launch, sampling included.
 
     Sizes choose tiles and, of steps with one token a request, whether contexts are cut: so steps of many sizes are
     bound, with tensors that have no memory. Raises what ``compile_attention`` raises.
     """
-    collector = SpecCollector(capability)
     limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=256)
     bound = CudaProgram(
         program,
         {use.name: _meta_weight(use.shape, use.dtype) for use in program.weights},
         device=_META,
-        gpu=gpu_of(capability),
+        gpu=gpu_of(collector.capability),
         launcher=collector,
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 from enginewright.optimizer.emit.cpu.emitter import add_weight
@@ -20,10 +19,11 @@ from enginewright.passes.lowering.lower_program import Lowering, lower_program
 from enginewright.passes.lowering.narrow_floats import narrow_floats
 from enginewright.passes.memory.plan_arena import plan_arena
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
+from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.contracts import SCALED_CACHES
-from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.plugins.shared.lowered_program import FORMAT_VERSION, LoweredProgram, Operand
-from enginewright.plugins.triton.compile_ahead import compile_kernel, files_of
+from enginewright.plugins.triton.compile_ahead import check_triton, files_of
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import KernelSpec
 from enginewright.plugins.triton.tiles import FloatType
 from enginewright.runtime.bundle.cuda_section import CudaSection
@@ -51,11 +51,7 @@ class CudaEmitter:
         capabilities, floats = engines.gpus or CUDA_DEFAULT, engines.dtype or "bf16"
         check_kernels(capabilities)
         check_formats(capabilities, (floats,))
-        if importlib.util.find_spec("triton") is None:
-            raise MissingDependencyError(
-                f"target {self.name}: compiling its kernels needs triton, which is not installed",
-                hint="Install it with: pip install 'enginewright[cuda]'",
-            )
+        check_triton(f"target {self.name}: compiling its kernels")
         lowering = lower_for_gpus(program, floats)
         planned = lowering.program
         section = CudaSection(
@@ -77,19 +73,20 @@ class CudaEmitter:
         self, program: LoweredProgram, section: CudaSection, folder: str, writer: BundleWriter, progress: Progress
     ) -> None:
         """Compiles every kernel that steps may launch, and writes it once for each kind of GPU."""
-        from enginewright.runtime.executors.cuda_kernels import TILES_FILE, specs_of
+        from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
 
         numbers = [int(name.replace(".", "")) for name in section.compute_capabilities]
         specs: list[KernelSpec] = []
-        for number in numbers:
-            launched = specs_of(program, section, number)
-            specs += launched.found
-            writer.write_text(f"{folder}/{TILES_FILE.format(number)}", launched.tiles_json())
-        progress(ProgressEvent("kernels", 0, len(specs)))
-        for done, spec in enumerate(specs, 1):
-            for name, content in files_of(compile_kernel(spec)).items():
-                writer.write_bytes(f"{folder}/{name}", content)
-            progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
+        with KernelCompiler(available_threads()) as compiler:
+            for number in numbers:
+                launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
+                specs += launched.found
+                writer.write_text(f"{folder}/{TILES_FILE.format(number)}", launched.tiles_json())
+                progress(ProgressEvent("kernels", 0, len(specs), f"tiles for sm_{number}"))
+            for done, spec in enumerate(specs, 1):
+                for name, content in files_of(compiler.compile(spec)).items():
+                    writer.write_bytes(f"{folder}/{name}", content)
+                progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +12,12 @@ from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import describe_node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program
+from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.tensorrt.kernels import plugin_kernels
 from enginewright.plugins.triton.choose_tiles import compile_layer
-from enginewright.plugins.triton.compile_ahead import compile_kernel, files_of
+from enginewright.plugins.triton.compile_ahead import files_of
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape
 from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
 
@@ -116,26 +117,26 @@ def emit_attention_kernels(
         gpu_of(capability)
     shapes = attention_shapes(program, dtype, cache)
     needed = [(shape, capability) for shape in shapes for capability in capabilities]
-    compiled = functools.cache(compile_kernel)  # shapes share writes, and what combines
     make = plugin_kernels if for_plugins else compile_layer
     written: set[str] = set()
     found = []
-    for done, (shape, capability) in enumerate(needed, 1):
-        kernels = make(shape, capability, compiler=compiled)
-        for name, content in (file for kernel in kernels.all() for file in files_of(kernel).items()):
-            if name not in written:
-                writer.write_bytes(f"{folder}/{name}", content)
-                written.add(name)
-        found.append(
-            LayerKernels(
-                shapes[shape],
-                shape,
-                capability,
-                write=kernels.write.spec.stem,
-                prefill=tuple(kernel.spec.stem for kernel in kernels.prefill),
-                decode=tuple(kernel.spec.stem for kernel in kernels.decode),
-                combine=kernels.combine.spec.stem,
+    with KernelCompiler(available_threads()) as compiler:  # shapes share writes, and what combines
+        every = compiler.each(lambda need: make(*need, compiler=compiler.compile), needed)
+        for done, ((shape, capability), kernels) in enumerate(zip(needed, every, strict=True), 1):
+            for name, content in (file for kernel in kernels.all() for file in files_of(kernel).items()):
+                if name not in written:
+                    writer.write_bytes(f"{folder}/{name}", content)
+                    written.add(name)
+            found.append(
+                LayerKernels(
+                    shapes[shape],
+                    shape,
+                    capability,
+                    write=kernels.write.spec.stem,
+                    prefill=tuple(kernel.spec.stem for kernel in kernels.prefill),
+                    decode=tuple(kernel.spec.stem for kernel in kernels.decode),
+                    combine=kernels.combine.spec.stem,
+                )
             )
-        )
-        progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
+            progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
     return tuple(found)

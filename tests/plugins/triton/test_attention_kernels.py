@@ -63,7 +63,6 @@ GROUPS = [(4, 4), (6, 2), (4, 1), (8, 1)]  # 1, 3, 4 and 8 query heads a key/val
 STEPS = [((1, 1, 1), (0, 255, 511), 128), ((1, 30, 65), (300, 0, 447), None)]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("cache", ["", "int8", "fp8"])
 @pytest.mark.parametrize("size", [64, 80, 128])
 @pytest.mark.parametrize("group", GROUPS, ids=str)

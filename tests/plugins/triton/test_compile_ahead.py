@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'engi
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.plugins.triton.choose_tiles import compile_attention, compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
-from enginewright.plugins.triton.specs import AttentionShape, combine_spec, write_spec
-from enginewright.plugins.triton.tiles import GPUS
+from enginewright.plugins.triton.specs import AttentionShape, attention_spec, combine_spec, write_spec
+from enginewright.plugins.triton.tiles import GPUS, Tile
 
 SMOLLM2 = AttentionShape(9, 3, 64, 64, 32, "f16", "f16", 0.125)
 EM_CUDA = 190  # of an ELF header
@@ -60,16 +60,16 @@ def test_a_layer_s_kernels(tmp_path):
     written = write_kernels(tmp_path, kernels.all())
     assert sorted({p.suffix for p in written}) == [".cubin", ".json", ".ptx"] and len(written) == 12
     for kernel in kernels.all():
-        assert read_kernel(tmp_path, kernel.spec) == kernel
+        assert read_kernel(tmp_path, kernel.spec.stem) == kernel
     (tmp_path / f"{again.spec.stem}.json").write_text("{}")
     with pytest.raises(BundleError, match="can't be read"):
-        read_kernel(tmp_path, again.spec)
+        read_kernel(tmp_path, again.spec.stem)
     with pytest.raises(BundleError, match="can't be read"):
-        read_kernel(tmp_path, replace(again.spec, capability=80))
+        read_kernel(tmp_path, replace(again.spec, capability=80).stem)
     other = f"{kernels.write.spec.stem}.json"
     (tmp_path / f"{again.spec.stem}.json").write_bytes((tmp_path / other).read_bytes())
     with pytest.raises(BundleError, match="something else"):
-        read_kernel(tmp_path, again.spec)
+        read_kernel(tmp_path, again.spec.stem)
 
 
 @pytest.mark.parametrize(("capability", "pointer"), [(80, "*u8"), (120, "*fp8e4nv")])
@@ -93,7 +93,6 @@ SHAPES = [
 ]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("capability", list(GPUS))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_gpu(shape, capability):
@@ -102,11 +101,16 @@ def test_every_gpu(shape, capability):
         assert kernel.shared_memory <= 48 * 1024
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("capability", list(GPUS))
 def test_every_gpu_s_largest_tile(capability):
     for split_keys in (512, 0):
         check(compile_attention(SHAPES[1], capability, split_keys=split_keys)[0])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("capability", list(GPUS))
+def test_a_kernel_for_each_gpu(capability):
+    check(compile_kernel(attention_spec(SMOLLM2, capability, Tile(1, 16, 32, 4, 2), 512)))
 
 
 def test_an_unknown_gpu_is_refused_with_those_known():
@@ -118,15 +122,22 @@ def test_an_unknown_gpu_is_refused_with_those_known():
 
 def test_what_does_not_fit_is_refused():
     shape = replace(SMOLLM2, head_size=1024, value_size=1024, dtype="f32", cache="f32")
+    asked = []
+
+    def too_large(spec):
+        asked.append(spec)
+        return CompiledKernel(spec, "kernel", "", b"", 100 * 1024, "a stand-in: the real one takes a minute")
+
     with pytest.raises(TargetError, match=r"1024 elements of f32 don't fit \d+ bytes"):
-        compile_attention(shape, 86, split_keys=0)
+        compile_attention(shape, 86, split_keys=0, compiler=too_large)
+    assert len(asked) > 1 and len(set(asked)) == len(asked)
 
 
 def test_without_triton_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingDependencyError, match="needs triton") as refused:
         compile_kernel(combine_spec(SMOLLM2, 90))
-    assert "enginewright[triton]" in str(refused.value.hint)
+    assert "enginewright[cuda]" in str(refused.value.hint)
 
 
 def test_an_interpreter_compiles_nothing(monkeypatch):

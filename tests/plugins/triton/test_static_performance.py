@@ -64,7 +64,6 @@ def test_there_is_a_record_of_every_kernel():
 @pytest.mark.parametrize(
     ("tile", "split_keys", "said"),
     [
-        (Tile(32, 128, 128, 4, 2), 0, "bytes of stack"),
         (Tile(1, 16, 64, 4, 1), 512, "aren't copied to shared memory ahead"),
         (Tile(1, 16, 128, 8, 4), 512, "bytes of shared memory"),
     ],
@@ -75,9 +74,10 @@ def test_a_bad_kernel_breaks_a_rule(tile, split_keys, said):
     assert any(said in broken for broken in static.broken(static.KERNELS["decode 128"], compiled))
 
 
-def test_ptx_that_no_old_driver_takes_breaks_a_rule():
+def test_stack_and_ptx_that_no_old_driver_takes_break_a_rule():
     compiled = static.KERNELS["combine 128"].make(90)
     assert static.broken(static.KERNELS["combine 128"], compiled) == []
+    assert static.broken(static.KERNELS["combine 128"], replace(compiled, stack=8)) == ["8 bytes of stack"]
     newer = replace(compiled, ptx=compiled.ptx.replace(".version 8.4", ".version 9.0"))
     assert static.broken(static.KERNELS["combine 128"], newer) == ["PTX 9.0, newer than 84"]
 

@@ -6,6 +6,7 @@ Plans are the very graphs that TensorRT-RTX would be given, and onnxruntime comp
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.emit.tensorrt_rtx import emit_segments, whole
 from enginewright.optimizer.emit.tensorrt_rtx.build_engine import BuiltEngine, EngineRequest
 from enginewright.optimizer.export import export
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.llm import LLM
@@ -58,7 +60,8 @@ def build(request: EngineRequest, progress: object = None) -> BuiltEngine:
 def test_an_exported_bundle(form: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (whole, emit_segments):
         monkeypatch.setattr(module, "build_engine", build)
-    monkeypatch.setattr(attention_kernels, "compile_kernel", tiny_paged.compile_kernel)
+    compiler = partial(KernelCompiler, compiler=tiny_paged.compile_kernel)
+    monkeypatch.setattr(attention_kernels, "KernelCompiler", compiler)
     tiny_paged.know_kernels()
     recipe = tmp_path / "small.toml"
     recipe.write_text(RECIPE.format(form=form))

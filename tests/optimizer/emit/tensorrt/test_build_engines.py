@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ import pytest
 from enginewright.optimizer.emit.shared import attention_kernels
 from enginewright.optimizer.export import export
 from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -55,7 +57,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExe
 def exported(folder: Path, family: str, more: str = "") -> Path:
     recipe = folder / "small.toml"
     recipe.write_text(RECIPE + more)
-    with patch.object(attention_kernels, "compile_kernel", built_bundle.compile_kernel):
+    compiler = partial(KernelCompiler, compiler=built_bundle.compile_kernel)
+    with patch.object(attention_kernels, "KernelCompiler", compiler):
         export(make_tiny_model(family, num_hidden_layers=2), folder / "small.bundle", recipe=recipe)
     return folder / "small.bundle"
 
