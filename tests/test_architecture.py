@@ -73,7 +73,7 @@ NOT_DECLARED = {
 }
 """Packages that a target needs on machines with a GPU; errors and docs say how to install them."""
 
-IMPORTED_AS = {"tensorrt-rtx": "tensorrt_rtx"}
+IMPORTED_AS = {"tensorrt-rtx": "tensorrt_rtx", "apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi"}
 """Distributions whose module isn't called as they are."""
 
 
@@ -100,7 +100,7 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 def test_every_package_that_is_imported_is_declared() -> None:
     found = packages_of(*PARTS)
     assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
-    known = declared("export", "onnx", "tensorrt-rtx", "cuda") | set(NOT_DECLARED)
+    known = declared("export", "onnx", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
     assert {name: place for name, place in found.items() if name not in known} == {}
     assert set(NOT_DECLARED) <= set(found)
 

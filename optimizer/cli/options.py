@@ -50,7 +50,7 @@ Target = Annotated[
         "--target",
         "-t",
         callback=known_target,
-        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt or cuda; by default the first of these.",
+        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda or tvm; by default the first of them.",
     ),
 ]
 Provider = Annotated[

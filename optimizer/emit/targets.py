@@ -24,6 +24,7 @@ from .shared.base import Emitter
 from .tensorrt.emitter import TensorRtEmitter
 from .tensorrt_rtx.emitter import TensorRtRtxEmitter
 from .torch_tensorrt.emitter import TorchTensorRtEmitter, check_machine
+from .tvm.emitter import TvmEmitter
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ _OWN = {
         instructions=(),
     ),
     "torch-tensorrt": Target(TorchTensorRtEmitter(), ("torch_tensorrt",), check=check_machine),
+    "tvm": Target(TvmEmitter(), ("apache-tvm",)),
 }
 
 TARGETS = Extensible(_OWN, "enginewright.targets", Target)

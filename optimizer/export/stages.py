@@ -26,7 +26,7 @@ from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, TvmOptions
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
@@ -224,13 +224,14 @@ def write_bundle(
         buckets=buckets.plan if buckets else None,
         record=engines.append,
         onnx=model.recipe.onnx or OnnxSection(),
+        tvm=model.recipe.tvm or TvmOptions(),
     )
     emitted = {
         name: TARGETS[name].emitter.emit(rewritten.programs[name], writer, asked.on_progress, options)
         for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
-    sized = [n for n, t in emitted.items() if runs_here(n) and t.io is None and t.tensorrt is None]
+    sized = [n for n, t in emitted.items() if runs_here(n) and t.io is None and t.tensorrt is None and t.tvm is None]
     specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
     shutil.rmtree(scratch)
     for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():

@@ -1,4 +1,4 @@
-"""What a recipe says of single targets: [engines] for NVIDIA's GPUs, [onnx] for what is beside the standard file."""
+"""What a recipe says of single targets: [engines] for NVIDIA's GPUs, [onnx] for further files, [tvm]."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, field_validator
 
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.section import Section
+from enginewright.runtime.bundle.tvm_section import FEATURES, LevelName
 
 from .gpus import parse_capabilities
 
@@ -66,3 +67,18 @@ class OnnxSection(Section):
 
     contrib: StrictBool = False
     kernels: StrictBool = False
+
+
+class TvmOptions(Section):
+    """Of the target tvm.
+
+    Attributes:
+        levels: of x86-64 that it is compiled for. The best that the processor has is run.
+    """
+
+    levels: Annotated[tuple[LevelName, ...], Field(min_length=1)] = ("v3", "v4-vnni")
+
+    @field_validator("levels")
+    @classmethod
+    def _in_order(cls, value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
+        return tuple(sorted(set(value), key=list(FEATURES).index))

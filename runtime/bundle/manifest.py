@@ -23,6 +23,7 @@ from enginewright.plugins.shared.records import Count, Record, Sha256, read
 from .cuda_section import CudaSection
 from .linear_io import LinearIo
 from .tensorrt_section import TensorRtSection
+from .tvm_section import TvmSection
 
 FORMAT_VERSION = 2
 """2: a manifest without its own hash is refused, and so are end tokens outside of the vocabulary."""
@@ -140,7 +141,7 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
     the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``io`` says
     what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are, ``cuda`` what
-    kernels.
+    kernels, ``tvm`` what libraries.
     """
 
     format_version: int = FORMAT_VERSION
@@ -149,11 +150,13 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     io: LinearIo | None = None
     tensorrt: TensorRtSection | None = None
     cuda: CudaSection | None = None
+    tvm: TvmSection | None = None
     files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
-        return _stable_json(self, exclude={name for name in ("io", "tensorrt", "cuda") if getattr(self, name) is None})
+        sections = ("io", "tensorrt", "cuda", "tvm")
+        return _stable_json(self, exclude={name for name in sections if getattr(self, name) is None})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> TargetManifest:

@@ -22,7 +22,7 @@ from enginewright.runtime.kv_cache.cache_groups import free_memory
 from .cuda_driver import Gpu, load_cuda
 from .onnx_session import load_onnxruntime
 
-PACKAGES = ("enginewright", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton")
+PACKAGES = ("enginewright", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm")
 """That targets run on, by the name that Python imports."""
 
 _NVML = "libnvidia-ml.so.1"
@@ -35,6 +35,7 @@ class Machine:
     Attributes:
         system: such as "Linux x86_64".
         processor: as it calls itself.
+        features: its instructions, as Linux calls them; none where it doesn't say.
         instruction_sets: of the cpu target's kernels, those that this processor runs, best first; none if the
             extension module can't be loaded.
         cores: that this process may use.
@@ -60,6 +61,7 @@ class Machine:
     memory_bytes: int
     free_bytes: int
     python: str
+    features: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     providers: tuple[str, ...] = ()
     onnx_operators: bool = False
@@ -84,6 +86,7 @@ def look_at_machine() -> Machine:
         memory_bytes=_total_memory(),
         free_bytes=free_memory(),
         python=platform.python_version(),
+        features=processor_features(),
         packages=_versions(),
         providers=_providers(problems),
         onnx_operators=find_operators() is not None,
@@ -104,6 +107,15 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """What instructions the processor has, as Linux calls them; none where the system doesn't say."""
+    try:
+        found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.M)
+    except OSError:
+        return ()
+    return tuple(found[1].split()) if found else ()
 
 
 def cuda_of(distributions: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
-from .requirements import Check, check_cpu, check_cuda, check_onnx, check_tensorrt, check_torch_tensorrt
+from .requirements import Check, check_cpu, check_cuda, check_onnx, check_tensorrt, check_torch_tensorrt, check_tvm
 from .static_shapes import StaticShapes, padding_blocks
 
 LEAST_CONTEXT = 2
@@ -167,6 +167,12 @@ def _cuda_budget(bundle: Bundle, target: str) -> int:
     return cuda_budget(bundle, target)
 
 
+def _make_tvm(asked: Asked) -> Executor:
+    from .tvm_blocks import TvmExecutor
+
+    return TvmExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
+
+
 _CPU = Opening(_program_groups, _make_cpu, takes=("isa", "load"))
 _ONNX = Opening(
     _onnx_groups,
@@ -176,6 +182,7 @@ _ONNX = Opening(
     takes=("provider", "variant"),
 )
 _CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget)
+_TVM = Opening(_program_groups, _make_tvm)
 _ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
 
 
@@ -199,6 +206,7 @@ _OWN = {
     "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
     "cuda": RuntimeTarget(check_cuda, _CUDA),
     "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
+    "tvm": RuntimeTarget(check_tvm, _TVM),
 }
 
 TARGETS = Extensible(_OWN, "enginewright.runtime_targets", RuntimeTarget)

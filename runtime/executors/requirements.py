@@ -9,6 +9,7 @@ from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
 
 from ..bundle.linear_io import LinearIo
 from ..bundle.manifest import TargetManifest
+from ..bundle.tvm_section import TvmSection, best_level
 from ..kv_cache.cache_groups import format_bytes
 from .machine import Machine
 from .onnx_session import OLDEST, PROVIDERS, is_older
@@ -48,6 +49,37 @@ def check_onnx(machine: Machine, target: TargetManifest | None) -> Checked:
     known = [name for name, provider in PROVIDERS.items() if provider.full_name in machine.providers]
     on = f"onnxruntime {found}, providers {', '.join(known) or 'unknown'}"
     return Checked(on=(on, *_variant(target.io if target is not None else None, machine), *_idle_gpu(machine)))
+
+
+def check_tvm(machine: Machine, target: TargetManifest | None) -> Checked:
+    section = target.tvm if target is not None else None
+    found = machine.packages.get("tvm")
+    if found is None:
+        hint = "Install it with: pip install 'enginewright[tvm]'"
+        return Checked((Problem("TVM (apache-tvm) is not installed", hint, missing=True),))
+    if section is None:
+        return Checked(on=(f"TVM {found}",))
+    if problem := tvm_problem(section, found):
+        return Checked((problem,))
+    level = best_level(section.levels, machine.features)
+    if level is None:
+        return Checked((level_problem(section),))
+    return Checked(on=(f"TVM {found}, kernels for x86-64-{level}",))
+
+
+def tvm_problem(section: TvmSection, found: str) -> Problem | None:
+    """Libraries of another TVM than is installed."""
+    if found == section.version:
+        return None
+    hint = f"Install that one: pip install 'apache-tvm=={section.version}'; or export the bundle again."
+    return Problem(f"its libraries were made by TVM {section.version}, and {found} is installed", hint)
+
+
+def level_problem(section: TvmSection) -> Problem:
+    """Libraries for other processors."""
+    names = " and ".join(f"x86-64-{name}" for name in section.levels)
+    hint = "Export again with a level that it has in the recipe's [tvm] levels, or take --target cpu."
+    return Problem(f"its libraries are for {names}, whose instructions this processor doesn't have", hint)
 
 
 def _idle_gpu(machine: Machine) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceS
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
+from enginewright.runtime.bundle.tvm_section import FEATURES, TvmSection
 from enginewright.runtime.bundle.weights import Blob, WeightsIndex
 from enginewright.runtime.doctor import Examination, Finding, examine
 from enginewright.runtime.executors.cuda_driver import Gpu
@@ -236,10 +237,28 @@ def test_targets_that_are_not_there(tmp_path) -> None:
     assert findings["other"].reasons == ("this Enginewright can't run it",)
     with pytest.raises(RequestError, match=r"there is no 'gpu'\n.*cpu, onnx, tensorrt-rtx"):
         examine(PLAIN, bundle, ["gpu"])
-    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "torch-tensorrt"]
+    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "torch-tensorrt", "tvm"]
 
 
 def test_a_machine_without_a_bundle() -> None:
     rtx = found(examine(replace(WITH_GPU, gpus=(HOPPER,))))["tensorrt-rtx"]
     assert "TensorRT-RTX's engines are for compute capability 7.5, 8.0, 8.6" in rtx.reasons[0]
     assert found(examine(replace(WITH_GPU, gpus=(HOPPER,))))["tensorrt"].verdict == "runs"
+
+
+def test_libraries_of_another_tvm_or_for_another_processor_are_said(tmp_path) -> None:
+    section = TvmSection(version="0.27.0", levels=("v3", "v4"))
+    bundle = bundle_of(tmp_path, {"tvm": TargetManifest(tvm=section)})
+    assert found(examine(PLAIN, bundle))["tvm"].reasons == ("TVM (apache-tvm) is not installed",)
+    other = replace(PLAIN, packages={"tvm": "0.28.0"}, features=tuple(FEATURES["v4"]))
+    finding = found(examine(other, bundle))["tvm"]
+    assert finding.reasons == ("its libraries were made by TVM 0.27.0, and 0.28.0 is installed",)
+    assert "pip install 'apache-tvm==0.27.0'" in finding.todo[0]
+    old = replace(PLAIN, packages={"tvm": "0.27.0"}, features=tuple(FEATURES["v2"]))
+    assert found(examine(old, bundle))["tvm"].reasons == (
+        "its libraries are for x86-64-v3 and x86-64-v4, whose instructions this processor doesn't have",
+    )
+    for level in ("v3", "v4"):
+        machine = replace(old, features=tuple(FEATURES[level]))
+        assert found(examine(machine, bundle))["tvm"].on[0] == f"TVM 0.27.0, kernels for x86-64-{level}"
+    assert found(examine(other))["tvm"].on == ("TVM 0.28.0",)

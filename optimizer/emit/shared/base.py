@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, TvmOptions
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
@@ -31,6 +31,7 @@ class EmitOptions:
         buckets: fixed sizes of steps.
         record: called with each engine that is built.
         onnx: the recipe's [onnx].
+        tvm: the recipe's [tvm].
     """
 
     engines: EnginesSection = field(default_factory=EnginesSection)
@@ -38,6 +39,7 @@ class EmitOptions:
     buckets: BucketPlan | None = None
     record: Callable[[EngineReport], None] = unrecorded
     onnx: OnnxSection = field(default_factory=OnnxSection)
+    tvm: TvmOptions = field(default_factory=TvmOptions)
 
 
 class Emitter(Protocol):

@@ -70,7 +70,7 @@ def test_every_built_in_recipe_names_targets_that_can_make_it() -> None:
 def test_both_halves_know_the_same_targets() -> None:
     assert tuple(TARGETS) == tuple(runtime_half.TARGETS)
     assert all(target.emitter.name == name for name, target in TARGETS.items())
-    assert runtime_half.ORDER == ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda")
+    assert runtime_half.ORDER == ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "tvm")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])

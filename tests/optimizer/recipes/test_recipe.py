@@ -258,7 +258,7 @@ def test_overrides_keep_their_order(tmp_path: Path) -> None:
             'name = "x"\n[kv_cache]\ndtype = "i8"\n',
             ":3: kv_cache.dtype: 'i8' can't be made for a KV cache yet, only f32",
         ),
-        ('name = "x"\ntargets = ["tvm"]\n', ":2: targets: 'tvm' can't be made"),
+        ('name = "x"\ntargets = ["hexagon"]\n', ":2: targets: 'hexagon' can't be made"),
     ],
 )
 def test_what_cannot_be_made_yet_says_which_recipes_exist(tmp_path: Path, text: str, expected: str) -> None:

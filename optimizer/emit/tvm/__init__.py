@@ -1,0 +1,1 @@
+"""The tvm target: each step of a lowered program as a kernel in TVM's loops, compiled ahead."""

@@ -1,0 +1,187 @@
+"""Products with weights of floats: blocks of sums in registers, over panels of 32 columns.
+
+x [M, K] in rows     weight [ceil(N/32)][K][32]     every sum is one chain over K, whatever the blocks are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm.tirx.script.builder import ir as T
+
+from enginewright.plugins.shared.lowered_program import WeightUse
+from enginewright.plugins.shared.panel_layouts import PANEL
+
+from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
+from .vector_math import ACTIVATIONS
+
+GROUPS = 64
+"""Most parts that the panels of a weight are cut into; each goes to one thread, neighbours to the same one."""
+ROW_BLOCK = 96
+"""Rows of x that stay in the second-level cache while panels go by."""
+_SUMS = 24
+"""Vectors of sums of a few rows, with several panels at once: so many streams keep the memory busy."""
+_STREAMS = 4
+
+
+@dataclass
+class Product:
+    """The operands of a product; ``store`` is what is done to its sums."""
+
+    out: Memory
+    bias: Memory | None
+    residual: Memory | None
+    activation: str
+    expert: tuple[Expr, ...] = ()
+
+    @classmethod
+    def of(cls, k: Kernel, rest: Sequence[Memory], *expert: Expr) -> Product:
+        """``rest``: what follows the weight, its scales and offsets. ``expert``: whose row of biases it is."""
+        given = list(rest)
+        residual = given.pop() if k.step.attrs.get("has_residual") else None
+        bias = given.pop(0) if given else None
+        return cls(k.outputs[0], bias, residual, str(k.step.attrs.get("activation", "")), expert)
+
+    def store(self, value: Expr, row: Expr, column: Expr, lanes: int) -> None:
+        if self.bias is not None:
+            value = value + self.bias.load(*self.expert, column, lanes=lanes)
+        if self.activation:
+            value = ACTIVATIONS[self.activation](T.Bind(value), lanes)
+        if self.residual is not None:
+            value = value + self.residual.load(row, column, lanes=lanes)
+        self.out.store(value, row, column, lanes=lanes)
+
+    def store_vector(self, sums: Local, row: Expr, column: Expr, columns: int) -> None:
+        """16 columns from ``column`` on, as far as there are so many."""
+        if columns % LANES == 0 and columns % PANEL == 0:
+            self.store(sums.get(), row, column, LANES)
+            return
+        with T.If(column + int64(LANES) <= int64(columns)):
+            with T.Then():
+                self.store(sums.get(), row, column, LANES)
+            with T.Else():
+                lanes = sums.lanes()
+                for lane in range(columns % LANES):
+                    with T.If(column + int64(lane) < int64(columns)), T.Then():
+                        self.store(lanes[int64(lane)], row, column + int64(lane), 1)
+
+
+def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> None:
+    """body(option) for the one that ``value`` is; one of them."""
+    *others, last = options
+    if not others:
+        body(last)
+        return
+    with T.If(value == int64(options[0])):
+        with T.Then():
+            body(options[0])
+        with T.Else():
+            choose(value, options[1:], body)
+
+
+def over_panels(
+    k: Kernel,
+    rows: Expr,
+    columns: int,
+    block: Callable[[int, int, Expr, Expr], None],
+    *,
+    first: Expr | None = None,
+    streams: Callable[[int], int] = lambda r: 1,
+) -> None:
+    """block(R, P, row, panel) for blocks of R rows and P panels from there on that cover all.
+
+    ``first``: the row to begin at. Which blocks there are hangs on the number of rows alone.
+    """
+    most, panels = k.level.rows, -(-columns // PANEL)
+    groups = min(panels, GROUPS)
+    begin = int64(0) if first is None else first
+    with T.parallel(int64(0), int64(groups)) as g:
+        start = T.Bind(T.floordiv(g * int64(panels), int64(groups)))
+        stop = T.Bind(T.floordiv((g + int64(1)) * int64(panels), int64(groups)))
+
+        def few(r: int) -> None:
+            width = streams(r)
+            whole = T.Bind(T.floordiv(stop - start, int64(width)))
+            if width > 1:
+                with T.serial(int64(0), whole) as i:
+                    block(r, width, begin, start + i * int64(width))
+                with T.serial(start + whole * int64(width), stop) as panel:
+                    block(r, 1, begin, panel)
+            else:
+                with T.serial(start, stop) as panel:
+                    block(r, 1, begin, panel)
+
+        def many() -> None:
+            blocks = T.Bind(T.ceildiv(rows, int64(ROW_BLOCK)))
+            with T.serial(int64(0), blocks) as b:
+                row = T.Bind(T.floordiv(rows * b, blocks))
+                count = T.Bind(T.floordiv(rows * (b + int64(1)), blocks) - row)
+                tiles = T.Bind(T.ceildiv(count, int64(most)))
+                with T.serial(start, stop) as panel, T.serial(int64(0), tiles) as tile:
+                    at = T.Bind(T.floordiv(count * tile, tiles))
+                    size = T.Bind(T.floordiv(count * (tile + int64(1)), tiles) - at)
+                    choose(
+                        size,
+                        range(most, (most + 1) // 2 - 1, -1),
+                        lambda r: block(r, 1, begin + row + at, panel),
+                    )
+
+        with T.If(rows <= int64(most)):
+            with T.Then(), T.If(rows > int64(0)), T.Then():
+                choose(rows, range(1, most + 1), few)
+            with T.Else():
+                many()
+
+
+def _streams(k: Kernel, r: int) -> int:
+    return max(1, min(_STREAMS, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
+
+
+def _linear(k: Kernel) -> None:
+    x, weight, *rest = k.inputs
+    _float_product(k, x, weight, k.use(1), Product.of(k, rest), x.extent(0))
+
+
+def grouped_linear(k: Kernel) -> None:
+    """The rows of each expert by its weight."""
+    x, starts, weight, *rest = k.inputs
+    experts, columns, depth = (size.constant for size in weight.shape)
+    size = -(-columns // PANEL) * PANEL * depth
+    with T.serial(int64(0), int64(experts)) as e:
+        first = T.Bind(T.cast(starts.load(e), "int64"))
+        rows = T.Bind(T.cast(starts.load(e + int64(1)), "int64") - first)
+        own = replace(weight, base=weight.base + e * int64(size), shape=weight.shape[1:])
+        _float_product(k, x, own, k.use(2), Product.of(k, rest, e), rows, first)
+
+
+def _float_product(
+    k: Kernel, x: Memory, weight: Memory, use: WeightUse, product: Product, rows: Expr, first: Expr | None = None
+) -> None:
+    k.check_weight(use, "panel32")
+    columns, depth = (size.constant for size in weight.shape)
+    halves = range(0, PANEL // LANES, k.level.vectors)
+
+    def block(r: int, p: int, row: Expr, panel: Expr) -> None:
+        for half in halves:
+            vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
+            sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
+            base = T.Bind(weight.base + panel * int64(PANEL * depth))
+            with T.serial(int64(0), int64(depth)) as i:
+                at = T.Bind(base + i * int64(PANEL))
+                loaded = [
+                    T.Bind(load(weight.buffer, at + int64(q * PANEL * depth + v * LANES), LANES)) for q, v in vectors
+                ]
+                for j in range(r):
+                    value = T.Bind(T.broadcast(x.load(row + int64(j), i), LANES))
+                    for s, w in zip(sums[j], loaded, strict=True):
+                        s.set(T.fma(value, w, s.get()))
+            for j in range(r):
+                for s, (q, v) in zip(sums[j], vectors, strict=True):
+                    column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
+                    product.store_vector(s, row + int64(j), column, columns)
+
+    over_panels(k, rows, columns, block, first=first, streams=lambda r: _streams(k, r))
+
+
+HANDLERS: Mapping[str, Handler] = {"linear": _linear}

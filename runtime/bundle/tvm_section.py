@@ -1,0 +1,80 @@
+"""The ``tvm`` section of a target's manifest: the libraries that there are, and how their function is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.records import Record
+
+STEP = "step"
+"""The function of a library that runs a step."""
+
+LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
+
+
+class TvmSection(Record, frozen=True, kw_only=True):
+    """Beside the target's program.json.
+
+    Attributes:
+        version: of TVM, which made the libraries and must run them.
+        levels: of x86-64 that there is a library for, the plainest first.
+    """
+
+    version: str
+    levels: Annotated[tuple[LevelName, ...], Meta(min_length=1)]
+
+
+def library_name(level: str) -> str:
+    """The file of a level's library, in the target's folder."""
+    return f"step-{level}.so"
+
+
+@dataclass(frozen=True)
+class StepArguments:
+    """What ``step`` is called with, in this order; of a cache its keys, then its values.
+
+    Attributes:
+        inputs: of a step, by their names in programs.
+        arena: the types that the arena is given as.
+        weights: by name; one tuple.
+        caches: GROUP/LAYER; one tuple.
+    """
+
+    inputs: tuple[str, ...]
+    arena: tuple[str, ...]
+    weights: tuple[str, ...]
+    caches: tuple[str, ...]
+
+
+def arguments_of(program: LoweredProgram) -> StepArguments:
+    """Those of a program's function."""
+    groups = program.cache_groups
+    return StepArguments(
+        inputs=(
+            *("ids", "positions", "rows", "q_start", "kv_len"),
+            *(f"slots:{group.name}" for group in groups),
+            *(f"block_table:{group.name}" for group in groups),
+        ),
+        arena=("float32", "int32", "int8", "uint16"),
+        weights=tuple(use.name for use in program.weights),
+        caches=tuple(f"{group.name}/{layer}" for group in groups for layer in group.layers),
+    )
+
+
+def best_level(levels: Sequence[str], features: Sequence[str]) -> str | None:
+    """The last of ``levels`` whose instructions a processor has; None if it has none's."""
+    here = set(features)
+    fitting = [name for name in levels if FEATURES[name] <= here]
+    return fitting[-1] if fitting else None
+
+
+_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
+"""Level -> what Linux calls the instructions that it needs."""

@@ -1,0 +1,122 @@
+"""The tvm target's files: the same bytes each time, weights that are shared, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.tvm import emitter as emitter_module
+from enginewright.optimizer.emit.tvm.emitter import TvmEmitter
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.optimizer.shared.progress import silent
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError, UnsupportedModelError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors import tvm_blocks
+from enginewright.runtime.llm import LLM
+from tests.conftest import make_tiny_model
+from tests.passes.small_programs import decoder
+
+
+def recipe_of(*levels: str) -> Recipe:
+    options = TvmOptions.model_validate({"levels": levels})
+    return load_recipe("f32").model_copy(update={"tvm": options})
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tvm") / "tiny.bundle"
+    export(make_tiny_model("Llama"), path, recipe=recipe_of("v3"), targets=("cpu", "tvm"))
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(path)): f.read_bytes() for f in sorted(path.rglob("*")) if f.is_file()}
+
+
+def test_two_exports_are_byte_equal_and_share_weights_with_the_cpu_target(bundle: Path, tmp_path: Path) -> None:
+    export(make_tiny_model("Llama"), tmp_path / "again", recipe=recipe_of("v3"), targets=("cpu", "tvm"))
+    first, second = ({n: d for n, d in contents(p).items() if "report" not in n} for p in (bundle, tmp_path / "again"))
+    assert "targets/tvm/step-v3.so" in first and first == second
+    assert not any(str(tmp_path).encode() in data for data in first.values())
+    opened = Bundle.open(bundle)
+    section = opened.target("tvm").tvm
+    assert section is not None and section.levels == ("v3",)
+    assert {"apache-tvm"} < opened.manifest.toolchain.keys()
+    own = {name for name in opened.index.tensors if name.endswith(".tvm")}
+    assert own and not own & opened.index.stored_once().keys()
+
+
+def test_it_runs_without_torch_and_without_the_compiler(bundle: Path) -> None:
+    script = (
+        "import sys, enginewright as ew\n"
+        "from enginewright.runtime.requests.sampling import SamplingParams\n"
+        "llm = ew.LLM(sys.argv[1], target='tvm', threads=1)\n"
+        "params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)\n"
+        "print(list(llm.generate([5, 6, 7], params)[0].token_ids))\n"
+        "print(sorted({'torch', 'tvm', 'transformers'} & sys.modules.keys()))\n"
+        "print(any('libtvm_compiler' in line for line in open('/proc/self/maps')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(bundle)], capture_output=True, text=True, check=True)
+    tokens, modules, compiler = done.stdout.splitlines()
+    assert len(eval(tokens)) == 4 and modules == "[]" and compiler == "False"
+
+
+def test_a_row_s_bits_are_the_same_in_any_batch(bundle: Path) -> None:
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 250, n).tolist() for n in (1, 12, 13, 70)]
+    with LLM(bundle, target="tvm", threads=2) as llm:
+        whole = [llm.logits(prompt) for prompt in prompts]
+    with LLM(bundle, target="tvm", threads=1, prefill_chunk=7) as llm:
+        for prompt, logits in zip(prompts, whole, strict=True):
+            assert np.array_equal(llm.logits(prompt), logits)
+
+
+def test_what_does_not_run_here_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tvm_blocks, "tvm_version", lambda: "0.99.0")
+        with pytest.raises(TargetError, match=r"made by TVM 0\.27.*, and 0\.99\.0 is installed\n.*pip install"):
+            LLM(bundle, target="tvm")
+    with monkeypatch.context() as patch:
+        patch.setattr(tvm_blocks, "processor_features", lambda: ("sse4_2",))
+        with pytest.raises(TargetError, match=r"for x86-64-v3, whose instructions this processor doesn't have\n"):
+            LLM(bundle, target="tvm")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "text"])
+def test_a_damaged_library_is_said(bundle: Path, tmp_path: Path, damage: str) -> None:
+    copy = tmp_path / "copy.bundle"
+    subprocess.run(["cp", "-r", str(bundle), str(copy)], check=True)
+    library = copy / "targets/tvm/step-v3.so"
+    whole = library.read_bytes()
+    library.unlink()
+    if damage != "gone":
+        library.write_bytes(whole[: len(whole) // 3] if damage == "cut" else b"text" * (len(whole) // 4))
+    with pytest.raises(BundleError, match=r"step-v3\.so.*\n.*[Ee]xport"):
+        LLM(copy, target="tvm")
+
+
+def test_without_tvm_or_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = decoder()
+    writer = BundleWriter(tmp_path / "b.bundle")
+    with writer, monkeypatch.context() as patch:
+        patch.setattr(emitter_module, "tvm_version", lambda: None)
+        with pytest.raises(MissingDependencyError, match=r"needs TVM \(apache-tvm\).*\n.*enginewright\[tvm\]"):
+            TvmEmitter().emit(program, writer, silent, EmitOptions())
+    with BundleWriter(tmp_path / "c.bundle") as other, monkeypatch.context() as patch:
+        patch.setattr("tvm.support.cc.get_cc", lambda: None)
+        with pytest.raises(MissingDependencyError, match=r"needs a compiler of C, and none was found\n.*gcc or clang"):
+            TvmEmitter().emit(program, other, silent, EmitOptions(tvm=TvmOptions(levels=("v3",))))
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8", "int8"])
+def test_weights_of_fewer_bits_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"the tvm target has no(ne with weights of (bf16|fp8)| such op)"):
+        export(make_tiny_model("Llama"), tmp_path / "b", recipe=name, targets=("tvm",))
