@@ -5,7 +5,6 @@
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
 #   PACKED        the folder that gpu-check takes
-#   PACKED        the folder that gpu-check takes
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3

@@ -256,7 +256,7 @@ def _random_steps(machine: Machine, name: str, batch: int, blocks: int, *, graph
     import torch
 
     from enginewright.plugins.shared.lowered_program import LoweredProgram
-    from enginewright.plugins.triton.step_calls import JitLauncher
+    from enginewright.plugins.triton.jit_launcher import JitLauncher
     from enginewright.runtime.bundle.cuda_section import CudaSection
     from enginewright.runtime.executors import cuda_blocks
     from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import importlib
 import importlib.util
 import json
 import os

@@ -22,7 +22,7 @@ from typing import Any
 
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 
-from .specs import TILE_CONSTANTS, AttentionShape, Constant, KernelSpec, attention_spec
+from .specs import TILE_CONSTANTS, AttentionShape, Constant, KernelSpec, attention_spec, kernel_function
 from .tiles import FEWEST_ROWS, Tile, gpu_of
 
 FORMAT = 1
@@ -74,8 +74,6 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     import triton
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError
-
-    from .kernel_table import kernel_function
 
     function = kernel_function(spec.kernel)
     names: list[str] = function.arg_names

@@ -5,9 +5,11 @@ Grids and integers are computed with ``+``, ``*`` and ``//`` alone, so that they
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, Protocol, TypeVar, get_args
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from enginewright.plugins.shared.errors import TargetError
 
@@ -258,3 +260,24 @@ def tiles_of_step(tokens: Number, requests: Number, queries: int) -> Number:
 def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_KEYS) -> Number:
     """Parts of the longest context that ``blocks`` blocks can hold."""
     return (blocks * block_size + (split_keys - 1)) // split_keys
+
+
+_MODULES: Mapping[KernelName, str] = {
+    "paged_attention": "attention_kernels",
+    "combine_splits": "attention_kernels",
+    "listed_attention": "attention_kernels",
+    "decode_work": "attention_kernels",
+    "kv_write": "cache_kernels",
+    "embedding": "step_kernels",
+    "norm": "step_kernels",
+    "rope": "step_kernels",
+    "rope_kv_write": "step_kernels",
+    "gated_activation": "step_kernels",
+    "product": "product_kernels",
+    **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
+}
+
+
+def kernel_function(name: KernelName) -> Any:
+    """The function that ``triton.jit`` made. Raises ModuleNotFoundError without Triton."""
+    return getattr(import_module(f".{_MODULES[name]}", __package__), f"{name}_kernel")

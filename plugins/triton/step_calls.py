@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from .kernel_table import kernel_function
-from .launch import interpret_bfloat16, tile_of
 from .specs import (
     AttentionShape,
     Constant,
@@ -222,10 +219,17 @@ def kv_write_call(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, caches:
     return Call("kv_write", {"k": k, "v": v, "slots": slots, **before, **sizes, **written}, constants, (tokens, 1, 1))
 
 
-def work_call(kv_len: torch.Tensor, work: torch.Tensor, window: int, most_requests: int) -> Call:
+def work_size(requests: int, splits: int) -> int:
+    """Integers of the longest list that ``work_call`` makes."""
+    return 1 + 2 * requests * splits
+
+
+def work_call(
+    kv_len: torch.Tensor, work: torch.Tensor, window: int, most_requests: int, split_keys: int = SPLIT_KEYS
+) -> Call:
     """What there is to attend to in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``)."""
     requests = len(kv_len)
-    constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": SPLIT_KEYS, "REQUESTS": power_of_2(most_requests)}
+    constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": split_keys, "REQUESTS": power_of_2(most_requests)}
     return Call("decode_work", {"kv_len": kv_len, "requests": requests, "work": work}, constants, (requests, 1, 1))
 
 
@@ -246,22 +250,26 @@ def attention_calls(
     window: int,
     softcap: float,
     decodes: bool,
+    split_keys: int | None = None,
     work: torch.Tensor | None = None,
     workers: int = 1,
 ) -> list[Call]:
     """Attention of q [T, Nq, D] over the caches by block tables [B, M] -> out [T, Nq, Dv].
 
     ``tiles`` says which tile. ``scratch``: float32, for the parts of contexts that steps of one token a request
-    (``decodes``) are cut into, as many as ``attention_scratch`` says. ``work``: of ``work_call`` for this window;
-    ``workers`` programs for each key/value head go through it. Without it each part that a table has room for has one.
+    (``decodes``) are cut into, as many as ``attention_scratch`` says; ``split_keys``: keys of a part, or 0 for none, if
+    it isn't the usual number. ``work``: of ``work_call`` for this window; ``workers`` programs for each key/value head
+    go through it. Without it each part that a table has room for has one.
     """
     tokens, heads, size = q.shape
     _, block_size, kv_heads, value_size = caches.values.shape
     form = (scale, window, softcap, sinks is not None, slopes is not None)
     shape = AttentionShape(heads, kv_heads, size, value_size, block_size, FLOATS_OF[q.dtype], caches.format, *form)
     requests, blocks = table.shape
-    splits = splits_of(blocks, block_size) if decodes else 1
-    split_keys = SPLIT_KEYS if splits > 1 else 0
+    if split_keys is None:
+        split_keys = SPLIT_KEYS if decodes else 0
+    splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
+    split_keys = split_keys if splits > 1 else 0
     tile = tiles(shape, decodes)
     parts, lse = out, None
     if split_keys:
@@ -296,10 +304,13 @@ def _aligned(floats: int) -> int:
     return -(-floats // 4) * 4
 
 
-def attention_scratch(tokens: int, heads: int, value_size: int, blocks: int, block_size: int) -> int:
-    """Floats that the parts of ``tokens`` decode steps take, with tables of ``blocks`` blocks."""
-    count = tokens * heads * splits_of(blocks, block_size)
-    return _aligned(count * value_size) + count
+def attention_scratch(
+    tokens: int, heads: int, value_size: int, blocks: int, block_size: int, split_keys: int = SPLIT_KEYS
+) -> int:
+    """Floats that the parts of ``tokens`` tokens take over tables of ``blocks`` blocks; 0 where that is one part."""
+    splits = splits_of(blocks, block_size, split_keys)
+    count = tokens * heads * splits
+    return _aligned(count * value_size) + count if splits > 1 else 0
 
 
 def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
@@ -375,26 +386,3 @@ def _strides(name: str, x: torch.Tensor | None) -> dict[str, Constant]:
     if x is None:
         return {f"{name}_OUTER": 0, f"{name}_STRIDE": 0}
     return {f"{name}_OUTER": x.stride(0), f"{name}_STRIDE": x.stride(1) if x.dim() > 2 else 0}
-
-
-class JitLauncher:
-    """Runs calls by Triton: on the device of their tensors, or interpreted where the environment says so.
-
-    Args:
-        capability: of the GPU, which tiles are chosen for; of none 80.
-        interpreted: whether there is none.
-    """
-
-    def __init__(self, capability: int = 80, *, interpreted: bool = True) -> None:
-        self._capability, self._interpreted = capability, interpreted
-
-    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
-        """See ``TileOf``."""
-        return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
-
-    def bind(self, call: Call) -> Callable[[], object]:
-        """What runs a call, at any time."""
-        interpret_bfloat16()
-        function: Any = kernel_function(call.kernel)[call.grid]
-        arguments = {**call.arguments, **call.constants, "num_warps": call.warps, "num_stages": call.stages}
-        return lambda: function(**arguments)

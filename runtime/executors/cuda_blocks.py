@@ -14,7 +14,7 @@ from enginewright.plugins.shared.contracts import (
     StepInput,
 )
 from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
-from enginewright.plugins.triton.step_calls import JitLauncher
+from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, gpu_of
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import target_folder

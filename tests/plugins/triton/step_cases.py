@@ -9,10 +9,10 @@ from torch import Tensor
 from enginewright.plugins import ops
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import SamplingBatch
+from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.step_calls import (
     Call,
-    JitLauncher,
     Stored,
     embedding_call,
     gated_activation_call,

@@ -22,7 +22,7 @@ from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.passes.quantization.dequantize_products import DequantizeProducts
 from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.plugins.triton.step_calls import JitLauncher
+from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, FloatType
 from enginewright.runtime.executors.cuda_ops import Launcher
 from enginewright.runtime.executors.cuda_program import CudaProgram, weight_tensor

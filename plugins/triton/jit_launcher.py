@@ -1,0 +1,85 @@
+"""Runs calls by Triton: on a CUDA device, or on the CPU in Triton's interpreter.
+
+The interpreter runs where the environment has TRITON_INTERPRET=1 before Triton is imported. For bfloat16 three of its
+functions are replaced; see ``interpret_bfloat16``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .choose_tiles import choose_tile
+from .specs import AttentionShape, kernel_function
+from .step_calls import Call
+from .tiles import Tile, attention_tiles, gpu_of
+
+
+class JitLauncher:
+    """Runs calls by Triton: on the device of their tensors, or interpreted where the environment says so.
+
+    Args:
+        capability: of the GPU, which tiles are chosen for; of none 80.
+        interpreted: whether there is none.
+    """
+
+    def __init__(self, capability: int = 80, *, interpreted: bool = True) -> None:
+        self._capability, self._interpreted = capability, interpreted
+
+    def tile(self, shape: AttentionShape, decode: bool) -> Tile:
+        """See ``TileOf``."""
+        return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        """What runs a call, at any time."""
+        interpret_bfloat16()
+        function: Any = kernel_function(call.kernel)[call.grid]
+        arguments = {**call.arguments, **call.constants, "num_warps": call.warps, "num_stages": call.stages}
+        return lambda: function(**arguments)
+
+
+@cache
+def tile_of(shape: AttentionShape, capability: int, *, decode: bool, interpreted: bool) -> Tile:
+    """See ``choose_tile``; the interpreter takes any."""
+    if interpreted:
+        return next(attention_tiles(shape.tile_case(decode=decode), gpu_of(capability)))
+    return choose_tile(shape, capability, decode=decode)
+
+
+@cache
+def interpret_bfloat16() -> None:
+    """Makes the interpreter's bfloat16 right, which is bits in arrays of uint16 there.
+
+    It multiplies those bits as integers, takes an integer for bits that it converts, and where rounding to bfloat16
+    carries into the exponent it may lose a factor of 2.
+    """
+    from triton.language import bfloat16, float32
+    from triton.runtime import interpreter
+
+    dot, convert = interpreter.InterpreterBuilder.create_dot, interpreter._convert_float
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != bfloat16:
+            return x
+        return interpreter.TensorHandle(x.data.view(ml_dtypes.bfloat16).astype(np.float32), float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    def convert_float(x: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if (of, to) == (float32, bfloat16):
+            return x.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+        return convert(x, of, to, rounding)
+
+    def create_si_to_fp(self: Any, x: Any, to: Any) -> Any:
+        if to.scalar == bfloat16:
+            return self.cast_impl(self.cast_impl(x, float32), to)
+        return self.cast_impl(x, to)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+    interpreter.InterpreterBuilder.create_si_to_fp = create_si_to_fp
+    interpreter._convert_float = convert_float
