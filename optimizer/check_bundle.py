@@ -98,7 +98,8 @@ def check_bundle(
     wanted = list(dict.fromkeys(targets or bundle.targets))
     if provider is not None and not any(_has_providers(bundle, name) for name in wanted):
         raise RequestError(
-            f"provider: {provider!r} is for target 'onnx', and {', '.join(wanted) or 'nothing'} is looked at",
+            f"provider: {provider!r} is for target 'onnx' or 'stablehlo', and {', '.join(wanted) or 'nothing'} is "
+            "looked at",
             hint="Leave it out.",
         )
     for name in targets or ():
@@ -127,9 +128,11 @@ def check_bundle(
 
 
 def _has_providers(bundle: Bundle, name: str) -> bool:
-    """Whether onnxruntime runs the target."""
+    """Whether onnxruntime or PJRT runs the target."""
     target = bundle.targets.get(name)
-    return target is not None and target.io is not None and target.tensorrt is None
+    if target is None:
+        return False
+    return target.stablehlo is not None or (target.io is not None and target.tensorrt is None)
 
 
 def engine_problem(bundle: Bundle, name: str) -> str | None:
@@ -137,7 +140,7 @@ def engine_problem(bundle: Bundle, name: str) -> str | None:
     target = bundle.targets[name]
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
-    if target.tensorrt is None and target.cuda is None:
+    if not (target.tensorrt or target.cuda or target.stablehlo):
         return None
     (finding,) = examine(look_at_machine(), bundle, [name]).findings
     return None if finding.verdict == "runs" else "; ".join(finding.reasons)
@@ -152,7 +155,7 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         return f"it is not built yet, and needs {target.needs or 'its device'}"
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
-    if target.tensorrt is not None or target.cuda is not None:
+    if target.tensorrt or target.cuda or target.stablehlo:
         return engine_problem(bundle, name)
     if target.io is not None:
         try:

@@ -48,7 +48,7 @@ class LLM:
     Args:
         path: the bundle.
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
-            "tvm".
+            "tvm", "stablehlo".
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_LINES = 400
 
-HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"}
+HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton", "jaxlib"}
 """What the runtime must do without."""
 
 ON_TORCH = tuple(
@@ -30,6 +30,7 @@ ON_TORCH = tuple(
 RUNS_ON = {
     "runtime.executors.onnx_session": "onnxruntime",
     "runtime.executors.tensorrt_library": "tensorrt_rtx",
+    "runtime.executors.pjrt_library": "jaxlib",
     "runtime.executors.machine": "torch",
     "runtime.executors.open": "torch",
 }

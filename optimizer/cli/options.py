@@ -50,12 +50,14 @@ Target = Annotated[
         "--target",
         "-t",
         callback=known_target,
-        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda or tvm; by default the first of them.",
+        help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda, tvm, stablehlo; default: the first.",
     ),
 ]
 Provider = Annotated[
     str | None,
-    typer.Option(help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino, as far as installed."),
+    typer.Option(
+        help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu or a PJRT plugin."
+    ),
 ]
 Context = Annotated[int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")]
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]

@@ -21,6 +21,7 @@ from .cpu.emitter import CpuEmitter
 from .cuda.emitter import CudaEmitter
 from .onnx.emitter import OnnxEmitter
 from .shared.base import Emitter
+from .stablehlo.emitter import StableHloEmitter
 from .tensorrt.emitter import TensorRtEmitter
 from .tensorrt_rtx.emitter import TensorRtRtxEmitter
 from .torch_tensorrt.emitter import TorchTensorRtEmitter, check_machine
@@ -66,6 +67,7 @@ _OWN = {
         floats="bf16",
         instructions=(),
     ),
+    "stablehlo": Target(StableHloEmitter(), ("onnx", "jaxlib")),
     "torch-tensorrt": Target(TorchTensorRtEmitter(), ("torch_tensorrt",), check=check_machine),
     "tvm": Target(TvmEmitter(), ("apache-tvm",)),
 }

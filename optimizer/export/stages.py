@@ -231,7 +231,7 @@ def write_bundle(
         for name in asked.targets
     }
     # For the others any size is as good, or their engines know theirs.
-    sized = [n for n, t in emitted.items() if runs_here(n) and t.io is None and t.tensorrt is None and t.tvm is None]
+    sized = [n for n, t in emitted.items() if runs_here(n) and not (t.io or t.tensorrt or t.tvm or t.stablehlo)]
     specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
     shutil.rmtree(scratch)
     for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():

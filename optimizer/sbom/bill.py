@@ -158,6 +158,9 @@ def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
         yield "needs", target.needs
     if target.io is not None:
         yield "onnxruntime", target.io.onnxruntime
+    if target.stablehlo is not None:
+        yield "stablehlo", target.stablehlo.version
+        yield "jaxlib", target.stablehlo.jaxlib
     if target.tensorrt is not None:
         yield "tensorrt", target.tensorrt.version
         yield "compute_capabilities", ", ".join(target.tensorrt.compute_capabilities)

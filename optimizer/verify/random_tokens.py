@@ -38,8 +38,8 @@ def relative_tolerance(program: LoweredProgram) -> float:
 
 def tolerance_of_target(bundle: Bundle, target: str) -> float:
     """``relative_tolerance`` of a target of any form."""
-    io = bundle.target(target).io
-    return relative_tolerance(bundle.program(target)) if io is None else tolerance_of(io.summed_products)
+    section = bundle.target(target).io or bundle.target(target).stablehlo
+    return relative_tolerance(bundle.program(target)) if section is None else tolerance_of(section.summed_products)
 
 
 def tolerance_of(terms: int) -> float:

@@ -22,6 +22,7 @@ from enginewright.plugins.shared.records import Count, Record, Sha256, read
 
 from .cuda_section import CudaSection
 from .linear_io import LinearIo
+from .stablehlo_section import StableHloSection
 from .tensorrt_section import TensorRtSection
 from .tvm_section import TvmSection
 
@@ -141,7 +142,7 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     It is a file of its own so that finishing a target on its device touches nothing outside its folder. ``needs`` names
     the device that ``optimize build`` must run on to make it ready. ``files`` is filled in by the writer. ``io`` says
     what a step takes and gives where that is the linear form, ``tensorrt`` what engines there are, ``cuda`` what
-    kernels, ``tvm`` what libraries.
+    kernels, ``tvm`` what libraries, ``stablehlo`` what modules.
     """
 
     format_version: int = FORMAT_VERSION
@@ -151,11 +152,12 @@ class TargetManifest(Record, frozen=True, kw_only=True):
     tensorrt: TensorRtSection | None = None
     cuda: CudaSection | None = None
     tvm: TvmSection | None = None
+    stablehlo: StableHloSection | None = None
     files: dict[BundlePath, FileSection] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Stable, readable text: the same manifest gives the same bytes. Sections that aren't there aren't named."""
-        sections = ("io", "tensorrt", "cuda", "tvm")
+        sections = ("io", "tensorrt", "cuda", "tvm", "stablehlo")
         return _stable_json(self, exclude={name for name in sections if getattr(self, name) is None})
 
     @classmethod

@@ -21,8 +21,11 @@ from enginewright.runtime.kv_cache.cache_groups import free_memory
 
 from .cuda_driver import Gpu, load_cuda
 from .onnx_session import load_onnxruntime
+from .pjrt_library import plugins
 
-PACKAGES = ("enginewright", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm")
+PACKAGES = (
+    *("enginewright", "jaxlib", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "torch_tensorrt", "triton", "tvm"),
+)
 """That targets run on, by the name that Python imports."""
 
 _NVML = "libnvidia-ml.so.1"
@@ -44,6 +47,7 @@ class Machine:
         packages: name -> version of those of ``PACKAGES`` that are installed.
         providers: onnxruntime's.
         onnx_operators: whether the library of our operators for onnxruntime is there.
+        pjrt_plugins: jaxlib's, that are installed beside its CPU client.
         cuda_of: package -> the major version of CUDA that it was built for, where the name of what pip installed
             has it (tensorrt_cu13).
         torch_cuda: the CUDA that torch was built for; "" where it wasn't, or isn't there.
@@ -65,6 +69,7 @@ class Machine:
     packages: Mapping[str, str] = field(default_factory=dict)
     providers: tuple[str, ...] = ()
     onnx_operators: bool = False
+    pjrt_plugins: tuple[str, ...] = ()
     cuda_of: Mapping[str, str] = field(default_factory=dict)
     torch_cuda: str = ""
     driver: str = ""
@@ -90,6 +95,7 @@ def look_at_machine() -> Machine:
         packages=_versions(),
         providers=_providers(problems),
         onnx_operators=find_operators() is not None,
+        pjrt_plugins=tuple(plugins()),
         cuda_of=cuda_of([name for name in (d.metadata["Name"] for d in metadata.distributions()) if name]),
         torch_cuda=torch_cuda(),
         driver=driver_version(),

@@ -15,7 +15,16 @@ from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
 from ..kv_cache.cache_groups import default_budget, plan_pools
 from .base import Executor
-from .requirements import Check, check_cpu, check_cuda, check_onnx, check_tensorrt, check_torch_tensorrt, check_tvm
+from .requirements import (
+    Check,
+    check_cpu,
+    check_cuda,
+    check_onnx,
+    check_stablehlo,
+    check_tensorrt,
+    check_torch_tensorrt,
+    check_tvm,
+)
 from .static_shapes import StaticShapes, padding_blocks
 
 LEAST_CONTEXT = 2
@@ -173,6 +182,33 @@ def _make_tvm(asked: Asked) -> Executor:
     return TvmExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
 
 
+def _stablehlo_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+    from .stablehlo_slots import slot_groups, stablehlo_section
+
+    return slot_groups(stablehlo_section(bundle, target), context)
+
+
+def _stablehlo_context(bundle: Bundle, target: str) -> int:
+    from .stablehlo_slots import stablehlo_section
+
+    return stablehlo_section(bundle, target).lengths[-1] - 1
+
+
+def _make_stablehlo(asked: Asked) -> Executor:
+    from .stablehlo_slots import StableHloExecutor
+
+    placement = asked.placement
+    return StableHloExecutor(
+        asked.bundle,
+        asked.blocks,
+        asked.context,
+        threads=placement.threads,
+        provider=placement.provider or "cpu",
+        target=asked.target,
+        load=placement.load,
+    )
+
+
 _CPU = Opening(_program_groups, _make_cpu, takes=("isa", "load"))
 _ONNX = Opening(
     _onnx_groups,
@@ -184,6 +220,14 @@ _ONNX = Opening(
 _CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget)
 _TVM = Opening(_program_groups, _make_tvm)
 _ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
+
+_STABLEHLO = Opening(
+    _stablehlo_groups,
+    _make_stablehlo,
+    most_context=_stablehlo_context,
+    slots=lambda bundle, target: True,
+    takes=("provider", "load"),
+)
 
 
 @dataclass(frozen=True)
@@ -205,6 +249,7 @@ _OWN = {
     "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES),
     "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
     "cuda": RuntimeTarget(check_cuda, _CUDA),
+    "stablehlo": RuntimeTarget(check_stablehlo, _STABLEHLO),
     "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
     "tvm": RuntimeTarget(check_tvm, _TVM),
 }

@@ -13,6 +13,8 @@ from ..bundle.tvm_section import TvmSection, best_level
 from ..kv_cache.cache_groups import format_bytes
 from .machine import Machine
 from .onnx_session import OLDEST, PROVIDERS, is_older
+from .pjrt_library import INSTALL as INSTALL_JAXLIB
+from .pjrt_library import TESTED, is_tested
 from .tensorrt_checks import FLAVOURS, Problem, build_problem, choose_gpu, gpu_problem, library_problem
 
 
@@ -164,6 +166,16 @@ def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
     on = [f"{name} {machine.packages[module]}" for name, module in names if module in machine.packages]
     on += [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}" for gpu in fitting[:1]]
     return Checked(tuple(problems), (", ".join(on),) if on else ())
+
+
+def check_stablehlo(machine: Machine, target: TargetManifest | None) -> Checked:
+    found = machine.packages.get("jaxlib")
+    if found is None:
+        return Checked((Problem("jaxlib is not installed", INSTALL_JAXLIB, missing=True),))
+    if not is_tested(found):
+        hint = f"Install that one: pip install 'jaxlib=={TESTED}.*'"
+        return Checked((Problem(f"it runs on jaxlib {TESTED}, and {found} is installed", hint),))
+    return Checked(on=(f"jaxlib {found}, providers {', '.join(('cpu', *machine.pjrt_plugins))}",))
 
 
 def check_torch_tensorrt(machine: Machine, target: TargetManifest | None) -> Checked:

@@ -40,23 +40,30 @@ class SlotSteps:
         groups: the executor's cache groups, with slots as their blocks.
         count: how many slots there are.
         threads: of the sampler.
-        chunks_together: see ``plan_runs``.
+        chunks_together, prompts_alone: see ``plan_runs``.
     """
 
     def __init__(
-        self, slots: Slots, groups: Sequence[CacheGroup], count: int, threads: int, *, chunks_together: bool = True
+        self,
+        slots: Slots,
+        groups: Sequence[CacheGroup],
+        count: int,
+        threads: int,
+        *,
+        chunks_together: bool = True,
+        prompts_alone: bool = False,
     ) -> None:
         self._slots = slots
         self._groups = groups
         self._count = count
         self._sampler = RowSampler(threads)
-        self._together = chunks_together
+        self._how = {"chunks_together": chunks_together, "prompts_alone": prompts_alone}
 
     def run(self, step: StepInput) -> StepOutput:
         """Raises RequestError or CapacityError for a step that can't be; then no slot was written."""
         slot_of = slots_of(step, self._groups, self._count)
         self._slots.fit(slot_of, step.kv_len)
-        runs = plan_runs(step, slot_of, self._slots.length, chunks_together=self._together)
+        runs = plan_runs(step, slot_of, self._slots.length, **self._how)
         logits = self._logits(runs, len(step.rows), keep=step.return_logits)
         if step.sampling is None:
             output = StepOutput(tokens=None, logits=logits if step.return_logits else None)

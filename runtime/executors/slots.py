@@ -80,7 +80,14 @@ def slots_of(step: StepInput, groups: Sequence[CacheGroup], slots: int) -> Int32
     return first
 
 
-def plan_runs(step: StepInput, slot_of: Int32Array, capacity: int, *, chunks_together: bool = True) -> list[SlotRun]:
+def plan_runs(
+    step: StepInput,
+    slot_of: Int32Array,
+    capacity: int,
+    *,
+    chunks_together: bool = True,
+    prompts_alone: bool = False,
+) -> list[SlotRun]:
     """The runs of a step: decodes over ranges of slots, prompts together where they are of like length.
 
     Args:
@@ -88,6 +95,7 @@ def plan_runs(step: StepInput, slot_of: Int32Array, capacity: int, *, chunks_tog
         slot_of: each request's slot, [B].
         capacity: places that slots have now, more than any request of the step has tokens.
         chunks_together: whether parts of prompts that are behind others may run together, too.
+        prompts_alone: whether no prompts run together.
     """
     if (decodes_alone := _decodes(step, slot_of, capacity)) is not None:
         return [decodes_alone]
@@ -98,7 +106,7 @@ def plan_runs(step: StepInput, slot_of: Int32Array, capacity: int, *, chunks_tog
         rows_of[owner].append(index)
     requests = [b for b in np.argsort(slot_of, kind="stable").tolist() if counts[b]]
     decodes = _ranges([b for b in requests if counts[b] == 1], slot_of)
-    alone = np.zeros_like(counts, np.bool_) if chunks_together else step.kv_len > counts
+    alone = np.full(len(counts), prompts_alone) if chunks_together else step.kv_len > counts
     prefills = _padded([b for b in requests if counts[b] > 1], slot_of, counts, step.kv_len, capacity, alone)
     return [_run(step, members, slot_of, rows_of, capacity) for members in decodes + prefills]
 

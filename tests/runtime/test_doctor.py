@@ -224,6 +224,16 @@ def test_what_to_install_is_said_by_the_extras_names() -> None:
     assert found(examine(with_provider, None))["onnx"].on == ("onnxruntime 1.31.0, providers cpu, cuda",)
 
 
+def test_jaxlib_is_there_of_a_version_that_was_tested() -> None:
+    missing = found(examine(PLAIN))["stablehlo"]
+    assert missing.verdict == "can't" and missing.reasons == ("jaxlib is not installed",)
+    assert "pip install 'enginewright[stablehlo]'" in missing.todo[0]
+    old = found(examine(replace(PLAIN, packages={"jaxlib": "0.9.2"})))["stablehlo"]
+    assert old.reasons == ("it runs on jaxlib 0.10, and 0.9.2 is installed",)
+    there = replace(PLAIN, packages={"jaxlib": "0.10.2"}, pjrt_plugins=("xla_cuda13",))
+    assert found(examine(there))["stablehlo"].on == ("jaxlib 0.10.2, providers cpu, xla_cuda13",)
+
+
 def test_weights_larger_than_memory_are_said(tmp_path) -> None:
     finding = found(examine(PLAIN, bundle_of(tmp_path, {"cpu": TARGETS["cpu"]}, 20 << 30)))["cpu"]
     assert finding.verdict == "runs"
@@ -237,7 +247,9 @@ def test_targets_that_are_not_there(tmp_path) -> None:
     assert findings["other"].reasons == ("this Enginewright can't run it",)
     with pytest.raises(RequestError, match=r"there is no 'gpu'\n.*cpu, onnx, tensorrt-rtx"):
         examine(PLAIN, bundle, ["gpu"])
-    assert list(found(examine(PLAIN))) == ["cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "torch-tensorrt", "tvm"]
+    assert list(found(examine(PLAIN))) == [
+        *("cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "stablehlo", "torch-tensorrt", "tvm")
+    ]
 
 
 def test_a_machine_without_a_bundle() -> None:

@@ -84,7 +84,7 @@ def emit_model(
     """
     progress(ProgressEvent("emit", 0, len(program.weights)))
     weights = ExternalWeights(writer, progress, len(program.weights))
-    model = _model(GraphBuilder(program, weights, floats, capacity))
+    model = graph_model(GraphBuilder(program, weights, floats, capacity))
     writer.write_bytes(MODEL_FILE, model.SerializeToString(deterministic=True))
     variant = None if contrib is None else _emit_contrib(ContribBuilder(program, weights, contrib), writer)
     return LinearIo(
@@ -101,16 +101,16 @@ def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> VariantFile:
     """Writes the contrib variant, unless no attention of the program is one of it."""
     if len(b.standard) == len(b.attentions):
         return VariantFile(file="", standard=b.standard)
-    writer.write_bytes(CONTRIB_FILE, _model(b).SerializeToString(deterministic=True))
+    writer.write_bytes(CONTRIB_FILE, graph_model(b).SerializeToString(deterministic=True))
     return VariantFile(file=CONTRIB_FILE, standard=b.standard, accuracy_level=accuracy_level(b.program))
 
 
 def _emit_kernels(b: KernelsBuilder, writer: BundleWriter) -> VariantFile:
-    writer.write_bytes(KERNELS_FILE, _model(b).SerializeToString(deterministic=True))
+    writer.write_bytes(KERNELS_FILE, graph_model(b).SerializeToString(deterministic=True))
     return VariantFile(file=KERNELS_FILE, standard=b.standard)
 
 
-def _model(b: GraphBuilder) -> onnx.ModelProto:
+def graph_model(b: GraphBuilder) -> onnx.ModelProto:
     for name, kind, shape in (
         (INPUT_IDS, TensorProto.INT64, ["B", "S"]),
         (POSITION_IDS, TensorProto.INT64, ["B", "S"]),

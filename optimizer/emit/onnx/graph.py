@@ -57,12 +57,19 @@ class GraphBuilder:
         weights: where weights go.
         floats: what the graph computes in.
         capacity: places of a slot, C; None leaves it free.
+        target: that errors name.
     """
 
     def __init__(
-        self, program: Program, weights: ExternalWeights, floats: FloatType = "f32", capacity: int | None = None
+        self,
+        program: Program,
+        weights: ExternalWeights,
+        floats: FloatType = "f32",
+        capacity: int | None = None,
+        target: str = "onnx",
     ) -> None:
         self.program = program
+        self.target = target
         self.weights = weights
         self.floats: FloatType = floats
         self.element = ELEMENTS[floats]
@@ -113,9 +120,10 @@ class GraphBuilder:
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for the call being emitted: "aten.foo at model.layers.0.mlp: <reason>"."""
         assert self.node is not None
+        reason = reason.replace("the onnx target", f"the {self.target} target")
         return UnsupportedModelError(
             f"{op_and_where(self.node)}: {reason}",
-            hint="This model can't run on the onnx target; the cpu target may take it.",
+            hint=f"This model can't run on the {self.target} target; the cpu target may take it.",
         )
 
     # ---- float types

@@ -49,7 +49,7 @@ def test_json(tiny_bundle: Path) -> None:
 def test_a_provider_is_for_targets_that_have_some(tiny_bundle: Path, tmp_path: Path) -> None:
     code, _, err = run(tiny_bundle, "--provider", "cpu")
     assert code == 2
-    assert "--provider: 'cpu' is for target 'onnx', and cpu is looked at" in err
+    assert "--provider: 'cpu' is for target 'onnx' or 'stablehlo', and cpu is looked at" in err
     path = tiny_onnx.write_bundle(tmp_path / "tiny.bundle")
     code, out, _ = run(path, "--provider", "cpu")
     assert code == 0

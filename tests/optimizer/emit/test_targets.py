@@ -70,11 +70,11 @@ def test_every_built_in_recipe_names_targets_that_can_make_it() -> None:
 def test_both_halves_know_the_same_targets() -> None:
     assert tuple(TARGETS) == tuple(runtime_half.TARGETS)
     assert all(target.emitter.name == name for name, target in TARGETS.items())
-    assert runtime_half.ORDER == ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "tvm")
+    assert runtime_half.ORDER == ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda", "stablehlo", "tvm")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])
-@pytest.mark.parametrize("target", ["onnx", "tensorrt-rtx", "tensorrt"])
+@pytest.mark.parametrize("target", ["onnx", "tensorrt-rtx", "tensorrt", "stablehlo"])
 def test_only_the_cpu_target_has_caches_of_fewer_bits(dtype: str, target: str) -> None:
     recipe = with_cache(load_recipe("int8"), dtype)
     check_cache(recipe, ("cpu",))
@@ -84,8 +84,8 @@ def test_only_the_cpu_target_has_caches_of_fewer_bits(dtype: str, target: str) -
 
 def test_what_is_left_open_goes_with_every_target() -> None:
     for recipe in list_recipes():
-        check_cache(recipe, ("cpu", "onnx", "tensorrt-rtx", "tensorrt"))
-        check_cache(with_cache(recipe, "f32"), ("cpu", "onnx", "tensorrt-rtx", "tensorrt"))
+        check_cache(recipe, ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "stablehlo"))
+        check_cache(with_cache(recipe, "f32"), ("cpu", "onnx", "tensorrt-rtx", "tensorrt", "stablehlo"))
 
 
 def test_an_export_without_its_cache_is_refused_before_the_source_is_opened(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_slots_from_memory(bundle: Bundle) -> None:
 def test_what_is_for_another_target(bundle: Bundle) -> None:
     with pytest.raises(RequestError, match="isa: 'avx2' is for target 'cpu', not 'onnx'"):
         make_executor(bundle, "onnx", {}, 16, Placement(isa="avx2"))
-    with pytest.raises(RequestError, match="provider: 'cuda' is for target 'onnx', not 'cpu'"):
+    with pytest.raises(RequestError, match="provider: 'cuda' is for target 'onnx' or 'stablehlo', not 'cpu'"):
         make_executor(bundle, "cpu", {}, 16, Placement(provider="cuda"))
 
 

@@ -1,0 +1,70 @@
+"""A Program as StableHLO modules: the graph in slot form once, then a module for every bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+
+from onnx import TensorProto
+
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.ir.program import Program
+from enginewright.runtime.bundle.linear_io import LOGITS, LinearCacheGroup
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.stablehlo_section import ModuleSection, StableHloSection
+from enginewright.runtime.executors.pjrt_library import load_stablehlo
+
+from ..onnx.emit_model import graph_model, summed_products
+from ..onnx.graph import GraphBuilder
+from ..onnx.weights import ExternalWeights
+from . import ops_model, ops_plain
+from .graph import Graph
+
+NAME = "stablehlo"
+VERSION = "1.9.0"
+"""That modules are written for: of 2025-01. What is newer reads it for five years, by StableHLO's compatibility."""
+
+HANDLERS = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
+
+
+def emit_modules(
+    program: Program,
+    modules: tuple[ModuleSection, ...],
+    positions: int,
+    writer: BundleWriter,
+    progress: Progress,
+) -> StableHloSection:
+    """Writes the modules into the target's folder, and the weights into the bundle.
+
+    Args:
+        program: with attention in its paged form.
+        modules: their sizes.
+        positions: that the model has.
+        writer: of the bundle.
+        progress: called with the stages "emit", weight by weight, and "modules".
+
+    Raises:
+        MissingDependencyError: jaxlib is missing, or of another version.
+        UnsupportedModelError: an op that standard ONNX operators can't express, or StableHLO here, with its module.
+        SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
+    """
+    stablehlo = load_stablehlo()
+    progress(ProgressEvent("emit", 0, len(program.weights)))
+    builder = GraphBuilder(program, ExternalWeights(writer, progress, len(program.weights), suffix=NAME), target=NAME)
+    model = graph_model(builder)
+    folder = target_folder(NAME)
+    for done, sizes in enumerate(modules):
+        progress(ProgressEvent("modules", done, len(modules), sizes.name))
+        text = Graph(model, sizes, positions).translate(model.graph.node, HANDLERS)
+        writer.write_bytes(f"{folder}/{sizes.file}", stablehlo.serialize_portable_artifact_str(text, VERSION))
+    progress(ProgressEvent("modules", len(modules), len(modules)))
+    return StableHloSection(
+        version=VERSION,
+        jaxlib=metadata.version("jaxlib"),
+        modules=modules,
+        caches=tuple(v.name.replace("present_", "past_") for v in model.graph.output if v.name != LOGITS),
+        weights=tuple(t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL),
+        cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype="f32")) for group in program.cache_groups),
+        summed_products=summed_products(program),
+    )

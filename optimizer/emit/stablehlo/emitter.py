@@ -1,0 +1,40 @@
+"""The stablehlo target's emitter."""
+
+from __future__ import annotations
+
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.framework.base import Pass
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.shared.errors import MissingDependencyError
+from enginewright.runtime.bundle.manifest import TargetManifest
+
+from .sizes import modules_of
+
+
+class StableHloEmitter:
+    """Writes a module for each bucket into targets/stablehlo/modules, and the weights of all, one by one."""
+
+    name = "stablehlo"
+
+    def passes(self) -> list[Pass]:
+        """See ``Emitter.passes``: XLA and IREE fuse by themselves."""
+        return []
+
+    def emit(
+        self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
+    ) -> TargetManifest:
+        """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib or onnx is missing, too."""
+        modules = modules_of(options.engines, options.context_length, options.buckets)
+        try:
+            from .emit_modules import emit_modules  # only few targets need the package
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.partition(".")[0] != "onnx":
+                raise
+            raise MissingDependencyError(
+                f"target {self.name}: writing it needs onnx, which is not installed",
+                hint="Install it with: pip install 'enginewright[stablehlo]'",
+            ) from e
+        section = emit_modules(program, modules, options.context_length, writer, progress)
+        return TargetManifest(stablehlo=section)

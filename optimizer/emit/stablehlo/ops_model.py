@@ -1,0 +1,133 @@
+"""What a decoder is made of: products, norms, rotations, and attention over slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .graph import Call, Graph, Handler, Scaled
+from .module_text import Tensor
+from .ops_plain import number, softmax
+
+
+def _mat_mul(g: Graph, call: Call) -> Tensor:
+    """[.., M, K] x [.., K, N]; what goes together in front is one batch."""
+    text, x, weight = g.text, g.tensor(call.inputs[0]), g.value(call.inputs[1])
+    if isinstance(weight, Scaled) and not weight.block and weight.axis == 1 and len(weight.shape) == 2:
+        y = text.dot(x, text.convert(g.unpacked(weight), "f32"), (len(x.shape) - 1, 0))
+        return text.binary("multiply", y, text.convert(weight.scales, "f32"))
+    y = g.tensor(call.inputs[1])
+    if len(y.shape) == 2:
+        return text.dot(x, y, (len(x.shape) - 1, 0))
+    lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    x, y = text.broadcast(x, (*lead, *x.shape[-2:])), text.broadcast(y, (*lead, *y.shape[-2:]))
+    return text.dot(x, y, (len(lead) + 1, len(lead)), batching=len(lead))
+
+
+def _gemm(g: Graph, call: Call) -> Tensor:
+    """x [M, K] with a table [N, K]."""
+    if not call.get("transB", 0) or call.get("transA", 0) or len(call.inputs) > 2:
+        raise g.unsupported("it isn't a product with a table's rows")
+    return g.text.dot(g.tensor(call.inputs[0]), g.tensor(call.inputs[1]), (1, 1))
+
+
+def _dequantize(g: Graph, call: Call) -> Scaled | Tensor:
+    """A weight's values and scales; whoever multiplies with it says how it is scaled."""
+    values, scales = g.tensor(call.inputs[0]), g.tensor(call.inputs[1])
+    if len(call.inputs) > 2:
+        raise g.unsupported("its weight has zero points")
+    bits = 4 if values.kind == "ui8" else 8
+    shape = g.dims(call.inputs[0])
+    axis = call.get("axis", 1) % len(shape)
+    return Scaled(values, scales, axis, call.get("block_size", 0), bits, shape)
+
+
+def _rms_norm(g: Graph, call: Call) -> Tensor:
+    text, x = g.text, g.tensor(call.inputs[0])
+    squares = text.reduce("add", text.binary("multiply", x, x), [-1], keep=True)
+    mean = text.binary("divide", squares, number(g, x, x.shape[-1]))
+    factor = text.unary("rsqrt", text.binary("add", mean, number(g, x, call.get("epsilon", 1e-5))))
+    return text.binary("multiply", text.binary("multiply", x, factor), g.tensor(call.inputs[1]))
+
+
+def _layer_norm(g: Graph, call: Call) -> Tensor:
+    text, x = g.text, g.tensor(call.inputs[0])
+    size = number(g, x, x.shape[-1])
+    mean = text.binary("divide", text.reduce("add", x, [-1], keep=True), size)
+    centred = text.binary("subtract", x, mean)
+    squares = text.reduce("add", text.binary("multiply", centred, centred), [-1], keep=True)
+    variance = text.binary("divide", squares, size)
+    factor = text.unary("rsqrt", text.binary("add", variance, number(g, x, call.get("epsilon", 1e-5))))
+    y = text.binary("multiply", text.binary("multiply", centred, factor), g.tensor(call.inputs[1]))
+    return text.binary("add", y, g.tensor(call.inputs[2])) if len(call.inputs) > 2 else y
+
+
+def _rotary_embedding(g: Graph, call: Call) -> Tensor:
+    """x [T, heads, 1, D] by cosines and sines [T, 1, F]: the first 2F numbers, in halves or in pairs."""
+    text, x = g.text, g.tensor(call.inputs[0])
+    tokens, heads, _, size = x.shape
+    cosines, sines = (g.tensor(name) for name in call.inputs[1:3])
+    width = cosines.shape[-1]
+    flat = text.reshape(x, (tokens, heads, size))
+    rotated = text.slice(flat, 2, 0, 2 * width)
+    if call.get("interleaved", 0):
+        pairs = text.reshape(rotated, (tokens, heads, width, 2))
+        halves = [text.reshape(text.slice(pairs, 3, i, i + 1), (tokens, heads, width)) for i in range(2)]
+    else:
+        halves = [text.slice(rotated, 2, i * width, (i + 1) * width) for i in range(2)]
+    first = text.binary(
+        "subtract", text.binary("multiply", halves[0], cosines), text.binary("multiply", halves[1], sines)
+    )
+    second = text.binary("add", text.binary("multiply", halves[0], sines), text.binary("multiply", halves[1], cosines))
+    if call.get("interleaved", 0):
+        joined = [text.reshape(half, (tokens, heads, width, 1)) for half in (first, second)]
+        found = text.reshape(text.concatenate(joined, 3), (tokens, heads, 2 * width))
+    else:
+        found = text.concatenate([first, second], 2)
+    if 2 * width < size:
+        found = text.concatenate([found, text.slice(flat, 2, 2 * width, size)], 2)
+    return text.reshape(found, x.shape)
+
+
+def _tensor_scatter(g: Graph, call: Call) -> Tensor:
+    """Each request's keys or values [S, D] of its heads to their places in its slot."""
+    text = g.text
+    cache, update, index = (g.tensor(name) for name in call.inputs)
+    zero = text.constant(np.asarray(0, np.int64))
+    for row in range(update.shape[0]):
+        one = text.slice(update, 0, row, row + 1)
+        place = text.reshape(text.slice(index, 0, row, row + 1), ())
+        cache = text.dynamic_update_slice(cache, one, [text.constant(np.asarray(row, np.int64)), zero, place, zero])
+    return cache
+
+
+def _attention(g: Graph, call: Call) -> Tensor:
+    """q [B, Nq, S, D], keys and values [B, Nkv, C, D], mask [B, 1, S, C].
+
+    Heads that share a key are rows of one product.
+    """
+    text = g.text
+    q, keys, values, mask = (g.tensor(name) for name in call.inputs)
+    requests, heads, tokens, size = q.shape
+    kv_heads, places = keys.shape[1], keys.shape[2]
+    q = text.binary("multiply", q, number(g, q, call.get("scale")))
+    q = text.reshape(q, (requests, kv_heads, -1, size))
+    scores = text.dot(q, keys, (3, 3), batching=2)  # [B, Nkv, g*S, C]
+    scores = text.reshape(scores, (requests, heads, tokens, places))
+    scores = text.select(mask, scores, number(g, scores, float(np.finfo(np.float32).min)))
+    weights = text.reshape(softmax(g, scores, -1), (requests, kv_heads, -1, places))
+    y = text.dot(weights, values, (3, 2), batching=2)
+    return text.reshape(y, (requests, heads, tokens, values.shape[-1]))
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "MatMul": _mat_mul,
+    "Gemm": _gemm,
+    "DequantizeLinear": _dequantize,
+    "RMSNormalization": _rms_norm,
+    "LayerNormalization": _layer_norm,
+    "RotaryEmbedding": _rotary_embedding,
+    "TensorScatter": _tensor_scatter,
+    "Attention": _attention,
+}

@@ -1,0 +1,94 @@
+"""The ``stablehlo`` section of a target's manifest: its modules, the sizes of each, and what they take and give.
+
+A module's function "main", of B requests of S tokens each, in slots that have C places now, and R rows of logits:
+
+    input_ids    i64 [B, S]
+    write_index  i64 [B]            where in its slot a request's first token of this step goes
+    rows         i64 [R]            indices into the B*S tokens
+    past         [B, Nkv, C, D]     of each layer of a cache group: keys, then values; in the order of ``caches``
+    weights                         in the order of ``weights``
+
+    logits       f32 [R, V]
+    present      as the past, whose memory it takes
+
+It is a portable artifact: any StableHLO from its version on reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from enginewright.plugins.shared.records import Count, Positive, Record
+
+from .linear_io import LinearCacheGroup
+
+SECTION_FOLDER = "modules"
+"""In the target's folder."""
+
+
+class ModuleSection(Record, frozen=True, kw_only=True):
+    """One module: steps of these sizes, padded if need be.
+
+    Attributes:
+        requests, tokens: B, and S of each.
+        places: of a slot, C. The last is for rows that rest.
+        rows: of logits, R.
+    """
+
+    requests: Positive
+    tokens: Positive
+    places: Annotated[int, Meta(gt=1)]
+    rows: Positive
+
+    @property
+    def file(self) -> str:
+        """Its path in the target's folder."""
+        return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
+
+    @property
+    def name(self) -> str:
+        """Such as "decode-8x640", "prompt-128x640" and, where all its rows are wanted, "score-128x640"."""
+        if self.tokens == 1:
+            return f"decode-{self.requests}x{self.places}"
+        return f"{'prompt' if self.rows < self.tokens else 'score'}-{self.tokens}x{self.places}"
+
+
+class StableHloSection(Record, frozen=True, kw_only=True):
+    """What runs a step.
+
+    Attributes:
+        version: of StableHLO, that the modules are written for.
+        jaxlib: the version that compiled them when they were made.
+        modules: by phase and size.
+        caches: the layers' inputs "past", by name, in the order of the arguments.
+        weights: of the bundle, by name, in the order of the arguments.
+        cache_groups: in the program's order.
+        summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+    """
+
+    version: str
+    jaxlib: str
+    modules: Annotated[tuple[ModuleSection, ...], Meta(min_length=1)]
+    caches: tuple[str, ...]
+    weights: tuple[str, ...]
+    cache_groups: Annotated[tuple[LinearCacheGroup, ...], Meta(min_length=1)]
+    summed_products: Count
+
+    def __post_init__(self) -> None:
+        if len({module.name for module in self.modules}) < len(self.modules):
+            raise ValueError("modules: one is there twice")
+        for places in self.lengths:
+            if not any(m.requests == m.tokens == 1 for m in self.modules if m.places == places):
+                raise ValueError(f"modules: there is none of one request of one token in slots of {places} places")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many places slots may have, rising; the last is their capacity."""
+        return tuple(sorted({module.places for module in self.modules}))
+
+    @property
+    def requests(self) -> int:
+        """Most of a decode step."""
+        return max(module.requests for module in self.modules)

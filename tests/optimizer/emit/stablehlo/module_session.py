@@ -1,0 +1,74 @@
+"""Writes a program's modules into a bundle and drives them slot by slot: no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.optimizer.emit.shared.base import EmitOptions
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.emit.stablehlo.emitter import StableHloEmitter
+from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.shared.progress import silent
+from enginewright.passes.ir.program import Program
+from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.executors.pjrt_library import Pjrt
+from enginewright.runtime.executors.slots import SlotRun
+from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, stablehlo_section
+
+CONTEXT = 31
+SIZES = BucketPlan.of((4, 12), (1, 4), 4)
+
+
+def write_bundle(program: Program, folder: Path) -> Bundle:
+    """A bundle of the stablehlo target alone, for slots of 32 places."""
+    vocabulary = int(program.shape(program.logits)[-1])
+    info = ModelInfo(name="tiny", architecture="x", vocab_size=vocabulary, context_length=CONTEXT)
+    manifest = Manifest(model=ModelSection.of(info), source=SourceSection(kind="module", name="tiny"), targets=())
+    options = EmitOptions(engines=EnginesSection(), context_length=CONTEXT, buckets=SIZES)
+    with BundleWriter(folder) as writer:
+        emitted = StableHloEmitter().emit(program, writer, silent, options)
+        for path, data in TokenizerFiles().to_files().items():
+            writer.write_bytes(path, data)
+        writer.commit(manifest, {"stablehlo": emitted})
+    return Bundle.open(folder)
+
+
+class ModuleSession:
+    """Three slots, filled with numbers that must not be seen."""
+
+    def __init__(self, bundle: Bundle, slots: int = 3) -> None:
+        section = stablehlo_section(bundle, "stablehlo")
+        self.slots = ModuleSlots(bundle, "stablehlo", section, Pjrt("cpu", 1), slots=slots, load="map")
+        self.lengths = [0] * slots
+        for memory in self.slots._memory.values():
+            memory[:] = 3.0
+
+    def step(self, work: dict[int, Sequence[int]]) -> dict[int, npt.NDArray[np.float32]]:
+        """Appends tokens to requests: prompts one by one, decodes in one run. Each request's logits [tokens, V]."""
+        found = {}
+        if any(len(tokens) > 1 for tokens in work.values()):
+            for slot, tokens in work.items():
+                places = self.lengths[slot] + np.arange(len(tokens))[None]
+                every = np.arange(len(tokens))
+                run = SlotRun(slot, np.asarray([tokens]), places, every, every)
+                found[slot] = self.slots.run(run).copy()
+        else:
+            first, last = min(work), max(work)
+            ids = np.zeros((last - first + 1, 1), np.int64)
+            places = np.full_like(ids, self.slots.length - 1)
+            for slot, (token,) in work.items():
+                ids[slot - first], places[slot - first] = token, self.lengths[slot]
+            rows = np.asarray([slot - first for slot in work])
+            logits = self.slots.run(SlotRun(first, ids, places, rows, np.arange(len(rows)))).copy()
+            found = {slot: logits[i : i + 1] for i, slot in enumerate(work)}
+        for slot, tokens in work.items():
+            self.lengths[slot] += len(tokens)
+        return found

@@ -1,0 +1,117 @@
+"""An export with the stablehlo target: compared with its source, byte-equal, moved, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from enginewright.optimizer.emit.stablehlo import emit_modules
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.bucket_section import BucketsSection
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.plugins.shared.errors import MissingDependencyError, UnsupportedModelError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors import pjrt_library
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.sampling import SamplingParams
+from tests.conftest import make_tiny_model
+from tests.optimizer.emit.onnx.linear_session import lowered_family
+from tests.optimizer.emit.stablehlo.module_session import write_bundle
+
+pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")
+
+RECIPE = Recipe(
+    name="f32",
+    targets=("cpu", "stablehlo"),
+    buckets=BucketsSection(tokens=(8, 32), batch=(1, 4)),
+    engines=EnginesSection(context=200),
+)
+LENGTHS, NEW_TOKENS = (1, 7, 21, 22, 40, 158), 6
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stablehlo") / "tiny.bundle"
+    report = export(make_tiny_model("Mistral"), path, recipe=RECIPE)
+    agreed = [(v.target, v.random_tokens.top1_agreement) for v in report.verification]
+    assert agreed == [("cpu", 1.0), ("stablehlo", 1.0)]
+    return path
+
+
+def test_what_is_written(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    section = opened.target("stablehlo").stablehlo
+    assert section is not None and section.lengths == (160, 201)
+    assert {f"targets/stablehlo/{module.file}" for module in section.modules} <= set(opened.files)
+    assert {"onnx", "jaxlib"} <= opened.manifest.toolchain.keys()
+    assert set(section.weights) <= set(opened.index.tensors)
+    assert [group.window for group in section.cache_groups] == [8]
+    opened.verify_hashes()
+
+
+def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
+    """Alone, together, and in chunks; slots grow when the longest request passes 159 tokens."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+
+    def run(target: str) -> tuple[list[list[int]], list[list[int]], np.ndarray]:
+        with LLM(bundle, target=target, context=180, threads=2) as llm:
+            alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
+            together = [list(result.token_ids) for result in llm.generate(prompts, params)]
+            if target == "stablehlo":
+                assert llm.info()["executor"]["caches"] == "in place"
+            return alone, together, llm.logits(prompts[-1])
+
+    wanted, _, expected = run("cpu")
+    alone, together, logits = run("stablehlo")
+    assert alone == wanted
+    assert together == wanted
+    np.testing.assert_allclose(logits, expected, atol=1e-4)  # two orders of summation over 2 layers
+    with LLM(bundle, target="stablehlo", context=180, max_requests=3, prefill_chunk=16) as llm:
+        assert [list(result.token_ids) for result in llm.generate(prompts, params)] == wanted
+
+
+@pytest.mark.matrix
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    files = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        write_bundle(lowered_family("llama"), folder)
+        files.append({str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()})
+    assert files[0] == files[1]
+
+
+def test_an_operator_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = {kind: handler for kind, handler in emit_modules.HANDLERS.items() if kind != "RotaryEmbedding"}
+    monkeypatch.setattr(emit_modules, "HANDLERS", handlers)
+    message = r"RotaryEmbedding at model\.layers\.0\.self_attn.*: StableHLO has no operation for it here"
+    with pytest.raises(UnsupportedModelError, match=message):
+        write_bundle(lowered_family("llama"), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_op_that_no_standard_operator_expresses(tmp_path: Path) -> None:
+    program = lowered_family("llama")
+    with program.inserting_before(program.output):
+        summed = program.call(torch.ops.aten.cumsum.default, program.logits, -1, where=("lm_head",))
+    program.output.args = ((summed,),)
+    with pytest.raises(UnsupportedModelError, match=r"aten.cumsum at lm_head"):
+        write_bundle(program, tmp_path / "b")
+
+
+def test_packages_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lowered_family("llama")
+    with monkeypatch.context() as m:
+        m.setitem(sys.modules, "onnx", None)
+        m.delitem(sys.modules, emit_modules.__name__)
+        m.delattr(sys.modules["enginewright.optimizer.emit.stablehlo"], "emit_modules")
+        with pytest.raises(MissingDependencyError, match="writing it needs onnx, which is not installed"):
+            write_bundle(program, tmp_path / "b")
+    monkeypatch.setattr(pjrt_library.metadata, "version", lambda name: "0.9.2")
+    with pytest.raises(MissingDependencyError, match=r"runs on jaxlib 0\.10, .* and 0\.9\.2 is installed"):
+        write_bundle(program, tmp_path / "b")
