@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--cache", action="append", choices=["bf16", "fp8", "int8"])
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("gpu_attention: there is no GPU, or torch was built without CUDA")
+        sys.exit("gpu_attention: torch sees no GPU, or was built without CUDA")
     torch.manual_seed(0)
     until = time.monotonic() + 60 * options.minutes
     most = limits()

@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.folder}: {size / (1 << 20):.1f} MiB")
         return 0
     if options.packed is None or not options.packed.is_dir():
-        parser.error("--packed FOLDER: there is no such folder; make it with: gpu_truth.py pack FOLDER")
+        parser.error("--packed FOLDER: the folder doesn't exist; make it with: gpu_truth.py pack FOLDER")
     machine = Machine(options.packed.resolve(), options.rehearse)
     if options.part:
         for record in STAGES[options.stage][options.part].run(machine):

@@ -184,7 +184,7 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit("tile_sweep: there is no GPU, or torch was built without CUDA")
+        sys.exit("tile_sweep: torch sees no GPU, or was built without CUDA")
     until = time.monotonic() + 60 * options.minutes
     major, minor = torch.cuda.get_device_capability()
     gpu = gpu_of(max((c for c in GPUS if c <= 10 * major + minor), default=10 * major + minor))

@@ -51,7 +51,7 @@ class BuildReport:
         version: of the library that built them, which has to run them.
         engines: file -> bytes.
         scratch: file -> bytes of GPU memory that the engine needs while it runs, beside weights and caches.
-        copies: files of engines whose memory has room for a copy of a cache: TensorRT put copies in.
+        copies: files of engines whose memory is large enough for a copy of a cache: TensorRT put copies in.
     """
 
     path: str
@@ -91,7 +91,7 @@ def build_target(
     Raises:
         BundleError: the bundle is damaged, or has no such target, or one that is never built.
         TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
-        CapacityError: there is no space for an engine.
+        CapacityError: the disk is too full for an engine.
     """
     start = time.perf_counter()
     bundle = Bundle.open(path)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .console import print_json, reported, stdout_console
-from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads
+from .console import print_found, reported
+from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads, numbers
 from .progress import stage_bars
 
 NAME = "bench"
@@ -24,14 +24,7 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
     """Numbers between commas; "none" is none of them."""
     if text is None:
         return None
-    if text.strip().lower() == "none":
-        return ()
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as e:
-        raise typer.BadParameter(
-            f"{option}: {text!r} is not a list of numbers with commas between them, such as 1,4,16"
-        ) from e
+    return () if text.strip().lower() == "none" else numbers(option, text)
 
 
 @reported
@@ -90,12 +83,4 @@ def command(
         found = bench(Bundle.open(bundle), options, show)
     if plot is not None:
         write_svg(found, plot)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console = stdout_console()
-    if not console.is_terminal:
-        console.width = 140
-    print_result(found, console)
-    if plot is not None:
-        print(f"plot     {plot}")
+    print_found(found, print_result, as_json=as_json, plot=plot)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 P = ParamSpec("P")
+
+
+class ToJson(Protocol):
+    """A result that has a JSON form."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Found = TypeVar("Found", bound=ToJson)
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -195,6 +204,19 @@ def command_line(*words: str) -> str:
 def print_json(data: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_found(found: Found, show: Callable[[Found, Console], None], *, as_json: bool, plot: Path | None) -> None:
+    """A result as JSON, or as ``show`` prints it, 140 columns wide where it isn't read on a terminal."""
+    if as_json:
+        print_json(found.to_json())
+        return
+    console = stdout_console()
+    if not console.is_terminal:
+        console.width = 140
+    show(found, console)
+    if plot is not None:
+        print(f"plot     {plot}")
 
 
 def comparison_lines(report: Mapping[str, Any]) -> str:

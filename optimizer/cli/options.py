@@ -63,6 +63,16 @@ Context = Annotated[int | None, typer.Option(help="Most tokens of a request and 
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
 
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Numbers between commas. Raises BadParameter for what isn't that."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as e:
+        raise typer.BadParameter(
+            f"{option}: {text!r} is not a list of numbers with commas between them, such as 1,4,16"
+        ) from e
+
+
 @dataclass(frozen=True)
 class Sampling:
     """What was said about sampling; None is left to the defaults of SamplingParams."""

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .console import print_json, reported, stdout_console
-from .options import AsJson, NoProgress, Threads
+from .console import print_found, reported
+from .options import AsJson, NoProgress, Threads, numbers
 from .progress import stage_bars
 
 NAME = "plan"
@@ -18,15 +18,6 @@ EPILOG = (
     "  optimize plan smollm2.bundle --gpu h100 --gpu rtx4090 --context 8192 --batch 1,16,256\n\n"
     "  optimize plan smollm2.bundle --gpu cpu --json"
 )
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as e:
-        raise typer.BadParameter(
-            f"--batch: {text!r} is not a list of numbers with commas between them, such as 1,4,16"
-        ) from e
 
 
 @reported
@@ -86,7 +77,7 @@ def command(
     options = PlanOptions(
         devices=tuple(gpu or ("cpu",)),
         recipes=tuple(recipe or ()),
-        batches=BATCHES if batch is None else _batches(batch),
+        batches=BATCHES if batch is None else numbers("--batch", batch),
         context=context,
         prompt=prompt,
         tpot=None if tpot is None else parse_seconds(tpot, "tpot"),
@@ -102,12 +93,4 @@ def command(
         found = plan(source, options, show)
     if plot is not None:
         write_svg(found, plot)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console = stdout_console()
-    if not console.is_terminal:
-        console.width = 140
-    print_plan(found, console)
-    if plot is not None:
-        print(f"plot     {plot}")
+    print_found(found, print_plan, as_json=as_json, plot=plot)

@@ -227,7 +227,7 @@ def measure(steps: CountedSteps, context_length: int, threads: int = 0, progress
         threads: of the kernels; 0 takes as many as there are cores.
         progress: called with the stage "kernels".
 
-    Raises CapacityError if there is no memory for it.
+    Raises CapacityError where memory doesn't suffice.
     """
     grid, threads = Grid.within(context_length), threads or available_threads()
     types = {kind for cost in steps.costs(decode(1, 1)) for kind in cost.products}

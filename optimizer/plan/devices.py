@@ -81,7 +81,7 @@ def find_devices(names: Iterable[str]) -> list[Gpu | None]:
             meant = f"Did you mean {near[0]}? " if near else ""
             known = ", ".join([*(gpu.name for gpu in gpus.values()), CPU])
             raise TargetError(
-                f"gpu: there are no figures of {name.strip()!r}", hint=f"{meant}Known are {known} (this machine)."
+                f"gpu: {name.strip()!r} isn't a known device", hint=f"{meant}Known are {known} (this machine)."
             )
         found[key] = gpus.get(key)
     return list(found.values())

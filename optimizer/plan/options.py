@@ -1,4 +1,4 @@
-"""What to plan for, and what a model has room for."""
+"""What to plan for, and which sizes a model takes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_range(option: str, values: Sequence[int], most: int) -> None:
 
 
 def within(options: PlanOptions, info: ModelInfo) -> PlanOptions:
-    """With sizes that the model has room for. Raises RequestError for those that it hasn't."""
+    """With sizes that the model takes. Raises RequestError for larger ones."""
     context = min(CONTEXT, info.context_length) if options.context is None else options.context
     check_range("context", (context,), info.context_length)
     prompt = min(PROMPT, context) if options.prompt is None else options.prompt

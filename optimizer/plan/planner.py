@@ -47,7 +47,7 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
     Raises:
         TargetError: a device isn't known, or lacks the formats of the only recipe.
         RequestError: an option is out of range.
-        CapacityError: no recipe has room on any of the devices; says what would.
+        CapacityError: no recipe fits on any of the devices; says which would.
         What ``planned_model`` raises.
     """
     devices = find_devices(options.devices)
@@ -215,7 +215,7 @@ def _advice(
     needed = memory.needed(1, options.context, options.prompt)
     if gpus := [gpu.name for gpu in known_gpus() if gpu.memory * shares.memory >= needed]:
         found.append(f"this on {_or(gpus)}")
-    return f"What would fit: {'; '.join(found)}." if found else "No device that is known here has room for it."
+    return f"What would fit: {'; '.join(found)}." if found else "The model fits on none of the known devices."
 
 
 def _or(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ class PlannedProgram:
         recipes: names of those that make the same program, but for the numbers in its weights.
         program: with memory planned; None where it can't be known without the weights.
         formats: of weights that GPUs need hardware for: "fp8", "int4", "bf16".
-        omitted: why there is no program.
+        omitted: why a recipe has no program.
     """
 
     recipes: tuple[str, ...]

@@ -38,13 +38,13 @@ class DevicePlan:
 
     Attributes:
         recipes: that make this program, but for the numbers in its weights.
-        fits: whether one request has room.
+        fits: whether one request fits into memory.
         room: that may be used of the device's memory.
         workspace: of a step with one prompt.
         needed: for one request.
-        most_requests: of the asked context that have room, 4,096 at most.
-        most_tokens: of a single request that have room, whatever the model's context; 0 if none.
-        largest: the largest batch that has room and meets the goals; None if none does.
+        most_requests: of the asked context that fit, 4,096 at most.
+        most_tokens: of a single request that fit, whatever the model's context; 0 if none.
+        largest: the largest batch that fits and meets the goals; None if none does.
         largest_limit: what a larger one fails at: "memory", "tpot", "ttft", or "requests", more of which are not asked.
         advice: what would fit where this doesn't.
     """

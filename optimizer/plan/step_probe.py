@@ -46,7 +46,7 @@ class StepProbe:
         sizes: that will be timed.
         threads: 0 takes as many as there are cores.
 
-    Raises CapacityError if there is no memory for it.
+    Raises CapacityError where memory doesn't suffice.
     """
 
     def __init__(self, steps: CountedSteps, sizes: Sequence[StepSizes], threads: int = 0) -> None:

@@ -48,7 +48,7 @@ def notes(result: PlanResult) -> Iterator[str]:
     for plan in result.plans:
         if not plan.fits:
             needed = f"{format_bytes(plan.needed)} of {format_bytes(plan.room)}"
-            yield f"no room  {', '.join(plan.recipes)} on {plan.device} needs {needed}. {plan.advice}"
+            yield f"too big  {', '.join(plan.recipes)} on {plan.device} needs {needed}. {plan.advice}"
     for omitted in result.omitted:
         where = "" if omitted.device is None else f" on {omitted.device}"
         yield f"omitted  {', '.join(omitted.recipes)}{where}: {omitted.why}"
@@ -70,7 +70,7 @@ def _memory(plans: list[DevicePlan], result: PlanResult) -> Table:
     columns = ["recipe", "weights", "KV a token", "most requests", "longest one"]
     table = _table(*columns, "largest batch" if not goals else "largest batch within the goals", "limited by")
     for plan in plans:
-        most = f"{plan.most_requests:,}" if plan.fits else "no room"
+        most = f"{plan.most_requests:,}" if plan.fits else "too big"
         largest = (
             f"{plan.largest.batch:,}, {rate(plan.largest.tokens_per_second or 0)} tokens/s" if plan.largest else ""
         )
@@ -94,7 +94,7 @@ def _speeds(plans: list[DevicePlan], result: PlanResult) -> Table:
         for i, speed in enumerate(plan.speeds):
             name = "" if i else ", ".join(plan.recipes)
             if speed.tpot is None or speed.ttft is None or speed.tokens_per_second is None:
-                table.add_row(name, f"{speed.batch:,}", "no room")
+                table.add_row(name, f"{speed.batch:,}", "too big")
                 continue
             late = {
                 n: "" if (g := result.options[n]) is None or getattr(speed, n) <= g else " !" for n in ("ttft", "tpot")

@@ -25,8 +25,9 @@ ALIGNED_WORDS = 4
 
 SEEN_START = "seen_start"
 
-_TYPES: Mapping[str, torch.dtype] = {"top_k": torch.int32, "seed": torch.int64, "counter": torch.int64}
-"""Of options, where they aren't float32. Kernels take 64 bits with a sign, whose bits are the same."""
+_TYPES: Mapping[str, str] = {"top_k": "int32", "seed": "int64", "counter": "int64", SEEN_START: "int32"}
+"""Of options, where they aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign, whose bits are
+the same."""
 
 
 def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -46,7 +47,7 @@ def option_words(rows: int) -> dict[str, int]:
 def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
     """The options as kernels take them, in an upload that has them at ``places``."""
     return {
-        name: uploaded.narrow(0, places[name], words).view(torch.int32 if name == SEEN_START else _type(name))
+        name: uploaded.narrow(0, places[name], words).view(getattr(torch, _type(name).name))
         for name, words in option_words(rows).items()
     }
 
@@ -58,11 +59,10 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
     """
     arrays = {} if sampling is None else sampling.options()
     for name, off in SAMPLING_OPTIONS.items():
-        kind = np.int64 if name in ("seed", "counter") else np.int32 if name == "top_k" else np.float32
-        whole = np.full(rows, off, kind)
+        whole = np.full(rows, off, _type(name))
         if (array := arrays.get(name)) is not None:
             _check(name, array)
-            whole[: len(array)] = array.view(kind)
+            whole[: len(array)] = array.view(whole.dtype)
         staged[places[name] : places[name] + whole.nbytes // 4] = whole.view(np.int32)
     starts = np.zeros(rows + 1, np.int32)
     if (given := arrays.get(SEEN_START)) is not None:
@@ -104,8 +104,8 @@ def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, count: 
     output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()
 
 
-def _type(name: str) -> torch.dtype:
-    return _TYPES.get(name, torch.float32)
+def _type(name: str) -> np.dtype[Any]:
+    return np.dtype(_TYPES.get(name, "float32"))
 
 
 _RANGES = {

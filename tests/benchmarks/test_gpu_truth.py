@@ -45,7 +45,7 @@ def test_a_rehearsal(repository: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(repository: Path, tmp_path: Path) -> None:
-    assert "there is no such folder" in run(repository, "A", "--packed", str(tmp_path / "none")).stderr
+    assert "the folder doesn't exist" in run(repository, "A", "--packed", str(tmp_path / "none")).stderr
     assert "isn't there yet" in run(repository, "pack", str(tmp_path)).stderr
     done = run(repository, "A", "--packed", str(tmp_path), "--only", "roof")
     assert "stage A has no roof" in done.stderr

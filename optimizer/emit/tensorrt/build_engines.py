@@ -37,7 +37,7 @@ class ErrorLog(trt.ILogger):
             self.errors.append(" ".join(msg.split()))
 
     def said(self) -> str:
-        """The latest of them; "" if there is none."""
+        """The latest errors; "" without any."""
         return "; ".join(self.errors[-2:])
 
 

@@ -44,7 +44,7 @@ def test_a_late_batch_is_marked_and_no_room_is_said(tiny_bundle: Path) -> None:
     result = run(str(tiny_bundle), *SMALL, "--tpot", "1us", "--memory", "8MB")
     assert result.exit_code == 0, result.output
     assert " !" in result.stdout and "none" in result.stdout and "the TPOT" in result.stdout
-    assert "no room" in run(str(tiny_bundle), "--gpu", "l4", "--memory", "8MB", "--batch", "4096").stdout
+    assert "too big" in run(str(tiny_bundle), "--gpu", "l4", "--memory", "8MB", "--batch", "4096").stdout
 
 
 @pytest.mark.parametrize(

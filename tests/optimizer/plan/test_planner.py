@@ -134,7 +134,7 @@ def test_a_model_for_no_device_of_the_table(tiny_program: LoweredProgram, monkey
     monkeypatch.setattr(planner, "planned_model", lambda *args: only_large)
     with pytest.raises(CapacityError) as error:
         plan("m", PlanOptions(devices=("h200",)))
-    assert "No device that is known here has room for it." in str(error.value.hint)
+    assert "The model fits on none of the known devices." in str(error.value.hint)
 
 
 def test_a_gpu_that_lacks_a_format(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:
