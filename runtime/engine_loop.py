@@ -23,7 +23,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError
 
@@ -33,6 +35,9 @@ from .requests.request import Request
 
 Listener = Callable[[StreamPiece | EnginewrightError], None]
 """Gets the pieces of a request, the last with its finish_reason; or an error, and then nothing more. Must be quick."""
+
+
+Result = TypeVar("Result")
 
 
 class EngineLoop:
@@ -74,6 +79,24 @@ class EngineLoop:
         with self._lock:
             if self._listeners.pop(request, None) is not None:
                 self._post(partial(self.engine.abort, request))
+
+    def call(self, action: Callable[[], Result]) -> Result:
+        """What ``action`` returns or raises, called between two steps. Raises EnginewrightError after ``close``."""
+        found: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(action())
+            except Exception as e:  # noqa: BLE001  the caller gets it
+                found.set_exception(e)
+
+        with self._lock:
+            if self._forked:
+                raise _forked_error()
+            if self._closed:
+                raise EnginewrightError("this model was closed", hint="Open the bundle again with LLM(path).")
+            self._post(run)
+        return found.result()
 
     def close(self) -> bool:
         """Ends every request (listeners get an error) and waits for the step that runs. May be called again.

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from .executors.base import Executor
 from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .kv_cache.cache_groups import PoolPlan, parse_size
+from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, save_prefix
 from .request_maker import RequestMaker
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request
@@ -63,6 +65,10 @@ class LLM:
         verify: check the hashes of all files first (reads the whole bundle).
         prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
+        prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
+            as conversations would lie there. Made if it isn't there; it must be the user's alone.
+        prefix_folder_size: of all its files, in bytes or as "8GiB"; what was used least is deleted.
+        prefix_folder_days: what wasn't used for so long is deleted when the folder is opened.
         load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
             but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
 
@@ -90,6 +96,9 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
+        prefix_folder: str | os.PathLike[str] | None = None,
+        prefix_folder_size: int | str = DEFAULT_SIZE,
+        prefix_folder_days: float = DEFAULT_DAYS,
         verify: bool = False,
         load: Load = "map",
     ) -> None:
@@ -98,6 +107,9 @@ class LLM:
         check_type("path", path, (str, os.PathLike), "the path of a bundle")
         for name, text in (("target", target), ("isa", isa), ("provider", provider)):
             check_type(name, text, (str, type(None)), "a name, or None")
+        check_type("prefix_folder", prefix_folder, (str, os.PathLike, type(None)), "the path of a folder, or None")
+        check_type("prefix_folder_days", prefix_folder_days, (int, float), "a number of days")
+        parse_size(prefix_folder_size, "prefix_folder_size")
         check_type("context", context, (int, type(None)), "a number of tokens, or None")
         check_type("memory", memory, (int, str, type(None)), 'bytes, or a size such as "512MiB"')
         for name, flag in (("buckets", buckets), ("prefix_cache", prefix_cache), ("verify", verify)):
@@ -119,6 +131,8 @@ class LLM:
         del files
         return_freed_memory()
         self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk, prefix_cache))
+        if prefix_folder is not None:
+            self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
 
     @classmethod
     def from_executor(
@@ -144,6 +158,7 @@ class LLM:
         self.engine = Engine(executor, config)
         self._requests = RequestMaker(model, tokenizer, self.engine.scheduler)
         self._loop = EngineLoop(self.engine)
+        self._cache = self.engine.scheduler.cache
         self._has_chat_template = tokenizer is not None and bool(tokenizer.chat_templates)
 
     @property
@@ -310,14 +325,56 @@ class LLM:
             "kv_cache_bytes": plan.bytes,
             "kv_cache_tokens": plan.tokens,
             "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
-            "prefix_cache": self.engine.scheduler.cache.statistics(),
+            "prefix_cache": self._cache.statistics(),
             "preemptions": self.engine.preemptions,
             "buckets": self._executor.statistics() if isinstance(self._executor, StaticShapes) else [],
         }
 
+    def save_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
+        """Computes a prompt's keys and values, or finds them, and writes them to a folder, for ``load_prefix``.
+
+        The folder is as ``prefix_folder``: the user's alone, its files authenticated by a key that lies elsewhere.
+
+        Returns:
+            Tokens from the prompt's beginning that are there: whole blocks of 32.
+
+        Raises what ``generate`` raises, and RequestError where the target keeps no prefixes.
+        """
+        disk = open_tier(self._executor, self._cache, folder)
+        try:
+            self.generate([prompt], SamplingParams(max_tokens=1), tenant=tenant, progress=False)
+            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant)
+            return self._loop.call(partial(save_prefix, self._cache, request, disk))
+        finally:
+            disk.store.close()
+
+    def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
+        """Reads what ``save_prefix`` wrote for this prompt, or one that begins alike, so that requests find it.
+
+        Returns:
+            Tokens from the prompt's beginning that are in the cache then; 0 if nothing there can be used: it was made
+            with another model, format or instruction set, or is damaged (a RuntimeWarning says so).
+
+        Raises what ``save_prefix`` raises.
+        """
+        disk = open_tier(self._executor, self._cache, folder)
+        try:
+            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant)
+            return self._loop.call(partial(load_prefix, self._cache, request, disk))
+        finally:
+            disk.store.close()
+
+    def delete_prefixes(self, *, tenant: str | None = None) -> int:
+        """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
+        return self._loop.call(partial(self._cache.forget, None if tenant is None else (tenant,)))
+
     def close(self) -> None:
-        """Ends every request and frees the memory. May be called again."""
+        """Ends every request, writes what is kept to ``prefix_folder``, and frees the memory. May be called again."""
         if self._loop.close():
+            disk, self._cache.disk = self._cache.disk, None
+            if disk is not None:
+                self._cache.save_all(disk)
+                disk.store.close()
             self._executor.close()
 
     def __enter__(self) -> LLM:

@@ -72,6 +72,16 @@ def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path)
     assert done.stderr == ""
 
 
+def test_the_page_on_prefixes(
+    tiny_bundle: Path, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    page = repository / "docs" / "use" / "prefix-cache.md"
+    done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
+    assert re.match(r"0 of 37\d prompt tokens were there\n36\d of", done.stdout), done.stdout
+    assert done.stderr == "" and list((tmp_path / "kept-prefixes").glob("*.kv"))
+
+
 def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:
     text = (repository / "docs" / "use" / "python-api.md").read_text(encoding="utf-8")
     section = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]

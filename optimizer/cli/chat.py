@@ -20,6 +20,7 @@ from .options import (
     MaxTokens,
     Memory,
     MinP,
+    PrefixFolder,
     Provider,
     RepetitionPenalty,
     Sampling,
@@ -73,6 +74,7 @@ def command(
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
+    prefix_folder: PrefixFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
@@ -89,7 +91,8 @@ def command(
         raise typer.BadParameter("--json is for a conversation from a pipe, which has an end")
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
-    with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
+    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
+    with LLM(bundle, **placed, prefix_folder=prefix_folder) as llm:  # type: ignore[arg-type]
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:

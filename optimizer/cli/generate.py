@@ -20,6 +20,7 @@ from .options import (
     MaxTokens,
     Memory,
     MinP,
+    PrefixFolder,
     Provider,
     RepetitionPenalty,
     Sampling,
@@ -67,6 +68,7 @@ def command(
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
+    prefix_folder: PrefixFolder = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
@@ -90,7 +92,8 @@ def command(
     params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
-    with LLM(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory) as llm:
+    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
+    with LLM(bundle, **placed, prefix_folder=prefix_folder) as llm:  # type: ignore[arg-type]
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)
@@ -132,7 +135,11 @@ def _print_stats(info: Mapping[str, Any]) -> None:
     from enginewright.runtime.executors.static_shapes import use_lines
 
     running = ", ".join(f"{key} {value}" for key, value in info["executor"].items())
-    lines = [running, info["kv_cache"], f"preemptions: {info['preemptions']}", *use_lines(info["buckets"])]
+    lines = [running, info["kv_cache"], f"preemptions: {info['preemptions']}"]
+    if (use := info["prefix_cache"]) is not None:
+        disk = "" if use["disk"] is None else f", {use['from_disk']} of them from {use['disk']['folder']}"
+        lines.append(f"prefix cache: {use['reused']} of {use['tokens']} tokens were there{disk}")
+    lines += use_lines(info["buckets"])
     print("\n".join(lines), file=sys.stderr)
 
 

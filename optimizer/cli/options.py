@@ -44,6 +44,10 @@ Threads = Annotated[int, typer.Option(min=0, max=1024, help="Threads; 0 takes on
 Memory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MiB; by default a quarter of what is free.")
 ]
+PrefixFolder = Annotated[
+    Path | None,
+    typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
+]
 Target = Annotated[
     str | None,
     typer.Option(

@@ -23,6 +23,10 @@ from .threads import available_threads
 if TYPE_CHECKING:
     from ._cpu import OperandTuple
 
+NUMERICS_VERSION = 1
+"""Of the order of sums and of what is stored in KV caches, docs/inside/numerics.md. A change that gives other bits is
+another number: keys and values that were kept on a disk are then computed again."""
+
 _INPUTS = ("ids", "positions", "q_start", "kv_len", "rows")
 _EXPORT_AGAIN = "Export the bundle again."
 _MOST_THREADS = 1024

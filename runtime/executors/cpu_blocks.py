@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import metadata
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from enginewright.plugins.cpu.executable import CpuProgram, isas
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import BucketPlan
+from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
@@ -93,14 +100,36 @@ class CpuExecutor:
         return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
 
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
-        for group in self.cache_groups:
-            if group.name not in step.copies:
-                continue
-            source, to = step.copies[group.name].T
-            for layer in group.layers:
-                for memory in self._program.cache_memory(group.name, layer):
-                    memory[to] = memory[source]
+        for group, pairs in step.copies.items():
+            source, to = pairs.T
+            for memory in self._memory(group):
+                memory[to] = memory[source]
         return run(step)
+
+    @property
+    def cache_identity(self) -> bytes:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        folders = ("weights/", target_folder(self._target) + "/")
+        files = [(name, file.sha256) for name, file in self._bundle.files.items() if name.startswith(folders)]
+        version = metadata.version("enginewright")
+        return json.dumps([NUMERICS_VERSION, version, self._program.isa, sorted(files)]).encode()
+
+    def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        return np.concatenate([memory[block].reshape(-1) for memory in self._memory(group)])
+
+    def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        at = 0
+        for memory in self._memory(group):
+            size = memory[block].size
+            memory[block] = payload[at : at + size].reshape(memory[block].shape)
+            at += size
+
+    def _memory(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
+        """The keys and the values of each layer."""
+        layers = next(g.layers for g in self.cache_groups if g.name == group)
+        return chain.from_iterable(self._program.cache_memory(group, layer) for layer in layers)
 
     @property
     def program(self) -> CpuProgram:

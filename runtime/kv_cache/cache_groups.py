@@ -75,11 +75,11 @@ def bytes_for(groups: Sequence[CacheGroup], tokens: int) -> int:
     return -(-tokens // unit) * sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
 
 
-def parse_size(value: int | str) -> int:
-    """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError naming ``memory``."""
+def parse_size(value: int | str, name: str = "memory") -> int:
+    """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError with that name."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise RequestError(f"memory: {value!r} isn't a size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
+        raise RequestError(f"{name}: {value!r} isn't a size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -20,7 +20,8 @@ from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.requests.request import Request
 
 from .block_pool import BlockPool
-from .prefix_index import NO_BLOCK, Match, Node, PrefixIndex
+from .disk_tier import DiskTier
+from .prefix_index import NO_BLOCK, Match, Namespace, Node, PrefixIndex
 
 LEAST_COPIED = 4
 """Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
@@ -35,6 +36,7 @@ class PrefixUse:
         hits: those that found a prefix.
         tokens, reused: that they had, and that they found.
         copied_blocks: of prefixes that end within a block, over all groups.
+        from_disk: tokens of ``reused`` that were read from a disk.
     """
 
     requests: int = 0
@@ -42,6 +44,7 @@ class PrefixUse:
     tokens: int = 0
     reused: int = 0
     copied_blocks: int = 0
+    from_disk: int = 0
 
 
 @dataclass(slots=True)
@@ -49,8 +52,7 @@ class _Place:
     """Where in the index a request is.
 
     Attributes:
-        node: of its last full block that can be found, or the root.
-        blocks: so many lie up to there.
+        node, blocks: of its last full block that can be found, or the root; so many blocks lie up to there.
         ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
     """
 
@@ -63,8 +65,7 @@ class CacheManager:
     """See the module. Knows numbers of blocks; their memory is the executor's.
 
     Args:
-        groups: cache groups of the program.
-        blocks: of each group's pool.
+        groups, blocks: cache groups of the program, and how many blocks each has.
         step_tokens: most tokens of a request in one step.
         shared_blocks: whether the executor takes blocks of several holders, and tables with holes. Without it nothing
             is given back before a request's end.
@@ -87,6 +88,7 @@ class CacheManager:
             self.index = PrefixIndex(groups[0].block_size, [g.window > 0 for g in groups], self._drop)
         self.pools = {g.name: BlockPool(blocks[g.name], partial(self._evicted, i)) for i, g in enumerate(groups)}
         self.use = PrefixUse()
+        self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
         self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), to be made before the next step
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
@@ -111,10 +113,9 @@ class CacheManager:
         Returns:
             False, and it has no blocks, if it has to wait.
         """
-        if self.index is None:
+        if (index := self.index) is None:
             return self._has_blocks_for(request, promised, force)
-        index, size = self.index, self.index.block_size
-        match = Match((), 0)
+        size, match = index.block_size, Match((), 0)
         if not request.scores:  # whose every row is computed
             match = index.find(request.namespace, request.tokens, len(request.tokens) - 1)
         tokens = self._usable(match)
@@ -133,11 +134,11 @@ class CacheManager:
             self._take_all(request)
             return False
         request.capacity = whole * size if self.groups else 0
-        if tokens % size:
-            self._copy(request, match.nodes[whole])
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
-        self._places[request] = _Place(node, whole)
+        self._places[request] = place = _Place(node, whole)
+        if not self._read(index, request, place) and tokens % size:
+            self._copy(request, match.nodes[whole])
         self._count(request)
         return True
 
@@ -158,13 +159,10 @@ class CacheManager:
         """Takes blocks until ``request`` can hold ``tokens``; takes none and returns False if they don't suffice."""
         if tokens <= request.capacity:
             return True
-        needed = {
-            name: -(-tokens // group.block_size) - len(request.tables.get(name, ()))
-            for name, group in self.groups.items()
-        }
-        for name, count in needed.items():
-            if count > 0 and count > self.pools[name].available(request.tenant, force=force):
-                return False
+        lengths = {name: len(request.tables.get(name, ())) for name in self.groups}
+        needed = {name: -(-tokens // group.block_size) - lengths[name] for name, group in self.groups.items()}
+        if any(n > 0 and n > self.pools[name].available(request.tenant, force=force) for name, n in needed.items()):
+            return False
         for name, count in needed.items():
             pool, table = self.pools[name], request.tables.setdefault(name, array("i"))
             table.extend(pool.allocate(request.tenant) for _ in range(count))
@@ -212,13 +210,12 @@ class CacheManager:
             return None
         blocks = {}
         for name, pool in self.pools.items():
-            held = pool.total_blocks - pool.free_blocks
-            blocks[name] = {"held": held, "shared": pool.shared_blocks, "kept": pool.kept_blocks}
-            blocks[name] |= {"free": pool.free_blocks - pool.kept_blocks, "evictions": pool.evictions}
-            blocks[name]["unused_tokens"] = sum(
-                len(request.tables[name]) * self.groups[name].block_size - request.computed for request in self._places
-            )
-        return asdict(self.use) | {"blocks": blocks}
+            size, kept = self.groups[name].block_size, pool.kept_blocks
+            unused = sum(max(len(r.tables.get(name, ())) * size - r.computed, 0) for r in list(self._places))
+            blocks[name] = {"held": pool.total_blocks - pool.free_blocks, "shared": pool.shared_blocks, "kept": kept}
+            blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
+        disk = None if self.disk is None else self.disk.store.describe()
+        return asdict(self.use) | {"blocks": blocks, "disk": disk}
 
     @staticmethod
     def first_block(group: CacheGroup, position: int) -> int:
@@ -226,9 +223,10 @@ class CacheManager:
         return max(position - group.window + 1, 0) // group.block_size if group.window else 0
 
     def _has_blocks_for(self, request: Request, promised: Mapping[str, int], force: bool) -> bool:
+        needed = self.lacking(request, len(request.tokens))
         return all(
-            promised[name] + needed <= self.pools[name].available(request.tenant, force=force)
-            for name, needed in self.lacking(request, len(request.tokens)).items()
+            promised[name] + needed[name] <= pool.available(request.tenant, force=force)
+            for name, pool in self.pools.items()
         )
 
     def _usable(self, match: Match) -> int:
@@ -253,12 +251,59 @@ class CacheManager:
 
     def _copy(self, request: Request, node: Node) -> None:
         """The block in which a prefix ends becomes the request's own."""
+        memory = None if self.disk is None else self.disk.memory
         sources = tuple(node.blocks)  # taking a block may evict them, but nothing writes to them before the copy
         for source, (name, pool) in zip(sources, self.pools.items(), strict=True):
+            payload = None if memory is None else memory.read_block(name, source)
             request.tables[name].append(block := pool.allocate(request.tenant))
-            self.copies.setdefault(name, []).append((source, block))
+            if memory is None or payload is None:
+                self.copies.setdefault(name, []).append((source, block))
+            else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
+                memory.write_block(name, block, payload)
             request.capacity = len(request.tables[name]) * self.groups[name].block_size
             self.use.copied_blocks += 1
+
+    def _read(self, index: PrefixIndex, request: Request, place: _Place) -> bool:
+        """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.
+
+        The last token is computed. Where a group has a window, it is all or nothing: a part might lack the window's.
+        """
+        if self.disk is None or request.scores:
+            return False
+        size, first = index.block_size, place.blocks
+        names = self.disk.find(place.node, request.tokens[first * size : len(request.tokens) - 1], size)
+        end = (first + len(names)) * size
+        for at, name in enumerate(names, first):
+            for group, table in request.tables.items():
+                seen = at >= self.first_block(self.groups[group], end)
+                table.append(self.pools[group].allocate(request.tenant) if seen else NO_BLOCK)
+            blocks = [table[at] for table in request.tables.values()]
+            if not self.disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
+                self._cut(request, first if self.windows else at)
+                break
+        done = min(map(len, request.tables.values())) - first
+        if not done:
+            return False
+        node = place.node
+        for at in range(first, first + done):
+            node = self._add(index, request, node, at, size)
+        node.users += 1
+        place.node.users -= 1
+        place.node, place.blocks = node, first + done
+        self.disk.store.used(names[:done])
+        request.computed = request.capacity = place.blocks * size
+        self.use.from_disk += done * size
+        for group in self.windows:
+            self._give_back(request, group, since=first)
+        return True
+
+    def _cut(self, request: Request, length: int) -> None:
+        """Takes the blocks behind a place of the tables away."""
+        for name, table in request.tables.items():
+            for block in reversed(table[length:]):
+                if block != NO_BLOCK:
+                    self.pools[name].release(block)
+            del table[length:]
 
     def _count(self, request: Request) -> None:
         if not request.scores:
@@ -296,9 +341,12 @@ class CacheManager:
                 self.pools[name].keep(block, request.tenant)
         return node
 
-    def _give_back(self, request: Request, name: str) -> None:
+    def _give_back(self, request: Request, name: str, *, since: int | None = None) -> None:
+        """Blocks before the window; they lie side by side but where blocks behind ``since`` came from a disk."""
         table = request.tables[name]
         at = min(self.first_block(self.groups[name], request.computed), len(table)) - 1
+        if since is not None:
+            at = min(at, since - 1)
         while at >= 0 and table[at] != NO_BLOCK:
             self.pools[name].release(table[at])
             table[at] = NO_BLOCK
@@ -316,8 +364,26 @@ class CacheManager:
         request.tables = {}
         request.capacity = request.computed = 0
 
+    def forget(self, namespace: Namespace | None) -> int:
+        """Nothing of a namespace, or of any, is found any more; returns how many files that were."""
+        if self.index is not None:
+            self.index.clear(namespace)
+        return 0 if self.disk is None else self.disk.store.delete(namespace)
+
+    def save_all(self, disk: DiskTier) -> None:
+        """Writes all that can be found: what comes first last, so that it is deleted last."""
+        for node in reversed(self.index.nodes() if self.index is not None else []):
+            self._save(disk, node, wait=True)
+
+    def _save(self, disk: DiskTier, node: Node, *, wait: bool = False) -> None:
+        assert self.index is not None
+        if len(node.tokens) == self.index.block_size:
+            disk.leaving(node, wait=wait)
+
     def _evicted(self, group: int, block: int) -> None:
         assert self.index is not None
+        if self.disk is not None:
+            self._save(self.disk, self.index.node(group, block))
         self.index.forget(group, block)
 
     def _drop(self, group: int, block: int) -> None:

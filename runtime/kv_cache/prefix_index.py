@@ -29,6 +29,7 @@ class Node:
         children: in the order of their tokens.
         users: requests that will add a child. A node with one stays, whatever it has lost.
         detached: nothing finds it any more.
+        name: what a disk calls it, once that was asked for.
     """
 
     serial: int
@@ -39,6 +40,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     users: int = 0
     detached: bool = False
+    name: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,17 @@ class PrefixIndex:
                 self._node_of[group][block] = after
         return after
 
+    def node(self, group: int, block: int) -> Node:
+        """The node that a group's block belongs to. Raises KeyError if ``find`` doesn't give it."""
+        return self._node_of[group][block]
+
+    def nodes(self) -> list[Node]:
+        """All but the roots; each comes after its parent."""
+        found = list(self._roots.values())
+        for node in found:
+            found += node.children
+        return [node for node in found if node.parent is not None]
+
     def forget(self, group: int, block: int) -> None:
         """A block gets other tokens. If it isn't of a window, what comes behind it is of no use any more."""
         node = self._node_of[group].pop(block)
@@ -130,6 +143,14 @@ class PrefixIndex:
             self.prune(node)
         else:
             self._detach(node)
+
+    def clear(self, namespace: Namespace | None) -> None:
+        """Takes all nodes of a namespace away, or of any."""
+        for root in list(self._roots.values()):
+            if namespace in (None, root.namespace):
+                for child in list(root.children):
+                    self._detach(child)
+                self.prune(root)
 
     def prune(self, node: Node) -> None:
         """Takes a node away that nothing needs, and those above that nothing needs then."""

@@ -7,6 +7,7 @@ still be found (Orca, OSDI 2022; vLLM, SOSP 2023).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class ContinuousScheduler:
         self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
+        self._began = 0.0  # when the last step was scheduled
         self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
 
     @property
@@ -135,6 +137,7 @@ class ContinuousScheduler:
         chunks = decodes + prefills
         step = self._inputs.of(chunks)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        self._began = time.perf_counter()
         return Batch(tuple(chunks), step)
 
     def prepare_next(self, batch: Batch) -> None:
@@ -146,6 +149,8 @@ class ContinuousScheduler:
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         self.cache.copies = {}
+        if self.cache.disk is not None:
+            self.cache.disk.computed(len(batch.step.ids), time.perf_counter() - self._began)
         advanced, row = [], 0
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:

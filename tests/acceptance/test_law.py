@@ -1,12 +1,13 @@
 """The law of results on the cpu target: a request's tokens and log-probabilities are, bit for bit, those that it gets
 alone. Everything that could change them is on at once, at random: company, chunks, threads, prefixes that are found
-(whole blocks and parts of them), eviction, preemption, windows whose blocks are given back, and cancelled neighbours.
+(whole blocks and parts of them), eviction to a disk and back, also in a later engine, preemption, windows whose blocks
+are given back, and cancelled neighbours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
+from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -75,21 +77,49 @@ def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
     return one.to_output()
 
 
-def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int) -> Counter[str]:
-    """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way."""
+def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Path) -> Counter[str]:
+    """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
+
+    Half of the times prefixes go to a folder, and the second half of the requests comes to an engine that begins with
+    nothing else.
+    """
     opened = Bundle.open(bundle)
     names = [group.name for group in opened.program("cpu").cache_groups]
-    blocks = dict.fromkeys(names, int(rng.integers(7, 20)))
-    together = CpuExecutor(opened, blocks, threads=2)
+    blocks = dict.fromkeys(names, int(rng.integers(7, 16)))
     single = CpuExecutor(opened, dict.fromkeys(names, 16), threads=1)
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
-    engine = Engine(together, config)
     beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
-    waiting = [random_request(rng, beginnings) for _ in range(count)]
-    expected: list[tuple[Request, Request]] = []
-    running: list[Request] = []
+    disk = bool(rng.random() < 0.5)
     seen: Counter[str] = Counter()
+    for _ in range(1 + disk):
+        together = CpuExecutor(opened, blocks, threads=2)
+        engine = Engine(together, config)
+        cache = engine.scheduler.cache
+        if disk:
+            cache.disk = open_tier(together, cache, folder / "kept")
+        for request in in_company(engine, rng, count // (1 + disk), beginnings, seen):
+            expected = alone(single, again(request))
+            assert request.to_output() == expected, (request.params, request.cached_tokens)
+        seen["copies"] += cache.use.copied_blocks
+        seen["from_disk"] += cache.use.from_disk
+        seen["preemptions"] += engine.preemptions
+        seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
+        if cache.disk is not None:
+            cache.save_all(cache.disk)
+            assert cache.disk.store.problem is None
+            cache.disk.store.close()
+        together.close()
+    single.close()
+    return seen
+
+
+def in_company(
+    engine: Engine, rng: np.random.Generator, count: int, beginnings: list[list[int]], seen: Counter[str]
+) -> Iterator[Request]:
+    """So many requests come at random; gives those that ended by themselves."""
+    waiting = [random_request(rng, beginnings) for _ in range(count)]
+    running: list[Request] = []
     while waiting or engine.has_work():
         if waiting and (rng.random() < 0.5 or not engine.has_work()):
             running.append(waiting.pop())
@@ -104,19 +134,15 @@ def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int) -> Counter
             seen[request.finish_reason or ""] += 1
             if request.finish_reason != "length":
                 continue
-            expected.append((request, again(request)))
             seen["hits"] += bool(request.cached_tokens)
             if len(request.tokens) < 160 and rng.random() < 0.3:  # a conversation goes on
                 beginnings[int(rng.integers(len(beginnings)))] = request.tokens
-    for request, same in expected:
-        output = alone(single, same)
-        assert request.to_output() == output, (request.params, request.cached_tokens)
-    cache = engine.scheduler.cache
-    seen["copies"], seen["preemptions"] = cache.use.copied_blocks, engine.preemptions
-    seen["evictions"] = sum(pool.evictions for pool in engine.pools.values())
-    together.close()
-    single.close()
-    return seen
+            yield request
+
+
+@pytest.fixture(autouse=True)
+def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture(scope="session")
@@ -140,17 +166,19 @@ Exported = Callable[[str, str, str], Path]
 
 
 @pytest.mark.parametrize(("family", "weights", "cache"), SAMPLE)
-def test_tokens_are_those_of_the_request_alone(family: str, weights: str, cache: str, exported: Exported) -> None:
+def test_tokens_are_those_of_the_request_alone(
+    family: str, weights: str, cache: str, exported: Exported, tmp_path: Path
+) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(2):
-        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 40)
-    assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "preemptions")), seen
+    for seed in (2, 3):
+        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 40, tmp_path / str(seed))
+    assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "preemptions", "from_disk")), seen
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("family", "weights", "cache"), CASES)
-def test_in_every_format(family: str, weights: str, cache: str, exported: Exported) -> None:
+def test_in_every_format(family: str, weights: str, cache: str, exported: Exported, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(100, 104):
-        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 60)
-    assert all(seen[what] for what in ("length", "hits", "copies", "evictions")), seen
+        seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 60, tmp_path / str(seed))
+    assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "from_disk")), seen

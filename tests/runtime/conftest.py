@@ -72,6 +72,14 @@ class ToyExecutor:
     def describe(self) -> dict[str, str | int]:
         return {"target": "toy"}
 
+    cache_identity = b"toy"
+
+    def read_block(self, group: str, block: int) -> NDArray[np.uint8]:
+        return self.memory[group].reshape(self.blocks[group], -1)[block].copy().view(np.uint8)
+
+    def write_block(self, group: str, block: int, payload: NDArray[np.uint8]) -> None:
+        self.memory[group].reshape(self.blocks[group], -1)[block] = payload.view(np.int32)
+
     def close(self) -> None:
         self.closed = True
         self._thread.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,17 @@ import pytest
 
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
+from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 WINDOWS = {"full": (0,), "window": (9,), "both": (0, 6, 13), "caps": (0, 1)}
+
+
+@pytest.fixture(autouse=True)
+def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def engine_of(toy: Any, *, blocks: int = 64, windows: tuple[int, ...] = (0,), **config: Any) -> Engine:
@@ -209,8 +216,11 @@ def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
     assert run(engine, later) == [alone(toy, (0,), later)]
 
 
-def course(toy: Any, seed: int, steps: int) -> Counter[str]:
-    """Requests that share beginnings come, are cancelled, fail and are preempted at random, for so many steps."""
+def course(toy: Any, seed: int, steps: int, folder: Path) -> Counter[str]:
+    """Requests that share beginnings come, are cancelled, fail and are preempted at random, for so many steps.
+
+    In every second course, what is evicted goes to a folder, where some of it gets damaged.
+    """
     rng = np.random.default_rng(seed)
     windows = [*WINDOWS.values()][seed % len(WINDOWS)]
     engine = engine_of(
@@ -222,6 +232,9 @@ def course(toy: Any, seed: int, steps: int) -> Counter[str]:
         prefill_chunk=[None, 5][int(rng.integers(2))],
     )
     engine.executor.poison = 777  # type: ignore[attr-defined]
+    cache = engine.scheduler.cache
+    if seed % 8 >= 4:
+        cache.disk = open_tier(engine.executor, cache, folder / "kept", size=20_000)
     seen: Counter[str] = Counter()
     made: list[Request] = []
     known: list[list[int]] = [[int(t) for t in rng.integers(0, 5, 40)] for _ in range(3)]
@@ -244,6 +257,10 @@ def course(toy: Any, seed: int, steps: int) -> Counter[str]:
         if engine.has_work():
             engine.step()
         check(engine)
+        if cache.disk is not None and rng.random() < 0.01:
+            cache.disk.store.flush()
+            for path in [*(folder / "kept").glob("*.kv")][:3]:
+                path.write_bytes(path.read_bytes()[:-1])
         for request in [request for request in made if request.finished]:
             made.remove(request)
             seen[request.finish_reason or ""] += 1
@@ -253,7 +270,10 @@ def course(toy: Any, seed: int, steps: int) -> Counter[str]:
                 known = [*known[-11:], request.tokens]
     engine.executor.steps.clear()  # type: ignore[attr-defined]
     seen["preemptions"], seen["evictions"] = engine.preemptions, sum(p.evictions for p in engine.pools.values())
-    seen["copies"] = engine.scheduler.cache.use.copied_blocks
+    seen["copies"], seen["from_disk"] = cache.use.copied_blocks, cache.use.from_disk
+    if cache.disk is not None:
+        seen["refused"] = cache.disk.store.use.refused
+        cache.disk.store.close()
     while engine.has_work():
         engine.step()
     check(engine)
@@ -261,14 +281,18 @@ def course(toy: Any, seed: int, steps: int) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_course_of_events(toy: Any, seed: int) -> None:
-    seen = course(toy, seed, 500)
-    assert all(seen[what] for what in ("length", "hits", "evictions", "copies")), seen
+@pytest.mark.filterwarnings("ignore:prefix cache")
+@pytest.mark.parametrize("seed", range(8))
+def test_any_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
+    seen = course(toy, seed, 400, tmp_path)
+    wanted = ["length", "hits", "evictions"] + ["from_disk"] * (seed >= 4)
+    assert all(seen[what] for what in wanted), seen
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(4, 24))
-def test_any_long_course_of_events(toy: Any, seed: int) -> None:
-    seen = course(toy, seed, 5000)
-    assert all(seen[what] for what in ("length", "error", "abort", "hits", "evictions", "copies")), seen
+@pytest.mark.filterwarnings("ignore:prefix cache")
+@pytest.mark.parametrize("seed", range(8, 32))
+def test_any_long_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
+    seen = course(toy, seed, 5000, tmp_path)
+    wanted = ["length", "error", "abort", "hits", "evictions", "copies"] + ["from_disk", "refused"] * (seed % 8 >= 4)
+    assert all(seen[what] for what in wanted), seen

@@ -1,0 +1,399 @@
+"""Blocks of the prefix cache in a folder: written when they leave the pool, read where that is faster than computing.
+
+Nothing that lies on a disk is believed. A record is one file. Its name is a keyed hash of all that its keys and values
+depend on: the program and weights, the instruction set and the order of sums (``identity``), whose it is, and every
+token up to its end. It ends with a keyed hash (BLAKE2b, RFC 7693) of its name and contents, so that a record that was
+cut off, changed, forged without the key, or put in another's place is not read; its tokens are then recomputed. The key
+lies outside of the folder.
+
+::
+
+    "EWKV0001" | payloads (u32) | bytes of each (u64) | K tokens (i32) | payloads, one a cache group | hash (32 bytes)
+
+The folder is the user's alone (0700, no link), and one process writes it, which holds a lock; another reads. A file is
+written beside and renamed. What is used least is deleted when the files take more than a limit, or are too old.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import os
+import queue
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..bundle.regular_file import read_regular
+
+Payload = npt.NDArray[np.uint8]
+"""A block's memory in all layers of a group."""
+
+MAGIC = b"EWKV0001"
+_HASH_BYTES = 32
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{64})\.kv")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+\.partial")
+_LOCK = ".lock"
+_WAITING_WRITES = 64
+"""Blocks that wait to be written hold memory; when the disk is so far behind, more are not kept."""
+_SECONDS_TO_CLOSE = 60.0
+
+
+@dataclass
+class StoreUse:
+    """What the folder was used for so far, in blocks.
+
+    Attributes:
+        read, written: blocks; ``refused`` were damaged or not ours, and recomputed.
+        skipped: not written, since the disk was behind or failed.
+        deleted: files, for age or for the limit of size.
+    """
+
+    read: int = 0
+    written: int = 0
+    refused: int = 0
+    skipped: int = 0
+    deleted: int = 0
+
+
+class BlockStore:
+    """See the module. Not safe for several threads.
+
+    Whatever is wrong with the folder, a file or the disk is said once, as a RuntimeWarning, and in ``problem``.
+    Requests are then computed as if nothing had been there.
+
+    Args:
+        folder: made if it isn't there.
+        identity: of all that keys and values depend on but tokens.
+        most_bytes: of all its files.
+        most_age: seconds since a record was last used.
+        key_file: None takes ``default_key_file()``. Made if it isn't there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: bytes,
+        *,
+        most_bytes: int,
+        most_age: float = float("inf"),
+        key_file: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.use = StoreUse()
+        self.problem: str | None = None
+        self.seconds_per_block: float | None = None  # of reading, so far
+        self._identity = identity
+        self._most_bytes = most_bytes
+        self._most_age = most_age
+        self._files: OrderedDict[bytes, tuple[str, int]] = OrderedDict()  # name's hash -> file, bytes; oldest use first
+        self._bytes = 0
+        self._guard = threading.Lock()  # of the two above and of ``use``
+        self._key = b""
+        self._lock: int | None = None
+        self._writer: threading.Thread | None = None
+        self._queue: queue.Queue[tuple[bytes, str, Sequence[int], list[Payload]] | None] = queue.Queue(_WAITING_WRITES)
+        self._waiting: set[bytes] = set()
+        try:
+            key_file = default_key_file() if key_file is None else key_file
+            _own_folder(folder)
+            if key_file.resolve().is_relative_to(folder.resolve()):
+                raise OSError(0, "its key would lie in it", os.fspath(key_file))
+            self._key = _read_key(key_file)
+            self._take_lock()
+            self._look()
+        except OSError as e:
+            self._key = b""
+            self._say(f"{e.filename or folder}: {e.strerror}; it is not used")
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is read."""
+        return bool(self._key)
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process writes it."""
+        return self.usable and self._lock is not None
+
+    def root(self, namespace: Sequence[str]) -> bytes:
+        """The hash that a prefix of nothing has."""
+        return self._hash("root", self._identity, *(part.encode() for part in namespace))
+
+    def child(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        """The hash of a block's tokens behind those of ``parent``."""
+        return self._hash("block", parent, np.asarray(tokens, "<i4").tobytes())
+
+    def has(self, name: bytes) -> bool:
+        """Whether there is a record; it may still turn out to be damaged."""
+        return name in self._files
+
+    def read(self, name: bytes, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload] | None:
+        """The payloads of a block, of these sizes; None if there is no such record that can be believed."""
+        with self._guard:
+            if name not in self._files:
+                return None
+            file, length = self._files[name]
+        start = time.perf_counter()
+        path = self.folder / file
+        try:
+            data = memoryview(read_regular(path, most=length, within=self.folder))
+            payloads = self._checked(name, data, tokens, sizes)
+        except (OSError, ValueError) as e:
+            if not isinstance(e, FileNotFoundError):  # which the writer may have deleted
+                self._say(f"{path}: {e.strerror if isinstance(e, OSError) else e}; its tokens are computed again")
+                self.use.refused += 1
+            self._forget(name, delete=not isinstance(e, FileNotFoundError))
+            return None
+        seconds = time.perf_counter() - start
+        before = self.seconds_per_block
+        self.seconds_per_block = seconds if before is None else 0.9 * before + 0.1 * seconds
+        self.use.read += 1
+        return payloads
+
+    def write(
+        self,
+        name: bytes,
+        namespace: Sequence[str],
+        tokens: Sequence[int],
+        payloads: list[Payload],
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Has a block written by a thread. ``wait``: until there is room in its queue; else the block is given up."""
+        if not self.writable or name in self._files or name in self._waiting:
+            return
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="enginewright-prefixes", daemon=True)
+            self._writer.start()
+        try:
+            self._queue.put(
+                (name, self._folder_part(namespace), tuple(tokens), payloads), block=wait, timeout=_SECONDS_TO_CLOSE
+            )
+            self._waiting.add(name)
+        except queue.Full:
+            self.use.skipped += 1
+
+    def used(self, names: Sequence[bytes]) -> None:
+        """Records of a prefix, from its beginning on, were of use. The last is deleted first: it needs the others."""
+        for name in reversed(names):
+            with self._guard:
+                if name not in self._files:
+                    continue
+                self._files.move_to_end(name)
+                file, _ = self._files[name]
+            with suppress(OSError):
+                _touch(self.folder / file)
+
+    def delete(self, namespace: Sequence[str] | None = None) -> int:
+        """Deletes the records of a tenant, or all; returns how many files. Other models' are among them."""
+        if not self.writable:
+            return 0
+        self.flush()
+        part = None if namespace is None else self._folder_part(namespace)
+        gone = [name for name, (file, _) in list(self._files.items()) if part is None or file.startswith(part)]
+        for name in gone:
+            self._forget(name, delete=True)
+        return len(gone)
+
+    def flush(self) -> None:
+        """Waits until what was given to ``write`` is on the disk, or is given up."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Waits until what was given to ``write`` is on the disk, a minute at most."""
+        if self._writer is not None:
+            with suppress(queue.Full):
+                self._queue.put(None, timeout=_SECONDS_TO_CLOSE)
+                self._writer.join(_SECONDS_TO_CLOSE)
+            self._writer = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._key = b""
+
+    def describe(self) -> dict[str, object]:
+        """For people, and for ``LLM.info()``."""
+        used = dict(vars(self.use)) | {"files": len(self._files), "bytes": self._bytes}
+        return {"folder": str(self.folder), "problem": self.problem, "writes": self.writable} | used
+
+    def _hash(self, kind: str, *parts: bytes) -> bytes:
+        made = hashlib.blake2b(digest_size=_HASH_BYTES, key=self._key, person=b"ew-" + kind.encode())
+        for part in parts:
+            made.update(struct.pack("<q", len(part)))
+            made.update(part)
+        return made.digest()
+
+    def _folder_part(self, namespace: Sequence[str]) -> str:
+        """What the files of a tenant begin with. It says nothing of who that is."""
+        return self._hash("tenant", *(part.encode() for part in namespace)).hex()[:16]
+
+    def _checked(self, name: bytes, data: memoryview, tokens: Sequence[int], sizes: Sequence[int]) -> list[Payload]:
+        """Raises ValueError."""
+        end = len(data) - _HASH_BYTES
+        if end < 0 or not hmac.compare_digest(self._seal(name, [data[:end]]), bytes(data[end:])):
+            raise ValueError("it is damaged, or was not written with this key")
+        head = _head(tokens, sizes)
+        if bytes(data[: len(head)]) != head or end != len(head) + sum(sizes):  # an older format, say
+            raise ValueError("it holds something else")
+        payloads, at = [], len(head)
+        for size in sizes:
+            payloads.append(np.frombuffer(data[at : at + size], np.uint8))
+            at += size
+        return payloads
+
+    def _seal(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+        made = hashlib.blake2b(name, digest_size=_HASH_BYTES, key=self._key, person=b"ew-record")
+        for part in parts:
+            made.update(part)
+        return made.digest()
+
+    def _write_all(self) -> None:
+        while (work := self._queue.get()) is not None:
+            name, part, tokens, payloads = work
+            try:
+                self._write(name, f"{part}-{name.hex()}.kv", tokens, payloads)
+            except OSError as e:  # a full disk, say: later blocks are tried again
+                self._say(f"{e.filename or self.folder}: {e.strerror}; blocks that can't be written are not kept")
+                self.use.skipped += 1
+            self._waiting.discard(name)
+            self._queue.task_done()
+
+    def _write(self, name: bytes, file: str, tokens: Sequence[int], payloads: list[Payload]) -> None:
+        head = _head(tokens, [len(payload) for payload in payloads])
+        size = len(head) + sum(map(len, payloads)) + _HASH_BYTES
+        if size > self._most_bytes:
+            self.use.skipped += 1
+            return
+        while self._files and self._bytes + size > self._most_bytes:
+            self._forget(next(iter(self._files)), delete=True)
+            self.use.deleted += 1
+        unfinished = self.folder / f".{name.hex()}.{os.getpid()}.partial"
+        try:
+            descriptor = os.open(
+                unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+            with open(descriptor, "wb") as out:
+                parts: list[bytes | memoryview] = [head, *(payload.data for payload in payloads)]
+                for part in [*parts, self._seal(name, parts)]:
+                    out.write(part)
+            _touch(unfinished)
+            os.replace(unfinished, self.folder / file)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        with self._guard:
+            self._files[name] = file, size
+            self._bytes += size
+            self.use.written += 1
+
+    def _forget(self, name: bytes, *, delete: bool) -> None:
+        with self._guard:
+            if name not in self._files:
+                return
+            file, size = self._files.pop(name)
+            self._bytes -= size
+        if delete and self.writable:
+            with suppress(OSError):
+                (self.folder / file).unlink()
+
+    def _take_lock(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(self.folder / _LOCK, flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock
+        except OSError:
+            os.close(lock)
+            self._say(f"{self.folder}: another process writes it; this one only reads")
+
+    def _look(self) -> None:
+        """What is there. Files that aren't ours stay as they are, and count for nothing."""
+        now, found = time.time(), []
+        for entry in os.scandir(self.folder):
+            status = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            old = now - status.st_mtime > self._most_age
+            if match := _NAME.fullmatch(entry.name):
+                if not old:
+                    found.append((status.st_mtime_ns, bytes.fromhex(match[2]), entry.name, status.st_size))
+                elif self.writable:
+                    Path(entry.path).unlink(missing_ok=True)
+                    self.use.deleted += 1
+            elif _UNFINISHED.fullmatch(entry.name) and self.writable:  # of a process that was killed: we have the lock
+                Path(entry.path).unlink(missing_ok=True)
+        for _, name, file, size in sorted(found):
+            self._files[name] = file, size
+            self._bytes += size
+
+    def _say(self, problem: str) -> None:
+        if self.problem is None:
+            self.problem = problem
+            warnings.warn(f"prefix cache: {problem}", RuntimeWarning, stacklevel=2)
+
+
+def default_key_file() -> Path:
+    """``$XDG_CONFIG_HOME/enginewright/prefix-cache.key``; ``~/.config`` without that."""
+    root = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(root, "enginewright", "prefix-cache.key")
+
+
+def _touch(path: Path) -> None:
+    """Says when it was used, finer than the system's own clock of files does."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
+
+
+def _head(tokens: Sequence[int], sizes: Sequence[int]) -> bytes:
+    return MAGIC + struct.pack(f"<I{len(sizes)}Q{len(tokens)}i", len(sizes), *sizes, *tokens)
+
+
+def _own_folder(folder: Path) -> None:
+    """Makes it, or checks that it is the user's alone. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(0, "it is not a folder (a link to one is not taken)", os.fspath(folder))
+    if found.st_uid != os.getuid():
+        raise OSError(0, "it belongs to another user", os.fspath(folder))
+    if found.st_mode & 0o077:
+        raise OSError(0, "others may read or write it: chmod 700", os.fspath(folder))
+
+
+def _read_key(path: Path) -> bytes:
+    """Makes the key if there is none. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.path.lexists(path):
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as out:
+                out.write(secrets.token_bytes(_HASH_BYTES))
+            with suppress(FileExistsError):  # another process was faster: its key counts
+                os.link(unfinished, path)
+        finally:
+            unfinished.unlink()
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(0, "this key is another user's, or others may read it: chmod 600", os.fspath(path))
+    key = read_regular(path, most=_HASH_BYTES)
+    if len(key) != _HASH_BYTES:
+        raise OSError(0, "this key is damaged: delete it, and what was kept with it is computed again", os.fspath(path))
+    return key

@@ -1,0 +1,97 @@
+"""Between the blocks of the pool and those of a folder: what is evicted is written, what is found there is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from .block_store import BlockStore, Payload
+from .prefix_index import NO_BLOCK, Node
+
+_FADING = 0.98
+"""Of how slow the disk seemed, each time that it wasn't asked for that: some day it is asked again."""
+
+
+@runtime_checkable
+class BlockMemory(Protocol):
+    """An executor whose blocks can be read and written between steps."""
+
+    @property
+    def cache_identity(self) -> bytes:
+        """Of all that keys and values depend on but tokens: program, weights, instruction set, order of sums."""
+
+    def read_block(self, group: str, block: int) -> Payload:
+        """A copy of a block's memory in all layers."""
+
+    def write_block(self, group: str, block: int, payload: Payload) -> None:
+        """Gives a block the memory that ``read_block`` gave."""
+
+
+class DiskTier:
+    """See the module.
+
+    Args:
+        store: the folder.
+        memory: of the pools.
+        groups: their names, in the order of nodes' blocks.
+    """
+
+    def __init__(self, store: BlockStore, memory: BlockMemory, groups: Sequence[str]) -> None:
+        self.store = store
+        self.memory = memory
+        self.seconds_per_token: float | None = None  # of computing, so far
+        self._groups = tuple(groups)
+        self._sizes = [len(memory.read_block(name, 0)) for name in groups]
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step took so long; what a token of a long prompt costs follows from steps of many."""
+        if tokens >= 32:
+            each, before = seconds / tokens, self.seconds_per_token
+            self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
+
+    def leaving(self, node: Node, *, wait: bool = False) -> None:
+        """A block of a node is about to be evicted: while all are there, they are written."""
+        if self.store.writable and NO_BLOCK not in node.blocks and not self.holds(node):
+            payloads = [self.memory.read_block(*at) for at in zip(self._groups, node.blocks, strict=True)]
+            self.store.write(self._name(node), node.namespace, node.tokens, payloads, wait=wait)
+
+    def holds(self, node: Node) -> bool:
+        """Whether a node is on the disk."""
+        return self.store.has(self._name(node))
+
+    def find(self, parent: Node, tokens: Sequence[int], size: int) -> list[bytes]:
+        """Names of whole blocks of ``tokens`` behind ``parent`` that are there; none if computing them is faster."""
+        if not self.store.usable:
+            return []
+        names, name = [], self._name(parent)
+        for at in range(0, len(tokens) - size + 1, size):
+            name = self.store.child(name, tokens[at : at + size])
+            if not self.store.has(name):
+                break
+            names.append(name)
+        each = self.store.seconds_per_block
+        if names and each is not None and self.seconds_per_token is not None and each > size * self.seconds_per_token:
+            self.store.seconds_per_block = each * _FADING
+            return []
+        return names
+
+    def read(self, name: bytes, tokens: Sequence[int], blocks: Sequence[int]) -> bool:
+        """Fills blocks, one a group, NO_BLOCK for none. False if the record isn't there, or can't be believed."""
+        payloads = self.store.read(name, tokens, self._sizes)
+        if payloads is None:
+            return False
+        for group, block, payload in zip(self._groups, blocks, payloads, strict=True):
+            if block != NO_BLOCK:
+                self.memory.write_block(group, block, payload)
+        return True
+
+    def _name(self, node: Node) -> bytes:
+        above = [node]
+        while above[-1].name is None and (parent := above[-1].parent) is not None:
+            above.append(parent)
+        for each in reversed(above):
+            if each.name is None:
+                known = None if each.parent is None else each.parent.name
+                each.name = self.store.root(each.namespace) if known is None else self.store.child(known, each.tokens)
+        assert node.name is not None
+        return node.name

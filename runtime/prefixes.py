@@ -1,0 +1,67 @@
+"""Prefixes in folders: opened for an executor, written and read for one prompt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from enginewright.plugins.shared.errors import RequestError
+
+from .executors.base import Executor
+from .executors.static_shapes import StaticShapes
+from .kv_cache.block_store import BlockStore
+from .kv_cache.cache_groups import parse_size
+from .kv_cache.cache_manager import CacheManager
+from .kv_cache.disk_tier import BlockMemory, DiskTier
+from .requests.request import Request
+
+DEFAULT_SIZE = "8GiB"
+DEFAULT_DAYS = 30.0
+
+
+def open_tier(
+    executor: Executor,
+    cache: CacheManager,
+    folder: str | os.PathLike[str],
+    size: int | str = DEFAULT_SIZE,
+    days: float = DEFAULT_DAYS,
+) -> DiskTier:
+    """A folder for the blocks of an executor.
+
+    Raises RequestError if its target, or its configuration, keeps no prefixes; what is wrong with the folder itself is
+    a warning, and in ``info()``.
+    """
+    memory = executor.inner if isinstance(executor, StaticShapes) else executor
+    if cache.index is None or not isinstance(memory, BlockMemory):
+        raise RequestError(
+            f"prefix_folder: target {executor.describe()['target']!r} keeps no prefixes, or prefix_cache is off",
+            hint="Leave it out, or open the bundle's target 'cpu' with the prefix cache on.",
+        )
+    store = BlockStore(
+        Path(folder).absolute(), memory.cache_identity, most_bytes=parse_size(size), most_age=days * 24 * 3600
+    )
+    return DiskTier(store, memory, list(cache.groups))
+
+
+def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
+    """Writes the blocks of a request's prompt that the pool has; returns how many tokens they are."""
+    assert cache.index is not None
+    size = cache.index.block_size
+    match = cache.index.find(request.namespace, request.tokens, len(request.tokens))
+    whole = [node for node in match.nodes[: match.tokens // size] if len(node.tokens) == size]
+    for node in reversed(whole):
+        disk.leaving(node, wait=True)
+    disk.store.flush()
+    return size * sum(disk.holds(node) for node in whole)
+
+
+def load_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:
+    """Reads the blocks of a request's prompt into the pool; returns how many of its tokens are there then."""
+    before, cache.disk = cache.disk, disk
+    try:
+        if not cache.begin(request, (), dict.fromkeys(cache.pools, 0), force=False):
+            return 0
+        return request.computed
+    finally:
+        cache.disk = before
+        cache.release(request)

@@ -1,0 +1,130 @@
+"""Prefixes through ``LLM``: found, kept in folders, read by another process, deleted; the answers stay the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginewright import LLM, RequestError, SamplingParams
+
+LONG = "The sea is large, and the sky above it is larger. " * 4
+PARAMS = SamplingParams(max_tokens=6, logprobs=2, temperature=0.8, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def opened(bundle: Path, **more: Any) -> LLM:
+    return LLM(bundle, threads=1, memory="4MiB", **more)
+
+
+def plain(bundle: Path, prompt: str) -> Any:
+    with opened(bundle, prefix_cache=False) as llm:
+        [result] = llm.generate([prompt], PARAMS)
+        assert result.num_cached_tokens is None and llm.info()["prefix_cache"] is None
+        return result
+
+
+def test_on_by_default_and_seen(tiny_bundle: Path) -> None:
+    with opened(tiny_bundle) as llm:
+        [first] = llm.generate([LONG + "a"], PARAMS)
+        [second] = llm.generate([LONG + "b"], PARAMS)
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, len(second.prompt_token_ids) - 1)
+        assert [first, second] == [plain(tiny_bundle, LONG + end) for end in "ab"]
+        use = llm.info()["prefix_cache"]
+        assert (use["requests"], use["hits"], use["reused"], use["disk"]) == (2, 1, second.num_cached_tokens, None)
+        [blocks] = use["blocks"].values()
+        assert blocks["held"] == blocks["unused_tokens"] == 0 and blocks["kept"] > 6
+
+
+def test_a_tenant_is_an_argument_of_every_call(tiny_bundle: Path) -> None:
+    with opened(tiny_bundle) as llm:
+        llm.generate([LONG], PARAMS, tenant="one")
+        [other] = llm.generate([LONG], PARAMS, tenant="two")
+        [same] = llm.generate([LONG], PARAMS, tenant="one")
+        assert (other.num_cached_tokens, same.num_cached_tokens) == (0, len(same.prompt_token_ids) - 1)
+        chat = [{"role": "user", "content": LONG}]
+        "".join(piece.text for piece in llm.stream_chat(chat, PARAMS, tenant="one"))
+        found = [llm.chat(chat, PARAMS, tenant=tenant)[0].num_cached_tokens for tenant in ("two", "one")]
+        assert found[0] < found[1]
+        with pytest.raises(RequestError, match="tenant: 7"):
+            llm.generate([LONG], PARAMS, tenant=7)  # type: ignore[arg-type]
+
+
+def test_a_folder_outlives_the_process(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with opened(tiny_bundle, prefix_folder=folder) as llm:
+        llm.generate([LONG + "a"], PARAMS)
+    with opened(tiny_bundle, prefix_folder=folder) as llm:
+        [result] = llm.generate([LONG + "b"], PARAMS)
+        use = llm.info()["prefix_cache"]
+        whole = len(result.prompt_token_ids) // 32 * 32
+        assert result.num_cached_tokens == use["from_disk"] == whole and use["disk"]["problem"] is None
+        assert result == plain(tiny_bundle, LONG + "b")
+        assert llm.delete_prefixes(tenant="somebody else") == 0
+        assert llm.delete_prefixes(tenant="") > 0 and not list(folder.glob("*.kv"))
+        [again] = llm.generate([LONG + "b"], PARAMS)
+        assert again.num_cached_tokens == 0
+
+
+SAVE = """
+import sys, json
+from enginewright import LLM
+with LLM(sys.argv[1], threads=2, memory="4MiB") as llm:
+    print(json.dumps(llm.save_prefix(sys.argv[2], sys.argv[3], tenant="me")))
+"""
+
+
+def test_a_prefix_that_another_process_saved(tiny_bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAVE, str(tiny_bundle), LONG, str(tmp_path / "saved")]
+    saved = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    with opened(tiny_bundle) as llm:
+        assert llm.load_prefix(LONG, tmp_path / "saved") == 0, "another tenant's"
+        assert llm.load_prefix(LONG + "more", tmp_path / "saved", tenant="me") == saved >= 192
+        assert llm.info()["prefix_cache"]["disk"] is None
+        [result] = llm.generate([LONG + "more"], PARAMS, tenant="me")
+        assert result.num_cached_tokens == saved and result == plain(tiny_bundle, LONG + "more")
+        blocks = llm.info()["prefix_cache"]["blocks"]
+        assert all(of["held"] == 0 for of in blocks.values())
+
+
+def test_a_prefix_of_another_instruction_set_is_computed(tiny_bundle: Path, tmp_path: Path) -> None:
+    with opened(tiny_bundle, isa="portable") as llm:
+        assert llm.save_prefix(LONG, tmp_path / "saved") >= 192
+    with opened(tiny_bundle) as llm:
+        assert llm.load_prefix(LONG, tmp_path / "saved") == 0
+
+
+def test_options_that_make_no_sense(tiny_bundle: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"prefix_folder": 3}, "prefix_folder: 3"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_size": "much"}, "prefix_folder_size: 'much' isn't a size"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_days": "week"}, "prefix_folder_days: 'week'"),
+        ({"prefix_cache": 1}, "prefix_cache: 1"),
+        ({"prefix_folder": tmp_path / "a", "prefix_cache": False}, "prefix_folder: target 'cpu' keeps no prefixes"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            opened(tiny_bundle, **options)
+
+
+def test_a_target_that_can_t_share_blocks_says_so(make_llm: Any, toy: Any, tmp_path: Path) -> None:
+    llm = make_llm(toy())
+    assert llm.info()["prefix_cache"] is None
+    with pytest.raises(RequestError, match="target 'toy' keeps no prefixes"):
+        llm.save_prefix([1, 2, 3], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_engine_goes_on_when_a_call_between_steps_fails(make_llm: Any, toy: Any) -> None:
+    llm = make_llm(toy())
+    with pytest.raises(ZeroDivisionError):
+        llm._loop.call(lambda: 1 // 0)
+    assert llm._loop.call(lambda: 7) == 7
+    assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
