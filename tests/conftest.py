@@ -69,7 +69,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/plugins/triton/test_compile_ahead.py::test_every_gpu": (0, 0),
     "tests/plugins/triton/test_sampling_kernels.py": (20, 6),
     "tests/plugins/triton/test_step_kernels.py": (4, 1),
-    "tests/runtime/executors/test_cuda_blocks.py": (31, 20),
+    "tests/runtime/executors/test_cuda_blocks": (31, 20),
     "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
     "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
     "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),

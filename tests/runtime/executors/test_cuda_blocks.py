@@ -24,9 +24,6 @@ from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.executors import cuda_blocks
 from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
 from enginewright.runtime.executors.packed_steps import StepLimits, StepShape, input_shapes
-from tests.acceptance.test_families import MORE_FAMILIES
-from tests.acceptance.test_families_experts import EXPERT_FAMILIES
-from tests.conftest import TINY_FAMILIES
 from tests.passes.small_programs import Steps, random_sequences
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -34,12 +31,6 @@ from . import cuda_cases as cases
 
 EXACT = 1e-5
 """Of the largest logit, where all is float32: sums in another order. Measured: 2.6e-6 at most."""
-
-
-@pytest.mark.parametrize("case", [*TINY_FAMILIES, *MORE_FAMILIES, *EXPERT_FAMILIES])
-def test_a_family_gives_what_its_program_means(case: str, interpreter: ProcessPoolExecutor) -> None:
-    for error, largest in interpreter.submit(cases.differences, case).result():
-        assert error <= EXACT * largest
 
 
 @pytest.mark.parametrize(
