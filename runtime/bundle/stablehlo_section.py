@@ -5,7 +5,7 @@ A module's function "main", of B requests of S tokens each, in slots that have C
     input_ids    i64 [B, S]
     write_index  i64 [B]            where in its slot a request's first token of this step goes
     rows         i64 [R]            indices into the B*S tokens
-    past         [B, Nkv, C, D]     of each layer of a cache group: keys, then values; in the order of ``caches``
+    past         [B*Nkv, C, D]      of each layer of a cache group: keys, then values; in the order of ``caches``
     weights                         in the order of ``weights``
 
     logits       f32 [R, V]

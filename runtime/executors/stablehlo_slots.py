@@ -167,13 +167,13 @@ class ModuleSlots:
         key = part.first, module.requests
         if (caches := self._caches.pop(key, None)) is None:
             rows = slice(part.first, part.first + module.requests)
-            caches = [self._pjrt.view(memory[rows], donated=True) for memory in self._memory.values()]
+            caches = [self._pjrt.view(_flat(memory[rows]), donated=True) for memory in self._memory.values()]
         before = caches[0].unsafe_buffer_pointer() if caches else 0
         logits, *presents = self._pjrt.run(executable, [*buffers, *caches, *self._weights])
         if caches and presents[0].unsafe_buffer_pointer() != before:
             self.in_place = False
             for memory, present in zip(self._memory.values(), presents, strict=True):
-                memory[part.first : part.first + module.requests] = self._pjrt.array(present)
+                _flat(memory[part.first : part.first + module.requests])[...] = self._pjrt.array(present)
         else:
             self._caches = {key: presents}
         found: FloatArray = self._pjrt.array(logits)
@@ -208,6 +208,11 @@ class ModuleSlots:
         """As it is stored; floats that NumPy has no types for are the integers of their bits."""
         stored = in_place(self._bundle.weight(name, load))
         return stored if stored.dtype.isbuiltin == 1 else stored.view(f"u{stored.dtype.itemsize}")
+
+
+def _flat(memory: Array) -> Array:
+    """[B, Nkv, C, D] as [B*Nkv, C, D]: the same memory."""
+    return memory.reshape(-1, *memory.shape[2:])
 
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:

@@ -56,8 +56,20 @@ class Scaled:
     shape: tuple[int, ...]
 
 
-Value = Tensor | Array | Scaled
-"""Computed by the module, known when it is written, or a weight that is still to be scaled."""
+@dataclass(frozen=True)
+class Cache:
+    """Keys or values of all slots of a step, [B*Nkv, C, D].
+
+    Requests and heads are one axis, the batch of attention's products: with a reshape between, XLA would write the
+    cache once for the result and once more, to a copy, for the product.
+    """
+
+    rows: Tensor
+    shape: tuple[int, ...]
+
+
+Value = Tensor | Array | Scaled | Cache
+"""Computed by the module, known when it is written, a weight that is still to be scaled, or a cache."""
 
 Handler = Callable[["Graph", "Call"], Any]
 """Gives the value of a node, or those of its several results."""
@@ -107,13 +119,13 @@ class Graph:
         self.values[ROWS] = text.argument((s.rows,), "i64")
         for number, name in enumerate(self._caches()):
             _, heads, _, size = self._inputs[name].type.tensor_type.shape.dim
-            cache = (s.requests, int(heads.dim_value), s.places, int(size.dim_value))
-            self.values[name] = text.argument(cache, "f32", aliases=number + 1)
+            shape = (s.requests, int(heads.dim_value), s.places, int(size.dim_value))
+            rows = text.argument((shape[0] * shape[1], *shape[2:]), "f32", aliases=number + 1)
+            self.values[name] = Cache(rows, shape)
         for name in self.weights:
             tensor = self._initializers[name]
             self.values[name] = self._weight(tuple(tensor.dims), KINDS[tensor.data_type])
-        shape = (s.requests, s.tokens)
-        steps = text.iota(shape, 1)
+        steps = text.iota((s.requests, s.tokens), 1)
         self._places = text.binary("add", text.reshape(index, (s.requests, 1)), steps)  # [B, S]
         last = text.constant(np.asarray(positions - 1, np.int64))
         self.values[POSITION_IDS] = text.binary("minimum", self._places, last)
@@ -160,7 +172,8 @@ class Graph:
             found = handler(self, self.call)
             results = found if isinstance(found, tuple) else (found,)
             self.values |= dict(zip(filter(None, node.output), results, strict=False))
-        return self.text.finish([self.tensor(name) for name in [LOGITS, *(n for n in self._outputs if n != LOGITS)]])
+        presents = [self.cache(name).rows for name in self._outputs if name != LOGITS]
+        return self.text.finish([self.tensor(LOGITS), *presents])
 
     # ---- values
 
@@ -188,6 +201,13 @@ class Graph:
             return self.text.constant(found)
         if isinstance(found, Scaled):
             return self.once(("scaled", name), lambda: self.scaled(found))
+        if isinstance(found, Cache):
+            return self.once(("cache", name), lambda: self.text.reshape(found.rows, found.shape))
+        return found
+
+    def cache(self, name: str) -> Cache:
+        found = self.value(name)
+        assert isinstance(found, Cache), name
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:

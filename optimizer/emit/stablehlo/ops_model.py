@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .graph import Call, Graph, Handler, Scaled
+from .graph import Cache, Call, Graph, Handler, Scaled
 from .module_text import Tensor
 from .ops_plain import number, softmax
 
@@ -90,16 +90,18 @@ def _rotary_embedding(g: Graph, call: Call) -> Tensor:
     return text.reshape(found, x.shape)
 
 
-def _tensor_scatter(g: Graph, call: Call) -> Tensor:
+def _tensor_scatter(g: Graph, call: Call) -> Cache:
     """Each request's keys or values [S, D] of its heads to their places in its slot."""
-    text = g.text
-    cache, update, index = (g.tensor(name) for name in call.inputs)
+    text, cache = g.text, g.cache(call.inputs[0])
+    update, index = (g.tensor(name) for name in call.inputs[1:])
+    rows, (_, heads, tokens, size) = cache.rows, update.shape
     zero = text.constant(np.asarray(0, np.int64))
     for row in range(update.shape[0]):
-        one = text.slice(update, 0, row, row + 1)
+        one = text.reshape(text.slice(update, 0, row, row + 1), (heads, tokens, size))
         place = text.reshape(text.slice(index, 0, row, row + 1), ())
-        cache = text.dynamic_update_slice(cache, one, [text.constant(np.asarray(row, np.int64)), zero, place, zero])
-    return cache
+        first = text.constant(np.asarray(row * heads, np.int64))
+        rows = text.dynamic_update_slice(rows, one, [first, place, zero])
+    return Cache(rows, cache.shape)
 
 
 def _attention(g: Graph, call: Call) -> Tensor:
@@ -108,16 +110,17 @@ def _attention(g: Graph, call: Call) -> Tensor:
     Heads that share a key are rows of one product.
     """
     text = g.text
-    q, keys, values, mask = (g.tensor(name) for name in call.inputs)
+    q, mask = (g.tensor(call.inputs[i]) for i in (0, 3))
+    keys, values = (g.cache(call.inputs[i]).rows for i in (1, 2))
     requests, heads, tokens, size = q.shape
-    kv_heads, places = keys.shape[1], keys.shape[2]
+    batch, places, _ = keys.shape
     q = text.binary("multiply", q, number(g, q, call.get("scale")))
-    q = text.reshape(q, (requests, kv_heads, -1, size))
-    scores = text.dot(q, keys, (3, 3), batching=2)  # [B, Nkv, g*S, C]
+    q = text.reshape(q, (batch, -1, size))
+    scores = text.dot(q, keys, (2, 2), batching=1)  # [B*Nkv, g*S, C]
     scores = text.reshape(scores, (requests, heads, tokens, places))
     scores = text.select(mask, scores, number(g, scores, float(np.finfo(np.float32).min)))
-    weights = text.reshape(softmax(g, scores, -1), (requests, kv_heads, -1, places))
-    y = text.dot(weights, values, (3, 2), batching=2)
+    weights = text.reshape(softmax(g, scores, -1), (batch, -1, places))
+    y = text.dot(weights, values, (2, 1), batching=1)
     return text.reshape(y, (requests, heads, tokens, values.shape[-1]))
 
 

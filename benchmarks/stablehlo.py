@@ -1,0 +1,122 @@
+"""The stablehlo target beside the cpu target and transformers' eager, in one run: prefill 512, decode 1, 8 and 16.
+
+``python benchmarks/stablehlo.py model.gguf model.bundle -o results/stablehlo.json``; the bundle has both targets, f32,
+for requests of 639 tokens or more. Times are medians; decode steps have a past of 512 tokens, of several requests 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginewright.runtime.executors.machine import look_at_machine
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.sampling import SamplingParams
+
+PROMPT, STEPS, BATCHES, CONTEXT = 512, 24, (1, 8, 16), 639
+
+
+def past(batch: int) -> int:
+    return PROMPT if batch == 1 else 128
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    found: list[list[int]] = np.random.default_rng(count).integers(5, 40_000, (count, length)).tolist()
+    return found
+
+
+def median(measure: Callable[[], float], times: int) -> float:
+    return statistics.median(measure() for _ in range(times))
+
+
+def of_target(bundle: Path, target: str, threads: int) -> dict[str, Any]:
+    """Through LLM: what a caller gets, with scheduling and sampling."""
+    start = time.perf_counter()
+    with LLM(bundle, target=target, context=CONTEXT, max_requests=max(BATCHES), threads=threads) as llm:
+        opened = time.perf_counter() - start
+
+        def seconds(texts: list[list[int]], tokens: int) -> float:
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+            begun = time.perf_counter()
+            llm.generate(texts, params)
+            return time.perf_counter() - begun
+
+        one = prompts(1, PROMPT)
+        first = seconds(one, 1)
+        result: dict[str, Any] = {"open_s": opened, "first_prompt_s": first}
+        result["prefill"] = PROMPT / median(lambda: seconds(one, 1), 5)
+        for batch in BATCHES:
+            texts = prompts(batch, past(batch))
+            seconds(texts, STEPS + 1)  # compiles what it needs
+            long, short = (statistics.median(seconds(texts, n) for _ in range(3)) for n in (STEPS + 1, 1))
+            result[f"decode_{batch}"] = batch * STEPS / (long - short)
+        result["runs_with"] = llm.info()["executor"]
+    return result
+
+
+def of_transformers(model: Path, threads: int) -> dict[str, Any]:
+    """Eager, with its own cache, in 32-bit floats."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        str(model.parent), gguf_file=model.name, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    result: dict[str, Any] = {}
+    with torch.inference_mode():
+
+        def prefill(texts: list[list[int]]) -> tuple[float, Any]:
+            begun = time.perf_counter()
+            out = loaded(input_ids=torch.tensor(texts), use_cache=True, logits_to_keep=1)
+            return time.perf_counter() - begun, out
+
+        one = prompts(1, PROMPT)
+        prefill(one)
+        result["prefill"] = PROMPT / median(lambda: prefill(one)[0], 5)
+        for batch in BATCHES:
+            _, out = prefill(prompts(batch, past(batch)))
+            times = []
+            for _ in range(STEPS):
+                begun = time.perf_counter()
+                best = out.logits[:, -1:].argmax(-1)
+                out = loaded(input_ids=best, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+                times.append(time.perf_counter() - begun)
+            result[f"decode_{batch}"] = batch / statistics.median(times)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a GGUF file, which transformers reads")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    asked = parser.parse_args()
+    machine = look_at_machine()
+    found: dict[str, Any] = {
+        "model": asked.model.name,
+        "processor": machine.processor,
+        "threads": asked.threads,
+        "versions": {name: metadata.version(name) for name in ("jaxlib", "torch", "transformers")},
+        "unit": "tokens a second",
+        "stablehlo": of_target(asked.bundle, "stablehlo", asked.threads),
+        "transformers": of_transformers(asked.model, asked.threads),
+        "cpu": of_target(asked.bundle, "cpu", asked.threads),
+    }
+    asked.output.write_text(json.dumps(found, indent=1) + "\n")
+    for name in ("stablehlo", "transformers", "cpu"):
+        figures = {key: value for key, value in found[name].items() if isinstance(value, float)}
+        print(name, " ".join(f"{key} {value:.1f}" for key, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
