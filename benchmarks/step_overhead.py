@@ -2,9 +2,11 @@
 
     python benchmarks/step_overhead.py [--requests 1 16 64] [--steps 300] [--vocabulary 49152] [--json FILE]
 
-Each line is microseconds a step, the median over the steps, of so many requests that all decode:
+Each line is microseconds a step of so many requests that all decode: the mean of engine, prefixes, text and
+slots, since blocks are taken in some; the median of the sampler's:
 
 - engine: scheduling, the arrays of a step, and what becomes of its tokens, with blocks of 32 tokens;
+- prefixes: the same with the prefix cache, in which nothing is found;
 - text: the same, where each request has text, which is read after every step (``--tokenizer BUNDLE``);
 - slots: the same as engine over an executor of slots, whose runs give logits at once, with greedy choice of them;
 - sampler: rows of logits alone, as greedy, top_k, top_p or logprobs want them.
@@ -58,7 +60,7 @@ SAMPLERS = {
 class Idle:
     """An executor with blocks, whose every token is the same."""
 
-    caps = ExecutorCaps()
+    caps = ExecutorCaps(shared_blocks=True)
     cache_groups: tuple[CacheGroup, ...] = (CacheGroup("full", (0,), 1, 1, 1),)
 
     def __init__(self, requests: int) -> None:
@@ -147,21 +149,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(requests: int, options: argparse.Namespace) -> Iterator[tuple[str, float]]:
     """Names and microseconds a step."""
-    yield "engine", engine_step(Idle(requests), requests, options.steps, None)
+    rounds = [
+        [engine_step(Idle(requests), requests, options.steps, prefixes=on) for on in (False, True)] for _ in range(5)
+    ]
+    yield "engine", median(off for off, _ in rounds)
+    yield "prefixes", median(on for _, on in rounds)
     if options.tokenizer:
         tokenizer = Tokenizer(Bundle.open(options.tokenizer).tokenizer_files())
-        yield "text", engine_step(Idle(requests), requests, options.steps, tokenizer)
+        yield "text", engine_step(Idle(requests), requests, options.steps, tokenizer=tokenizer)
     slots = IdleSlots(requests, options.vocabulary, options.threads)
-    yield "slots", engine_step(slots, requests, options.steps, None)
+    yield "slots", engine_step(slots, requests, options.steps)
     logits, sampler = random_logits(requests, options.vocabulary), RowSampler(options.threads)
     for name, params in SAMPLERS.items():
         batch = sampling_batch([(params, seed, 0) for seed in range(requests)])
         yield f"sampler, {name}", median_us(partial(sampler.sample, logits, batch), options.steps)
 
 
-def engine_step(executor: Executor, requests: int, steps: int, tokenizer: Tokenizer | None) -> float:
-    """Microseconds of a step in which all requests decode."""
-    engine = Engine(executor, SchedulerConfig(max_requests=requests, prefill_tokens=PROMPT * requests))
+def engine_step(
+    executor: Executor, requests: int, steps: int, *, tokenizer: Tokenizer | None = None, prefixes: bool = False
+) -> float:
+    """Microseconds of a step in which all requests decode: the mean, since some steps take blocks."""
+    engine = Engine(executor, SchedulerConfig(requests, PROMPT * requests, prefix_cache=prefixes))
     params = SamplingParams(max_tokens=steps + 10, ignore_eos=True)
     for first in range(requests):
         text = None if tokenizer is None else OutputText(tokenizer.detokenizer(()), ())
@@ -173,7 +181,10 @@ def engine_step(executor: Executor, requests: int, steps: int, tokenizer: Tokeni
             if tokenizer is not None:
                 request.take_piece()
 
-    return median_us(step, steps)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - start) / steps * 1e6
 
 
 def median_us(call: Callable[[], object], times: int) -> float:

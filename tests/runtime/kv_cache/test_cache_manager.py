@@ -296,3 +296,42 @@ def test_any_long_course_of_events(toy: Any, seed: int, tmp_path: Path) -> None:
     seen = course(toy, seed, 5000, tmp_path)
     wanted = ["length", "error", "abort", "hits", "evictions", "copies"] + ["from_disk", "refused"] * (seed % 8 >= 4)
     assert all(seen[what] for what in wanted), seen
+
+
+def steps_to_first_token(toy: Any, *, victim: bool, share: bool, seed: int) -> int:
+    """What an attacker sees of its request for a text, in steps, at a load that is the same each time.
+
+    ``victim``: another tenant has asked for that text, and not for one of the same length. ``share``: as if tenants
+    found each other's prefixes.
+    """
+    rng = np.random.default_rng(seed)
+    engine = engine_of(toy, blocks=40, prefill_tokens=8)
+    text, other = (rng.integers(0, 250, 64).tolist() for _ in range(2))
+    names = ["same"] * 2 if share else ["victim", "attacker"]
+    run(engine, ask(text if victim else other, tenant=names[0]))
+    for _ in range(int(rng.integers(0, 3))):  # others run at the time
+        engine.add_request(ask(rng.integers(0, 250, int(rng.integers(4, 30))).tolist(), tenant="load"))
+    guess = ask(text, tenant=names[1])
+    engine.add_request(guess)
+    steps = 0
+    while not guess.output_length:
+        engine.step()
+        steps += 1
+    engine.executor.close()
+    return steps
+
+
+def test_nobody_can_tell_what_another_tenant_asked(toy: Any) -> None:
+    """A permutation test on the time that an attacker sees; it finds the difference where tenants share."""
+
+    def p_value(*, share: bool) -> float:
+        times = [
+            np.array([steps_to_first_token(toy, victim=v, share=share, seed=s) for s in range(60)])
+            for v in (True, False)
+        ]
+        seen, both, rng = abs(times[0].mean() - times[1].mean()), np.concatenate(times), np.random.default_rng(0)
+        shuffled = [rng.permutation(both) for _ in range(2000)]
+        return float(np.mean([abs(s[:60].mean() - s[60:].mean()) >= seen for s in shuffled]))
+
+    assert p_value(share=False) > 0.05
+    assert p_value(share=True) < 0.001
