@@ -108,7 +108,13 @@ def sampling_calls(
         for number in range(_PASSES):
             constants = {**sizes, "BY_WEIGHT": by_weight, "CUTS": int(by_weight), "PIECE": PIECE}
             calls.append(
-                Call("narrow", {**heads, **bounds, **cuts, **found, "number": number}, constants, (rows, pieces, 1))
+                Call(
+                    "narrow",
+                    {**heads, **bounds, **cuts, **found, "number": number},
+                    constants,
+                    (rows, pieces, 1),
+                    warps=8,  # with 4 a few registers are on the stack
+                )
             )
         constants = {**sizes, "BY_WEIGHT": by_weight, "PIECE": PIECE}
         calls.append(Call("cut", {**heads, **bounds, **found, **cuts}, constants, (rows, 1, 1)))

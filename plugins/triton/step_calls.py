@@ -336,11 +336,18 @@ class ProductTile:
 DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
 SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
 LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
+LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
+OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
+"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
 
 
-def product_tile(rows: int) -> ProductTile:
-    """For products of so many rows."""
-    return DECODE_PRODUCT if rows <= 16 else SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT
+def product_tile(rows: int, form: str) -> ProductTile:
+    """For products of so many rows with a weight of this format."""
+    if rows <= 16:
+        return DECODE_PRODUCT
+    if form == "uint4":
+        return OFFSETS_PRODUCT
+    return SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 
 def product_call(
@@ -361,7 +368,7 @@ def product_call(
     rows, depth = x.shape
     columns = out.shape[1]
     experts = 1 if starts is None else weight.values.shape[0]
-    tile = product_tile(rows // experts) if tile is None else tile
+    tile = product_tile(rows // experts, weight.format) if tile is None else tile
     step = min(tile.depth, max(16, power_of_2(depth)))
     if weight.group and weight.group % step and weight.group % 16 == 0:
         step = math.gcd(weight.group, step)

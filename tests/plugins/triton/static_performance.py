@@ -1,10 +1,11 @@
 """What can be known of a kernel's speed without a GPU: its registers, stack, shared memory, instructions and copies.
 
-    PYTHONPATH=src:. python -m tests.plugins.triton.static_performance [--write | --table] [NAME ...]
+    PYTHONPATH=src:. python -m tests.plugins.triton.static_performance [--write | --table] [--specs FILE] [NAME ...]
 
-compiles every kernel for every GPU, and checks the rules. It needs Triton and nothing else, and runs with any version
-of it. ``--write`` records the numbers in static_performance.jsonl, which the tests compare with; ``--table`` prints
-them for the docs. A kernel is added by a row in KERNELS.
+compiles every kernel for every GPU, and checks the rules. It runs with any version of Triton, and needs nothing else
+but torch for the specs of a step's kernels (``step_specs.py``); without torch these are read from ``--specs``, a file
+of (name, capability, spec) in JSON. ``--write`` records the numbers in static_performance.jsonl, which the tests
+compare with; ``--table`` prints those of NAME for the docs. A kernel is added by a row in KERNELS, or in step_specs.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from enginewright.plugins.tensorrt.kernels import SHARED_MEMORY
 from enginewright.plugins.triton.choose_tiles import compile_attention
-from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
-from enginewright.plugins.triton.specs import AttentionShape, combine_spec, listed_spec, work_spec, write_spec
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel, spec_of
+from enginewright.plugins.triton.specs import (
+    AttentionShape,
+    KernelSpec,
+    combine_spec,
+    listed_spec,
+    work_spec,
+    write_spec,
+)
 from enginewright.plugins.triton.tiles import GPUS
 
 CAPABILITIES = (80, 89, 90, 100, 120)
@@ -85,9 +93,33 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
+def step_kernels(specs: Iterable[tuple[str, int, KernelSpec]]) -> dict[str, Kernel]:
+    """The kernels of ``step_specs``, from its specs; products multiply in loops."""
+    found: dict[str, dict[int, KernelSpec]] = {}
+    for name, capability, spec in specs:
+        found.setdefault(name, {})[capability] = spec
+
+    def make(of: dict[int, KernelSpec], capability: int) -> CompiledKernel:
+        return compile_kernel(of[capability])
+
+    return {
+        name: Kernel(partial(make, of), copies=all(spec.kernel == "product" for spec in of.values()))
+        for name, of in found.items()
+    }
+
+
+try:
+    from tests.plugins.triton import step_specs
+
+    KERNELS |= step_kernels(step_specs.every(CAPABILITIES))
+except ModuleNotFoundError:  # torch is missing
+    pass
+
+
 @dataclass(frozen=True)
 class Figures:
-    """Of a compiled kernel. ``tile`` is (rows, keys, warps, stages) of attention, ``copies`` those in its code."""
+    """Of a compiled kernel. ``tile`` is (rows, keys, warps, stages) of attention, of products columns in place of keys;
+    ``copies`` are those in its code."""
 
     kernel: str
     capability: int
@@ -103,6 +135,9 @@ def figures_of(name: str, kernel: CompiledKernel) -> Figures:
     tile: tuple[int, ...] = ()
     if kernel.spec.kernel in ("paged_attention", "listed_attention"):
         tile = (kernel.spec.tile.rows, kernel.spec.tile.keys, kernel.spec.warps, kernel.spec.stages)
+    elif kernel.spec.kernel == "product":
+        sizes = (kernel.constant("ROWS"), kernel.constant("COLUMNS"))
+        tile = (*(size for size in sizes if isinstance(size, int)), kernel.spec.warps, kernel.spec.stages)
     return Figures(
         name,
         kernel.spec.capability,
@@ -162,7 +197,7 @@ def broken(kernel: Kernel, compiled: CompiledKernel) -> list[str]:
         for loop in multiplying:
             if not COPY.search(loop):
                 found.append("a loop whose keys and values aren't copied to shared memory ahead")
-    if kernel.copies and spec.stages > 2 and spec.tile.queries == 1:
+    if kernel.copies and spec.stages > 2 and (spec.kernel == "product" or spec.tile.queries == 1):
         waits = [int(n, 0) for n in re.findall(r"cp\.async\.wait_group\s+(\w+)", "".join(loops(compiled.ptx)))]
         if not any(waits):
             found.append("no copy is under way while another is waited for")
@@ -179,9 +214,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--specs", type=Path)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
+    if options.specs is not None:
+        entries = json.loads(options.specs.read_text(encoding="utf-8"))
+        KERNELS.update(step_kernels((name, capability, spec_of(spec)) for name, capability, spec in entries))
     found, failed = {} if not RECORD.exists() else recorded(), False
     for name in options.names or KERNELS:
         for capability in CAPABILITIES:
@@ -196,16 +235,17 @@ def main() -> None:
         ]
         RECORD.write_text("".join(lines), encoding="utf-8")
     if options.table:
-        print(table(list(found.values())))
+        print(table([f for (name, _), f in found.items() if not options.names or name in options.names]))
     sys.exit(failed)
 
 
 def table(figures: list[Figures]) -> str:
     """In Markdown: tile, registers, stack, shared memory, instructions, copies."""
-    lines = ["| kernel | GPU | tile | registers | stack | shared | instructions | copies |", "| --- " * 8 + "|"]
+    heads = "kernel | GPU | tile | registers | stack | shared memory, KB | instructions | cp.async"
+    lines = [f"| {heads} |", "| --- " * 8 + "|"]
     for f in figures:
-        tile = f"{f.tile[0]} x {f.tile[1]}, {f.tile[2]} warps, {f.tile[3]} stages" if f.tile else ""
-        numbers = f"{f.registers} | {f.stack} | {f.shared_memory:,} | {f.instructions:,} | {f.copies}"
+        tile = f"{f.tile[0]}x{f.tile[1]}, {f.tile[2]}, {f.tile[3]}" if f.tile else ""
+        numbers = f"{f.registers} | {f.stack} | {f.shared_memory / 1000:.0f} | {f.instructions:,} | {f.copies}"
         lines.append(f"| {f.kernel} | {f.capability / 10} | {tile} | {numbers} |")
     return "\n".join(lines)
 

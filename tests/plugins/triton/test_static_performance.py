@@ -5,6 +5,7 @@ A sample runs in CI's tier, all of them with `-m soak`, where Triton 3.6 has its
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.triton.compile_ahead import compile_kernel
+from enginewright.plugins.triton.compile_ahead import compile_kernel, spec_document
 from enginewright.plugins.triton.specs import attention_spec
 from enginewright.plugins.triton.tiles import Tile
 from tests.plugins.triton import static_performance as static
+from tests.plugins.triton import step_specs
 
 SAMPLE = {
     ("decode 128", 90),
@@ -31,6 +33,10 @@ SAMPLE = {
     ("prefill 128 f32", 90),
     ("write 128 int8", 80),
     ("combine 128", 120),
+    ("rope, write fp8", 89),
+    ("product int4, 16 rows", 90),
+    ("experts int8, 4,096 rows", 80),
+    ("narrow, cuts", 100),
 }
 RECORDED_BY = "3.9."
 """Of Triton; other versions make other code, of which only the rules hold."""
@@ -97,7 +103,9 @@ def test_triton_3_6_compiles_them_all(repository: Path, tmp_path: Path) -> None:
     assert installed.returncode == 0, installed.stderr
     paths = os.pathsep.join((str(repository / "src"), str(repository)))
     environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    command = [python, "-m", "tests.plugins.triton.static_performance"]
+    specs = [(name, c, spec_document(spec)) for name, c, spec in step_specs.every(static.CAPABILITIES)]
+    (tmp_path / "specs.json").write_text(json.dumps(specs))
+    command = [python, "-m", "tests.plugins.triton.static_performance", "--specs", str(tmp_path / "specs.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert len(done.stdout.splitlines()) == len(static.KERNELS) * len(static.CAPABILITIES)
