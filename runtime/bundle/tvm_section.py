@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.plugins.shared.records import Record
 
 STEP = "step"
@@ -64,6 +64,14 @@ def arguments_of(program: LoweredProgram) -> StepArguments:
         weights=tuple(use.name for use in program.weights),
         caches=tuple(f"{group.name}/{layer}" for group in groups for layer in group.layers),
     )
+
+
+def stored_type(use: WeightUse) -> str:
+    """What kernels read a weight's memory as: words of packed values, floats of 32 bits, integers, or their bits."""
+    if use.layout in ("panel32x2", "panel32x4", "panel32x8", "sparse32"):
+        return "int32"
+    kinds = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16", "fp8": "uint8"}
+    return kinds.get(use.dtype, "uint8")
 
 
 def best_level(levels: Sequence[str], features: Sequence[str]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,14 @@ from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import STEP, TvmSection, arguments_of, best_level, library_name
+from enginewright.runtime.bundle.tvm_section import (
+    STEP,
+    TvmSection,
+    arguments_of,
+    best_level,
+    library_name,
+    stored_type,
+)
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from .base import Deferred
@@ -55,9 +61,10 @@ class TvmExecutor:
         self.caps = ExecutorCaps()
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
-        path = checked_library(bundle, f"{target_folder(target)}/{library_name(level)}")
+        name = f"{target_folder(target)}/{library_name(level)}"
+        library = Library(checked_library(bundle, name), bundle.path / name, self._threads)
         self._level = level
-        self._step = TvmStep(program, path, {u.name: bundle.weight(u.name) for u in program.weights}, self)
+        self._step = TvmStep(program, library, {u.name: bundle.weight(u.name) for u in program.weights}, self.blocks)
         self._sampler = RowSampler(self._threads)
 
     @property
@@ -91,23 +98,25 @@ class TvmStep:
 
     Args:
         program: that it was compiled from.
-        path: of the library.
+        library: that was.
         weights: by name, as the bundle has them.
-        executor: says how many blocks and threads.
+        blocks: cache group -> blocks.
     """
 
-    def __init__(self, program: LoweredProgram, path: Path, weights: Mapping[str, Array], executor: Any) -> None:
+    def __init__(
+        self, program: LoweredProgram, library: Library, weights: Mapping[str, Array], blocks: Mapping[str, int]
+    ) -> None:
         self._program = program
         self._given = arguments_of(program)
-        self._library = Library(path, executor.threads)
+        self._library = library
         self._step = self._library.function(STEP)
-        self._weights = {name: flat(weights[name]) for name in self._given.weights}
-        self._weight_tensors = [tensor(array) for array in self._weights.values()]
+        self._weights = [weights[u.name].reshape(-1).view(stored_type(u)) for u in program.weights]
+        self._weight_tensors = [tensor(array) for array in self._weights]
         self._caches: list[Array] = []
         for group in program.cache_groups:
             for _ in group.layers:
                 for size in (group.key_head_size, group.value_head_size):
-                    count = executor.blocks[group.name] * group.block_size * group.kv_heads * size
+                    count = blocks[group.name] * group.block_size * group.kv_heads * size
                     self._caches.append(aligned(4 * count, zero=True).view(np.float32))
         self._cache_tensors = [tensor(array) for array in self._caches]
         self._arena = aligned(0)
@@ -117,6 +126,7 @@ class TvmStep:
         """The logits [R, V], in memory that the next step writes."""
         sizes = (len(step.ids), len(step.kv_len), len(step.rows))
         self._grow(self._program.arena_bytes.evaluate(*sizes))
+        self._library.enter()
         inputs = [tensor(aligned_copy(array)) for array in self._inputs(step)]
         self._step(*inputs, *self._arena_tensors, self._weight_tensors, self._cache_tensors)
         out = self._program.outputs["logits"]
@@ -159,27 +169,18 @@ def aligned_copy(array: Array) -> Array:
     return memory
 
 
-def flat(array: Array) -> Array:
-    """A weight as kernels read it: one dimension, of floats of 32 bits, integers, or bits without sign."""
-    if array.dtype.itemsize == 2:
-        array = array.view(np.uint16)
-    elif array.dtype.itemsize == 1 and array.dtype != np.int8:
-        array = array.view(np.uint8)
-    return array.reshape(-1)
-
-
-def checked_library(bundle: Bundle, name: str) -> Path:
-    """Its path. Raises BundleError if it isn't what was exported: to load it is to run it."""
+def checked_library(bundle: Bundle, name: str) -> bytes:
+    """Its content. Raises BundleError if it isn't what was exported: to load it is to run it."""
     path, expected = bundle.path / name, bundle.files.get(name)
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = path.read_bytes()
     except OSError as e:
         raise BundleError(f"{path}: {e.strerror}", hint="Copy the bundle again, or export it again.") from e
-    if expected is None or found != expected.sha256:
+    if expected is None or hashlib.sha256(content).hexdigest() != expected.sha256:
         raise BundleError(
             f"{path}: it isn't the file that the manifest lists", hint="Copy the bundle again, or export it again."
         )
-    return path
+    return content
 
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import os
 import sys
+import tempfile
+import threading
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError
 
 INSTALL = "Install it with: pip install 'enginewright[tvm]'"
 _MISSING = object()
+_BIND, _BIG_CORES = "TVM_BIND_THREADS", 1
 _RUNTIME = "libtvm_runtime.so"
 _CPU, _POOLED = 1, 2
 """TVM's numbers of a kind of device, and of memory that is taken again."""
@@ -61,21 +65,55 @@ def _import_without_torch() -> ModuleType:
 class Library:
     """A compiled library in TVM's virtual machine.
 
+    It is loaded from a copy, which then goes: the system gives a process the library that it has loaded before from a
+    path, whatever is there now.
+
+    Args:
+        content: of the library's file.
+        source: its path, for messages.
+        threads: that its loops are run by.
+
     Raises BundleError if it isn't one, or not of this version of TVM; MissingDependencyError without TVM.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, content: bytes, source: Path, threads: int) -> None:
         ffi = load_runtime()
-        if threads:
-            ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        self._threads = threads
+        self._pools = threading.local()
+        self._configure = ffi.get_global_func("runtime.config_threadpool")
         try:
-            self._machine = ffi.load_module(str(path))["vm_load_executable"]()
+            with tempfile.TemporaryDirectory(prefix="enginewright-") as folder:
+                path = Path(folder, source.name)
+                path.write_bytes(content)
+                self._machine = ffi.load_module(str(path))["vm_load_executable"]()
             self._machine["vm_initialization"](_CPU, 0, _POOLED)
         except (RuntimeError, AttributeError, ValueError) as e:
-            raise BundleError(f"{path}: TVM can't load it: {e}", hint="Export the bundle again.") from e
+            raise BundleError(f"{source}: TVM can't load it: {e}", hint="Export the bundle again.") from e
+        except OSError as e:
+            raise CapacityError(
+                f"{source}: there is no place for a copy of it: {e.strerror or e}",
+                hint="Name a folder with room, from which programs may be run, in the variable TMPDIR.",
+            ) from e
 
     def function(self, name: str) -> Any:
         return self._machine[name]
+
+    def enter(self) -> None:
+        """Gives the calling thread its pool, if it has none: TVM keeps one for each thread that calls it.
+
+        Left alone, it would take half of the processors that there are, and tie each thread to one.
+        """
+        if getattr(self._pools, "made", False):
+            return
+        before = os.environ.get(_BIND)
+        os.environ[_BIND] = "0"
+        try:
+            self._configure(_BIG_CORES, self._threads, [str(i) for i in range(self._threads)])
+        finally:
+            del os.environ[_BIND]
+            if before is not None:
+                os.environ[_BIND] = before
+        self._pools.made = True
 
 
 def tensor(array: npt.NDArray[Any]) -> Any:

@@ -27,6 +27,7 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
+from enginewright.runtime.bundle.tvm_section import stored_type
 
 from .levels import Level
 
@@ -37,18 +38,10 @@ LANES = 16
 """Floats that kernels handle at a time; LLVM splits them where registers are narrower."""
 
 _TYPES: Mapping[str, str] = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16"}
-_BYTES = "uint8"
 SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
 """Symbol -> the step input that has so many elements."""
 PARALLEL_FROM = 1 << 14
 """Operations on floats from which a loop is worth waking other threads for."""
-
-
-def stored_type(use: WeightUse) -> str:
-    """What a weight's memory is read as: floats of 32 bits, integers, or bits without sign."""
-    if use.layout in ("panel32x4", "panel32x8", "sparse32") or use.dtype == "fp8":
-        return _BYTES
-    return _TYPES[use.dtype]
 
 
 def int64(value: int) -> Expr:
@@ -140,7 +133,7 @@ class Local:
 
     def __init__(self, value: Expr, lanes: int = 1, dtype: str = "float32") -> None:
         self.buffer = on_stack(1, dtype if lanes == 1 else f"{dtype}x{lanes}")
-        self._lanes, self._dtype = lanes, dtype
+        self.width, self._dtype = lanes, dtype
         self.set(value)
 
     def set(self, value: Expr) -> None:
@@ -151,8 +144,8 @@ class Local:
 
     def lanes(self) -> Any:
         """A copy in memory, of numbers."""
-        copy = on_stack(self._lanes, self._dtype)
-        store(copy, int64(0), self.get(), self._lanes)
+        copy = on_stack(self.width, self._dtype)
+        store(copy, int64(0), self.get(), self.width)
         return copy
 
 
@@ -197,6 +190,8 @@ class Kernel:
         shapes = f"{operand.shape}{operand.strides}{operand.dtype}"
         if kind == "buffer":
             arena = self._argument(Argument("arena", _TYPES[operand.dtype]))
+            if operand.dtype in ("i8", "bf16"):
+                self._argument(Argument("arena", "int32"))  # see words()
             terms = [f"{self._number(value)}{symbol}" for symbol, value in self._terms(operand)]
             return f"arena{arena}{shapes}at{terms}"
         number = self._argument(Argument(kind, name))
@@ -322,14 +317,23 @@ class Kernel:
         """The weight that is the step's input of that number, caches counted."""
         return self._uses[self.step.inputs[index].name]
 
-    def check_weight(self, use: WeightUse, *layouts: str) -> None:
-        """Raises UnsupportedModelError for one that isn't of floats of 32 bits in one of these layouts."""
-        if use.dtype != "f32" or use.layout not in layouts:
+    def check_layout(self, use: WeightUse, *layouts: str) -> None:
+        """Raises UnsupportedModelError for a weight that isn't in one of these."""
+        if use.layout not in layouts:
             raise UnsupportedModelError(
                 f"{self.step.op} at {self.step.where}: the tvm target has none with weights of "
                 f"{use.dtype} in {use.layout}",
                 hint="Use --target cpu, or a recipe with another format for it.",
             )
+
+    def words(self, operand: Operand) -> Memory:
+        """Rows of bytes or of 16 bits as words of 32, which they fill."""
+        memory, each = self.memory(operand), 4 // BYTES_PER_ELEMENT[operand.dtype]
+        *lead, last = operand.strides
+        assert last == 1 and operand.kind == "buffer", "what is rounded is in the arena, row by row"
+        strides = (*(Affine(*(c // each for c in stride.coefficients())) for stride in lead), last)
+        buffer = self._buffers[self._names[Argument("arena", "int32")]]
+        return Memory(buffer, T.floordiv(memory.base, int64(each)), operand.shape, strides, "i32", self)
 
     def cache(self) -> tuple[Any, Any, CacheGroupModel]:
         """The layer's keys [P][Nkv][D][32] and values [P][Nkv][32][Dv], and their group."""

@@ -3,7 +3,7 @@
 
     keys [P][Nkv][D][32]    values [P][Nkv][32][Dv]    a block is at the same places for every token that sees it
 
-Rows are the queries of neighbouring tokens with the heads that share keys. A row's steps are the same in any company:
+Rows are the queries of neighbouring tokens with the heads that share keys. A row's steps are the same in any batch:
 a block that lies outside of what it sees changes nothing of it.
 """
 

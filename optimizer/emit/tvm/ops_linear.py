@@ -14,15 +14,15 @@ from enginewright.plugins.shared.lowered_program import WeightUse
 from enginewright.plugins.shared.panel_layouts import PANEL
 
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
+from .number_formats import first_of_pair, fp8_to_float, half_to_float, second_of_pair
 from .vector_math import ACTIVATIONS
 
 GROUPS = 64
 """Most parts that the panels of a weight are cut into; each goes to one thread, neighbours to the same one."""
 ROW_BLOCK = 96
 """Rows of x that stay in the second-level cache while panels go by."""
-_SUMS = 24
-"""Vectors of sums of a few rows, with several panels at once: so many streams keep the memory busy."""
-_STREAMS = 4
+_SUMS, _STREAMS = 24, 4
+"""Vectors of sums, and panels, that a block of a few rows has at most: so many streams keep the memory busy."""
 
 
 @dataclass
@@ -53,16 +53,17 @@ class Product:
         self.out.store(value, row, column, lanes=lanes)
 
     def store_vector(self, sums: Local, row: Expr, column: Expr, columns: int) -> None:
-        """16 columns from ``column`` on, as far as there are so many."""
-        if columns % LANES == 0 and columns % PANEL == 0:
-            self.store(sums.get(), row, column, LANES)
+        """As many columns from ``column`` on as ``sums`` has lanes, as far as there are so many."""
+        width = sums.width
+        if columns % PANEL == 0:
+            self.store(sums.get(), row, column, width)
             return
-        with T.If(column + int64(LANES) <= int64(columns)):
+        with T.If(column + int64(width) <= int64(columns)):
             with T.Then():
-                self.store(sums.get(), row, column, LANES)
+                self.store(sums.get(), row, column, width)
             with T.Else():
                 lanes = sums.lanes()
-                for lane in range(columns % LANES):
+                for lane in range(columns % width):
                     with T.If(column + int64(lane) < int64(columns)), T.Then():
                         self.store(lanes[int64(lane)], row, column + int64(lane), 1)
 
@@ -106,11 +107,8 @@ def over_panels(
             if width > 1:
                 with T.serial(int64(0), whole) as i:
                     block(r, width, begin, start + i * int64(width))
-                with T.serial(start + whole * int64(width), stop) as panel:
-                    block(r, 1, begin, panel)
-            else:
-                with T.serial(start, stop) as panel:
-                    block(r, 1, begin, panel)
+            with T.serial(start + whole * int64(width) if width > 1 else start, stop) as panel:
+                block(r, 1, begin, panel)
 
         def many() -> None:
             blocks = T.Bind(T.ceildiv(rows, int64(ROW_BLOCK)))
@@ -121,11 +119,8 @@ def over_panels(
                 with T.serial(start, stop) as panel, T.serial(int64(0), tiles) as tile:
                     at = T.Bind(T.floordiv(count * tile, tiles))
                     size = T.Bind(T.floordiv(count * (tile + int64(1)), tiles) - at)
-                    choose(
-                        size,
-                        range(most, (most + 1) // 2 - 1, -1),
-                        lambda r: block(r, 1, begin + row + at, panel),
-                    )
+                    sizes = range(most, (most + 1) // 2 - 1, -1)
+                    choose(size, sizes, lambda r: block(r, 1, begin + row + at, panel))
 
         with T.If(rows <= int64(most)):
             with T.Then(), T.If(rows > int64(0)), T.Then():
@@ -134,32 +129,68 @@ def over_panels(
                 many()
 
 
-def _streams(k: Kernel, r: int) -> int:
+def streams(k: Kernel, r: int) -> int:
+    """How many panels a block of r rows takes at once."""
     return max(1, min(_STREAMS, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
 
 
 def _linear(k: Kernel) -> None:
     x, weight, *rest = k.inputs
-    _float_product(k, x, weight, k.use(1), Product.of(k, rest), x.extent(0))
+    use = k.use(1)
+    if use.dtype == "bf16":
+        k.check_layout(use, "panel32x2")
+        bf16_product(k, k.words(k.step.inputs[0]), weight, Product.of(k, rest), x.extent(0))
+        return
+    scales = rest.pop(0) if use.dtype == "fp8" else None
+    _float_product(k, x, weight, use, scales, Product.of(k, rest), x.extent(0))
 
 
 def grouped_linear(k: Kernel) -> None:
     """The rows of each expert by its weight."""
     x, starts, weight, *rest = k.inputs
+    use = k.use(2)
     experts, columns, depth = (size.constant for size in weight.shape)
-    size = -(-columns // PANEL) * PANEL * depth
+    padded = -(-columns // PANEL) * PANEL
+    scales = rest.pop(0) if use.dtype == "fp8" else None
+
+    def one(e: Expr, first: Expr, rows: Expr) -> None:
+        def of(memory: Memory, size: int) -> Memory:
+            return replace(memory, base=memory.base + e * int64(size), shape=memory.shape[1:])
+
+        product = Product.of(k, rest, e)
+        if use.dtype == "bf16":
+            k.check_layout(use, "panel32x2")
+            own = of(weight, padded * -(-depth // 2))
+            bf16_product(k, k.words(k.step.inputs[0]), own, product, rows, first)
+            return
+        own_scales = of(scales, padded * scales.shape[-1].constant) if scales is not None else None
+        _float_product(k, x, of(weight, padded * depth), use, own_scales, product, rows, first)
+
+    expert_rows(starts, experts, one)
+
+
+def expert_rows(starts: Memory, experts: int, body: Callable[[Expr, Expr, Expr], None]) -> None:
+    """body(expert, its first row, how many there are) for each."""
     with T.serial(int64(0), int64(experts)) as e:
         first = T.Bind(T.cast(starts.load(e), "int64"))
-        rows = T.Bind(T.cast(starts.load(e + int64(1)), "int64") - first)
-        own = replace(weight, base=weight.base + e * int64(size), shape=weight.shape[1:])
-        _float_product(k, x, own, k.use(2), Product.of(k, rest, e), rows, first)
+        body(e, first, T.Bind(T.cast(starts.load(e + int64(1)), "int64") - first))
 
 
 def _float_product(
-    k: Kernel, x: Memory, weight: Memory, use: WeightUse, product: Product, rows: Expr, first: Expr | None = None
+    k: Kernel,
+    x: Memory,
+    weight: Memory,
+    use: WeightUse,
+    scales: Memory | None,
+    product: Product,
+    rows: Expr,
+    first: Expr | None = None,
 ) -> None:
-    k.check_weight(use, "panel32")
+    """``scales``: of a weight of fp8, in groups along K."""
+    k.check_layout(use, "panel32")
     columns, depth = (size.constant for size in weight.shape)
+    size = int(k.step.attrs.get("weight_group", 0)) or depth
+    groups = -(-depth // size)
     halves = range(0, PANEL // LANES, k.level.vectors)
 
     def block(r: int, p: int, row: Expr, panel: Expr) -> None:
@@ -167,21 +198,65 @@ def _float_product(
             vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
             sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
             base = T.Bind(weight.base + panel * int64(PANEL * depth))
-            with T.serial(int64(0), int64(depth)) as i:
-                at = T.Bind(base + i * int64(PANEL))
-                loaded = [
-                    T.Bind(load(weight.buffer, at + int64(q * PANEL * depth + v * LANES), LANES)) for q, v in vectors
-                ]
-                for j in range(r):
-                    value = T.Bind(T.broadcast(x.load(row + int64(j), i), LANES))
-                    for s, w in zip(sums[j], loaded, strict=True):
-                        s.set(T.fma(value, w, s.get()))
+
+            with T.serial(int64(0), int64(groups)) as g:  # one, of floats of 32 bits
+                factors: list[Expr] = []
+                for q, v in vectors:
+                    if scales is None:
+                        continue
+                    at = ((panel + int64(q)) * int64(groups) + g) * int64(PANEL) + int64(v * LANES)
+                    factors.append(T.Bind(half_to_float(load(scales.buffer, scales.base + at, LANES), LANES)))
+                end = T.Bind(T.min((g + int64(1)) * int64(size), int64(depth)))
+                with T.serial(T.Bind(g * int64(size)), end) as i:
+                    start = T.Bind(base + i * int64(PANEL))
+                    places = [start + int64(q * PANEL * depth + v * LANES) for q, v in vectors]
+                    loaded = [load(weight.buffer, place, LANES) for place in places]
+                    if factors:
+                        loaded = [fp8_to_float(w, LANES) * factor for w, factor in zip(loaded, factors, strict=True)]
+                    loaded = [T.Bind(w) for w in loaded]
+                    for j in range(r):
+                        value = T.Bind(T.broadcast(x.load(row + int64(j), i), LANES))
+                        for s, w in zip(sums[j], loaded, strict=True):
+                            s.set(T.fma(value, w, s.get()))
             for j in range(r):
                 for s, (q, v) in zip(sums[j], vectors, strict=True):
                     column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
                     product.store_vector(s, row + int64(j), column, columns)
 
-    over_panels(k, rows, columns, block, first=first, streams=lambda r: _streams(k, r))
+    over_panels(k, rows, columns, block, first=first, streams=lambda r: streams(k, r))
 
 
-HANDLERS: Mapping[str, Handler] = {"linear": _linear}
+def bf16_product(
+    k: Kernel, words: Memory, weight: Memory, product: Product, rows: Expr, first: Expr | None = None
+) -> None:
+    """``words``: rows of pairs. A pair is two steps of a sum."""
+    columns, depth = (size.constant for size in weight.shape)
+    pairs = -(-depth // 2)
+    halves = range(0, PANEL // LANES, k.level.vectors)
+
+    def block(r: int, p: int, row: Expr, panel: Expr) -> None:
+        for half in halves:
+            vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
+            sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
+            base = T.Bind(weight.base + panel * int64(PANEL * pairs))
+            with T.serial(int64(0), int64(pairs)) as i:
+                at = T.Bind(base + i * int64(PANEL))
+                loaded = [
+                    T.Bind(load(weight.buffer, at + int64(q * PANEL * pairs + v * LANES), LANES)) for q, v in vectors
+                ]
+                given = [T.Bind(words.load(row + int64(j), i)) for j in range(r)]
+                for part in (first_of_pair, second_of_pair):
+                    weights = [T.Bind(part(w, LANES)) for w in loaded]
+                    for j in range(r):
+                        value = T.Bind(T.broadcast(part(given[j], 1), LANES))
+                        for s, w in zip(sums[j], weights, strict=True):
+                            s.set(T.fma(value, w, s.get()))
+            for j in range(r):
+                for s, (q, v) in zip(sums[j], vectors, strict=True):
+                    column = (panel + int64(q)) * int64(PANEL) + int64(v * LANES)
+                    product.store_vector(s, row + int64(j), column, columns)
+
+    over_panels(k, rows, columns, block, first=first, streams=lambda r: streams(k, r))
+
+
+HANDLERS: Mapping[str, Handler] = {"linear": _linear, "grouped_linear": grouped_linear}

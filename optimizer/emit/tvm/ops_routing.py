@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from tvm.tirx.script.builder import ir as T
 
 from .kernel import Expr, Handler, Kernel, Local, f32, int64, lanes_of, row_index, rows_of, vector
-from .ops_linear import grouped_linear
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _COLUMNS = 64
@@ -120,6 +119,5 @@ HANDLERS: Mapping[str, Handler] = {
     "gather": _gather,
     "scatter": _scatter,
     "route_experts": _route_experts,
-    "grouped_linear": grouped_linear,
     "combine_experts": _combine_experts,
 }

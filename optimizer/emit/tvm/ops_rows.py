@@ -13,11 +13,11 @@ from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, lan
 from .vector_math import ACTIVATIONS
 
 
-def _embedding(k: Kernel) -> None:
+def float_embedding(k: Kernel) -> None:
     ids, table, *_ = k.inputs
     out = k.outputs[0]
     size, use = out.shape[-1].constant, k.use(1)
-    k.check_weight(use, "panel32", "rows")
+    k.check_layout(use, "panel32", "rows")
 
     def row(t: Expr) -> None:
         number = T.Bind(T.cast(ids.load(t), "int64"))
@@ -253,7 +253,6 @@ def _rope_kv_write(k: Kernel) -> None:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "embedding": _embedding,
     "take_rows": _take_rows,
     "rms_norm": _norm,
     "layer_norm": _norm,

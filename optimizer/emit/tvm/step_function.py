@@ -11,10 +11,10 @@ from tvm import relax, tirx
 
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.runtime.bundle.tvm_section import STEP, StepArguments, arguments_of
+from enginewright.runtime.bundle.tvm_section import STEP, StepArguments, arguments_of, stored_type
 
-from . import ops_attention, ops_elementwise, ops_linear, ops_routing, ops_rows
-from .kernel import Argument, Handler, Kernel, stored_type
+from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
+from .kernel import Argument, Handler, Kernel
 from .levels import Level
 
 HANDLERS: dict[str, Handler] = {
@@ -23,6 +23,7 @@ HANDLERS: dict[str, Handler] = {
     **ops_linear.HANDLERS,
     **ops_attention.HANDLERS,
     **ops_routing.HANDLERS,
+    **ops_narrow.HANDLERS,
 }
 """By the ops of lowered programs."""
 

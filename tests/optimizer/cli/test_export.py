@@ -147,7 +147,7 @@ def test_an_existing_bundle_is_replaced_only_with_force(tiny_folder: Path, tmp_p
         ("absent", [], 3, "absent"),
         ("empty", [], 3, "empty"),
         ("tiny", ["--recipe", "f23"], 5, "f23"),
-        ("tiny", ["--target", "tvm"], 2, "--target: there is no 'tvm'"),
+        ("tiny", ["--target", "hexagon"], 2, "--target: there is no 'hexagon'"),
         ("tiny", ["--kv-cache", "f8"], 2, "--kv-cache: "),
         ("tiny", ["--max-memory", "lots"], 2, "--max-memory: "),
         ("tiny", ["--gpu", "h1000"], 15, "h1000"),

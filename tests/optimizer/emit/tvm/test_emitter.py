@@ -19,15 +19,17 @@ from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tvm_section import FEATURES, LevelName
 from enginewright.runtime.executors import tvm_blocks
+from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 
 
-def recipe_of(*levels: str) -> Recipe:
+def recipe_of(*levels: str, name: str = "f32") -> Recipe:
     options = TvmOptions.model_validate({"levels": levels})
-    return load_recipe("f32").model_copy(update={"tvm": options})
+    return load_recipe(name).model_copy(update={"tvm": options})
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,34 @@ def test_without_tvm_or_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             TvmEmitter().emit(program, other, silent, EmitOptions(tvm=TvmOptions(levels=("v3",))))
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8", "int8"])
-def test_weights_of_fewer_bits_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"the tvm target has no(ne with weights of (bf16|fp8)| such op)"):
-        export(make_tiny_model("Llama"), tmp_path / "b", recipe=name, targets=("tvm",))
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("bf16", "v3"),
+        pytest.param("fp8", "v3", marks=pytest.mark.soak),
+        pytest.param("int8", "v3", marks=pytest.mark.soak),
+        pytest.param("int8", "v2", marks=pytest.mark.soak),
+        pytest.param("int8", "v4", marks=pytest.mark.soak),
+        pytest.param("int8", "v4-vnni", marks=pytest.mark.soak),
+        pytest.param("int4", "v4-vnni", marks=pytest.mark.soak),
+        pytest.param("int4", "v2", marks=pytest.mark.matrix),
+    ],
+)
+def test_weights_of_fewer_bits_are_as_far_from_the_source_as_on_the_cpu_target(
+    name: str, level: LevelName, tmp_path: Path
+) -> None:
+    if not FEATURES[level] <= set(processor_features()):
+        pytest.skip(f"this processor isn't of x86-64-{level}")
+    asked = recipe_of(level, name=name)
+    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
+    distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
+    assert 0 < distances["tvm"] < 1.1 * distances["cpu"]
+
+
+def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:
+    recipe = tmp_path / "sparse.toml"
+    recipe.write_text(
+        'name = "sparse"\n[weights]\ndefault = { storage = "f32", sparsity = "2:4" }\n[budget]\nmax_kl = 9.0\n'
+    )
+    with pytest.raises(UnsupportedModelError, match=r"the tvm target has none with weights of f32 in sparse32\n"):
+        export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))

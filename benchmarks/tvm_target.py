@@ -1,0 +1,114 @@
+"""The tvm target beside the cpu target and transformers' eager: SmolLM2 in 32-bit floats, prefill and decode steps.
+
+    python benchmarks/tvm_target.py BUNDLE MODEL.gguf RESULT.json
+
+BUNDLE has the targets cpu and tvm. Rounds go round the engines, so that what else the machine does falls on all of
+them; the best round of each counts. A step is the executor's alone: no scheduler, no sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from enginewright.plugins.shared.contracts import CacheGroup, StepInput
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.cpu_blocks import CpuExecutor
+from enginewright.runtime.executors.tvm_blocks import TvmExecutor
+
+PAST, PROMPT, BATCHES, BLOCKS, STEPS = 128, 512, (1, 8, 16), 512, 6
+EAGER = "transformers eager"
+
+
+def step_of(groups: Sequence[CacheGroup], past: int, new: int, requests: int, vocabulary: int) -> StepInput:
+    """A step of ``requests`` with ``past`` tokens each and ``new`` ones."""
+    ids = np.random.default_rng(0).integers(0, vocabulary, requests * new).astype(np.int32)
+    positions = np.tile(np.arange(past, past + new, dtype=np.int32), requests)
+    width = -(-(past + new) // 32)
+    table = np.arange(requests * width, dtype=np.int32).reshape(requests, width)
+    rows = np.repeat(np.arange(requests), new)
+    slots = (table[rows, positions // 32] * 32 + positions % 32).astype(np.int32)
+    starts = np.arange(requests + 1, dtype=np.int32) * new
+    return StepInput(
+        ids=ids,
+        positions=positions,
+        q_start=starts,
+        kv_len=np.full(requests, past + new, np.int32),
+        block_tables={g.name: table for g in groups},
+        slots={g.name: slots for g in groups},
+        rows=(starts[1:] - 1).astype(np.int32),
+        return_logits=True,
+    )
+
+
+def eager(model: Any, past: int, new: int, requests: int, vocabulary: int) -> Callable[[], object]:
+    """The same by transformers, whose cache is cut back after each step."""
+    ids = torch.randint(0, vocabulary, (requests, new))
+    if past == 0:
+        return lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    cache = model(input_ids=torch.randint(0, vocabulary, (requests, past)), use_cache=True).past_key_values
+
+    def run() -> None:
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache.crop(past)
+
+    return run
+
+
+def measure(runs: dict[str, Callable[[], object]], rounds: int, steps: int) -> dict[str, float]:
+    """Seconds of a step, the best round of each."""
+    best = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(steps):
+                run()
+            best[name] = min(best[name], (time.perf_counter() - start) / steps)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    for name in ("bundle", "gguf", "result"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.set_grad_enabled(False)
+    bundle = Bundle.open(given.bundle)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(given.gguf.parent), gguf_file=given.gguf.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
+    executors = {
+        "cpu": CpuExecutor(bundle, blocks, threads=given.threads),
+        "tvm": TvmExecutor(bundle, blocks, threads=given.threads),
+    }
+    vocabulary = bundle.model.vocab_size
+    cases = {f"prefill {PROMPT}": (0, PROMPT, 1), **{f"decode {batch}": (PAST, 1, batch) for batch in BATCHES}}
+    seconds = {}
+    for name, (past, new, requests) in cases.items():
+        runs: dict[str, Callable[[], object]] = {EAGER: eager(model, past, new, requests, vocabulary)}
+        for target, executor in executors.items():
+            step = step_of(executor.cache_groups, past, new, requests, vocabulary)
+            runs[target] = lambda executor=executor, step=step: executor.submit(step).result()
+        seconds[name] = measure(runs, given.rounds, 1 if past == 0 else STEPS)
+        print(name, {run: f"{1000 * s:.1f} ms" for run, s in seconds[name].items()}, flush=True)
+    about = {target: executor.describe() for target, executor in executors.items()}
+    result = {"threads": given.threads, "rounds": given.rounds, "past": PAST, "engines": about, "seconds": seconds}
+    given.result.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
