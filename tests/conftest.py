@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.tiers import TIERS, left_out
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -40,45 +42,6 @@ TOGETHER = frozenset({"test_formats.py", "test_greedy.py", "test_invariance.py"}
 
 FIRST = (*sorted(TOGETHER), "test_packaging.py", "test_large_model.py", "test_examples.py", "test_recipes.py")
 """Files that begin: whole ones that take minutes, which at the end would keep one worker busy and the other waiting."""
-
-TIERS: Mapping[str, tuple[int, int]] = {
-    "tests/acceptance/test_bad_input.py": (6, 1),
-    "tests/acceptance/test_bad_input.py::test_full_disk": (0, 1),
-    "tests/acceptance/test_families.py": (2, 1),
-    "tests/acceptance/test_families_experts.py": (3, 2),
-    "tests/acceptance/test_families_table.py": (0, 3),
-    "tests/acceptance/test_formats.py": (3, 1),
-    "tests/acceptance/test_greedy.py": (0, 1),
-    "tests/acceptance/test_invariance_experts.py": (2, 1),
-    "tests/acceptance/test_law.py": (3, 1),
-    "tests/acceptance/test_mutations.py": (1, 2),
-    "tests/acceptance/test_reproducible.py": (0, 1),
-    "tests/benchmarks/test_linear.py": (0, 1),
-    "tests/benchmarks/test_pruning.py": (0, 1),
-    "tests/benchmarks/test_recipes.py": (0, 1),
-    "tests/benchmarks/test_sparsity.py": (0, 1),
-    "tests/benchmarks/test_step_bytes.py": (0, 1),
-    "tests/optimizer/bisect/": (3, 1),
-    "tests/optimizer/emit/": (3, 1),
-    "tests/optimizer/emit/tensorrt/test_build_network.py": (3, 2),
-    "tests/passes/": (3, 1),
-    "tests/passes/sparsity/": (1, 1),
-    "tests/plugins/triton/test_attention_kernels.py": (3, 1),
-    "tests/plugins/triton/test_attention_kernels.py::test_attention_is_the_reference_everywhere": (0, 12),
-    "tests/plugins/triton/test_compile_ahead.py": (6, 1),
-    "tests/plugins/triton/test_compile_ahead.py::test_every_gpu": (0, 0),
-    "tests/plugins/triton/test_sampling_kernels.py": (20, 6),
-    "tests/plugins/triton/test_step_kernels.py": (4, 1),
-    "tests/runtime/executors/test_cuda_blocks": (31, 20),
-    "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
-    "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
-    "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),
-    "tests/test_examples.py::test_an_example_runs": (6, 1),
-    "tests/test_extension.py::test_a_recipe_names_them": (0, 1),
-}
-"""Of tests that take long: of each one's cases `make test` runs the first and, of the others, one in so many; CI too.
-
-0: none, be they cases or not. The longest name counts; `make soak` runs what CI leaves out."""
 
 TINY_FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mistral", "GPT2", "Phi3", "GPTNeoX")
 
@@ -182,7 +145,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for report in (report for report in reports if isinstance(report, pytest.TestReport)):
             file = files.setdefault(report.nodeid.partition("::")[0], {"seconds": 0.0})
             file["seconds"] = round(file["seconds"] + report.duration, 1)
-            if outcome:  # setup and teardown that passed have none
+            if outcome:  # what isn't a test's own outcome (setup and teardown that passed) has none
                 file[outcome] = file.get(outcome, 0) + 1
     outcomes = sorted({key for file in files.values() for key in file} - {"seconds"})
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True)
@@ -215,15 +178,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _FileScheduling(config, log)
 
 
-def left_out(quick: int, thorough: int, case: str, *, first: bool) -> str | None:
-    """The mark of a test that a tier leaves out; see TIERS."""
-
-    def runs(one_in: int) -> bool:
-        return one_in > 0 and (first or not case or zlib.crc32(case.encode()) % one_in == 0)
-
-    return "soak" if not runs(thorough) else None if runs(quick) else "matrix"
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what the quick tiers leave out, before ``-m`` looks at marks; puts the files of FIRST before the others."""
@@ -249,6 +203,7 @@ def repository() -> Path:
 
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
+    """Held by one process at a time."""
     with open(lock, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -304,7 +259,8 @@ def make_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
     """A random decoder of 2 layers (hidden 64, 4 heads, 2 KV heads, vocabulary 256), the same at every call.
 
     Norm weights and biases are random too: ones and zeros would hide a weight that is forgotten or applied twice.
-    ``overrides`` are fields of the configuration."""
+    ``overrides`` are fields of the family's configuration.
+    """
     import torch
     import transformers
 

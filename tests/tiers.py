@@ -1,0 +1,55 @@
+"""Which of the long tests each tier runs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+TIERS: Mapping[str, tuple[int, int]] = {
+    "tests/acceptance/test_bad_input.py": (6, 1),
+    "tests/acceptance/test_bad_input.py::test_full_disk": (0, 1),
+    "tests/acceptance/test_families.py": (2, 1),
+    "tests/acceptance/test_families_experts.py": (3, 2),
+    "tests/acceptance/test_families_table.py": (0, 3),
+    "tests/acceptance/test_formats.py": (3, 1),
+    "tests/acceptance/test_greedy.py": (0, 1),
+    "tests/acceptance/test_invariance_experts.py": (2, 1),
+    "tests/acceptance/test_law.py": (3, 1),
+    "tests/acceptance/test_mutations.py": (1, 2),
+    "tests/acceptance/test_reproducible.py": (0, 1),
+    "tests/benchmarks/test_linear.py": (0, 1),
+    "tests/benchmarks/test_pruning.py": (0, 1),
+    "tests/benchmarks/test_recipes.py": (0, 1),
+    "tests/benchmarks/test_sparsity.py": (0, 1),
+    "tests/benchmarks/test_step_bytes.py": (0, 1),
+    "tests/optimizer/bisect/": (3, 1),
+    "tests/optimizer/emit/": (3, 1),
+    "tests/optimizer/emit/tensorrt/test_build_network.py": (3, 2),
+    "tests/passes/": (3, 1),
+    "tests/passes/sparsity/": (1, 1),
+    "tests/plugins/triton/test_attention_kernels.py": (3, 1),
+    "tests/plugins/triton/test_attention_kernels.py::test_attention_is_the_reference_everywhere": (0, 12),
+    "tests/plugins/triton/test_compile_ahead.py": (6, 1),
+    "tests/plugins/triton/test_compile_ahead.py::test_every_gpu": (0, 0),
+    "tests/plugins/triton/test_sampling_kernels.py": (20, 6),
+    "tests/plugins/triton/test_step_kernels.py": (4, 1),
+    "tests/runtime/executors/test_cuda_blocks": (31, 20),
+    "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
+    "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
+    "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),
+    "tests/test_examples.py::test_an_example_runs": (6, 1),
+    "tests/test_extension.py::test_a_recipe_names_them": (0, 1),
+}
+"""Of tests that take long: of each one's cases `make test` runs the first and, of the others, one in so many; CI too.
+
+0: none, be they cases or not. The longest name that fits counts. `make soak` runs what CI leaves out.
+"""
+
+
+def left_out(quick: int, thorough: int, case: str, *, first: bool) -> str | None:
+    """The mark of a test that a tier leaves out; see TIERS."""
+
+    def runs(one_in: int) -> bool:
+        return one_in > 0 and (first or not case or zlib.crc32(case.encode()) % one_in == 0)
+
+    return "soak" if not runs(thorough) else None if runs(quick) else "matrix"
