@@ -7,6 +7,7 @@ for requests of 639 tokens or more. Times are medians; decode steps have a past 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -21,15 +22,23 @@ from enginewright.runtime.executors.machine import look_at_machine
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 
-PROMPT, STEPS, BATCHES, CONTEXT = 512, 24, (1, 8, 16), 639
+PROMPT, BATCHES, CONTEXT = 512, (1, 8, 16), 639
 
 
 def past(batch: int) -> int:
     return PROMPT if batch == 1 else 128
 
 
+def steps(batch: int) -> int:
+    return 96 if batch == 1 else 32
+
+
+_numbers = itertools.count()
+
+
 def prompts(count: int, length: int) -> list[list[int]]:
-    found: list[list[int]] = np.random.default_rng(count).integers(5, 40_000, (count, length)).tolist()
+    """Others at each call: nothing of them is in a prefix cache."""
+    found: list[list[int]] = np.random.default_rng(next(_numbers)).integers(5, 40_000, (count, length)).tolist()
     return found
 
 
@@ -43,21 +52,21 @@ def of_target(bundle: Path, target: str, threads: int) -> dict[str, Any]:
     with LLM(bundle, target=target, context=CONTEXT, max_requests=max(BATCHES), threads=threads) as llm:
         opened = time.perf_counter() - start
 
-        def seconds(texts: list[list[int]], tokens: int) -> float:
+        def seconds(batch: int, tokens: int) -> float:
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+            texts = prompts(batch, past(batch))
             begun = time.perf_counter()
             llm.generate(texts, params)
             return time.perf_counter() - begun
 
-        one = prompts(1, PROMPT)
-        first = seconds(one, 1)
+        first = seconds(1, 1)
         result: dict[str, Any] = {"open_s": opened, "first_prompt_s": first}
-        result["prefill"] = PROMPT / median(lambda: seconds(one, 1), 5)
+        result["prefill"] = PROMPT / median(lambda: seconds(1, 1), 5)
         for batch in BATCHES:
-            texts = prompts(batch, past(batch))
-            seconds(texts, STEPS + 1)  # compiles what it needs
-            long, short = (statistics.median(seconds(texts, n) for _ in range(3)) for n in (STEPS + 1, 1))
-            result[f"decode_{batch}"] = batch * STEPS / (long - short)
+            count = steps(batch)
+            seconds(batch, count + 1)  # compiles what it needs
+            long, short = (statistics.median(seconds(batch, n) for _ in range(3)) for n in (count + 1, 1))
+            result[f"decode_{batch}"] = batch * count / (long - short)
         result["runs_with"] = llm.info()["executor"]
     return result
 
@@ -79,13 +88,12 @@ def of_transformers(model: Path, threads: int) -> dict[str, Any]:
             out = loaded(input_ids=torch.tensor(texts), use_cache=True, logits_to_keep=1)
             return time.perf_counter() - begun, out
 
-        one = prompts(1, PROMPT)
-        prefill(one)
-        result["prefill"] = PROMPT / median(lambda: prefill(one)[0], 5)
+        prefill(prompts(1, PROMPT))
+        result["prefill"] = PROMPT / median(lambda: prefill(prompts(1, PROMPT))[0], 5)
         for batch in BATCHES:
             _, out = prefill(prompts(batch, past(batch)))
             times = []
-            for _ in range(STEPS):
+            for _ in range(steps(batch)):
                 begun = time.perf_counter()
                 best = out.logits[:, -1:].argmax(-1)
                 out = loaded(input_ids=best, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)

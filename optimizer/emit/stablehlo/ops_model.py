@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,12 @@ def _mat_mul(g: Graph, call: Call) -> Tensor:
     """[.., M, K] x [.., K, N]; what goes together in front is one batch."""
     text, x, weight = g.text, g.tensor(call.inputs[0]), g.value(call.inputs[1])
     if isinstance(weight, Scaled) and not weight.block and weight.axis == 1 and len(weight.shape) == 2:
-        y = text.dot(x, text.convert(g.unpacked(weight), "f32"), (len(x.shape) - 1, 0))
+        values = text.convert(g.unpacked(weight), "f32")
+        y = (
+            _row_product(g, x, values)
+            if x.shape[-1] == math.prod(x.shape)
+            else text.dot(x, values, (len(x.shape) - 1, 0))
+        )
         return text.binary("multiply", y, text.convert(weight.scales, "f32"))
     y = g.tensor(call.inputs[1])
     if len(y.shape) == 2:
@@ -23,6 +29,13 @@ def _mat_mul(g: Graph, call: Call) -> Tensor:
     lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     x, y = text.broadcast(x, (*lead, *x.shape[-2:])), text.broadcast(y, (*lead, *y.shape[-2:]))
     return text.dot(x, y, (len(lead) + 1, len(lead)), batching=len(lead))
+
+
+def _row_product(g: Graph, x: Tensor, values: Tensor) -> Tensor:
+    """One row [1, K] times [K, N], as a sum: XLA converts integers as it adds, and makes no matrix of floats."""
+    text, (size, width) = g.text, values.shape
+    spread = text.broadcast(text.reshape(x, (size, 1)), values.shape)
+    return text.reshape(text.reduce("add", text.binary("multiply", spread, values), [0]), (*x.shape[:-1], width))
 
 
 def _gemm(g: Graph, call: Call) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from enginewright.optimizer.emit.stablehlo import emit_modules
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
-from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.plugins.shared.errors import MissingDependencyError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
@@ -75,6 +75,23 @@ def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
     np.testing.assert_allclose(logits, expected, atol=1e-4)  # two orders of summation over 2 layers
     with LLM(bundle, target="stablehlo", context=180, max_requests=3, prefill_chunk=16) as llm:
         assert [list(result.token_ids) for result in llm.generate(prompts, params)] == wanted
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("recipe", ["int8", "int4", "bf16", "fp8"])
+def test_weights_of_fewer_bits_mean_what_they_mean_to_onnxruntime(recipe: str, tmp_path: Path) -> None:
+    """The standard file has the same weights, and activations that nobody rounds: prompts, and decodes of one row."""
+    sizes = {"buckets": BucketsSection(tokens=(8,), batch=(1,)), "engines": EnginesSection(context=63)}
+    asked = load_recipe(recipe).model_copy(update={"targets": ("onnx", "stablehlo"), **sizes})
+    export(make_tiny_model("Gemma2"), tmp_path / "b", recipe=asked)
+    found = []
+    for target in ("onnx", "stablehlo"):
+        with LLM(tmp_path / "b", target=target, context=63, threads=1) as llm:
+            whole = llm.logits([5, 9, 7, 11, 6, 8, 3, 4])
+            tokens = llm.generate([5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].token_ids
+            found.append((whole, list(tokens)))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
+    assert found[0][1] == found[1][1]
 
 
 @pytest.mark.matrix
