@@ -58,7 +58,7 @@ def eager(model: Any, past: int, new: int, requests: int, vocabulary: int) -> Ca
 
     def run() -> None:
         model(input_ids=ids, past_key_values=cache, use_cache=True)
-        cache.crop(past)
+        cache.crop(-new)
 
     return run
 
