@@ -25,6 +25,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/optimizer/bisect/": (3, 1),
     "tests/optimizer/emit/": (3, 1),
     "tests/optimizer/emit/tensorrt/test_build_network.py": (3, 2),
+    "tests/optimizer/emit/tvm/": (8, 1),
     "tests/passes/": (3, 1),
     "tests/passes/sparsity/": (1, 1),
     "tests/plugins/triton/test_attention_kernels.py": (3, 1),
