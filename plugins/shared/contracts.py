@@ -129,8 +129,9 @@ class StepInput:
     rows: Int32Array  # [R], the tokens (indices into T) whose logits are wanted
     sampling: SamplingBatch | None = None  # None: no tokens are sampled
     return_logits: bool = False
-    copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy
-    # before the step; all are read before any is written
+    clears: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n], blocks to make zero, then
+    copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy one
+    # after the other, both before the step
     # Reserved: adapter ids [B], tree ancestors [T, T'], input embeddings [T, H].
 
 
@@ -155,7 +156,8 @@ class ExecutorCaps:
 
     ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
     ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
-    made, and tables may have -1 for blocks that no token of the step sees through the group's window.
+    made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
+    -1 for blocks that no token of the step sees through the group's window.
     """
 
     ragged: bool = True

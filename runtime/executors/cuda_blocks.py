@@ -59,7 +59,7 @@ class CudaExecutor:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
-        self.caps = ExecutorCaps(max_tokens=section.chunk, max_requests=section.requests)
+        self.caps = ExecutorCaps(max_tokens=section.chunk, max_requests=section.requests, shared_blocks=True)
         self._target = target
         self._place = place_of(section)
         self._place.enter()

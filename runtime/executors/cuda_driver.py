@@ -77,6 +77,9 @@ class Device(Protocol):
     def zero(self, address: int, nbytes: int) -> None:
         """Makes bytes zero."""
 
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """From memory of this device to memory of it, on the stream."""
+
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Copies a contiguous array; it may change as soon as this returns."""
 
@@ -238,6 +241,15 @@ class _Device:
     def zero(self, address: int, nbytes: int) -> None:
         self._call(
             "cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes), self._stream
+        )
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        self._call(
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(nbytes),
+            self._stream,
         )
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:

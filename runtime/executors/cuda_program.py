@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,13 +111,23 @@ class CudaProgram:
             works += handler(self, step, *self._operands(step))
         return works, self._view(self.program.outputs["logits"])
 
-    def forget(self, group: str, blocks: list[int]) -> None:
+    def clear(self, group: str, blocks: Sequence[int]) -> None:
         """Makes these blocks of a group zero."""
+        for memory in self._memory_of(group):
+            memory[list(blocks)] = 0
+
+    def copy(self, group: str, source: Sequence[int], to: Sequence[int]) -> None:
+        """Copies blocks of a group."""
+        for memory in self._memory_of(group):
+            memory[list(to)] = memory[list(source)]
+
+    def _memory_of(self, group: str) -> Iterator[Tensor]:
+        """Bytes of each layer's keys, values and scales, [P, ...]."""
         for cache in self.caches.values():
             if cache.group.name == group:
                 for tensor in (cache.of.keys, cache.of.values, cache.of.key_scales, cache.of.value_scales):
                     if tensor is not None:
-                        tensor.view(torch.uint8)[blocks] = 0
+                        yield tensor.view(torch.uint8)
 
     # ---- operands
 

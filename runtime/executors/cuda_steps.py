@@ -36,7 +36,6 @@ from .packed_steps import (
     bucketed,
     input_shapes,
     of_requests,
-    owners_of_bad_rows,
     padded,
     parts,
     rounded,
@@ -100,6 +99,10 @@ class CudaSteps:
         """Puts a step, and its sampling, on the stream. Raises RequestError for one that can't be."""
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        for name, cleared in step.clears.items():
+            self._program.clear(name, cleared.tolist())
+        for name, pairs in step.copies.items():
+            self._program.copy(name, *pairs.T.tolist())
         if len(step.ids) > self._limits.tokens or len(step.kv_len) > self._limits.requests:
             return self._in_parts(step)
         if len(step.rows) > self._limits.rows:
@@ -139,14 +142,7 @@ class CudaSteps:
                 ready = torch.cuda.Event()
                 ready.record()
         wanted = step.return_logits or (step.sampling is not None and step.sampling.logprobs is not None)
-        return _Started(step, logits.to(torch.float32, copy=True) if wanted else None, tokens, ready, self)
-
-    def forget(self, step: StepInput, owners: Int32Array) -> None:
-        """Makes the blocks of these requests zero: else numbers that aren't would go on to who gets them next."""
-        for owner in owners.tolist():
-            for group in self._program.groups:
-                held = step.block_tables[group.name][owner]
-                self._program.forget(group.name, held[held >= 0].tolist())
+        return _Started(step, logits.to(torch.float32, copy=True) if wanted else None, tokens, ready)
 
     def _in_parts(self, step: StepInput) -> _Started:
         """Requests that don't fit into one step, one part after the other; their logits together."""
@@ -163,10 +159,10 @@ class CudaSteps:
 
     def _by_rows(self, step: StepInput) -> _Started:
         """More rows than there is room for: the step runs again for the others, which writes the same."""
-        pieces = []
+        pieces, once = [], replace(step, sampling=None, return_logits=True, copies={}, clears={})
         for start in range(0, len(step.rows), self._limits.rows):
             rows = step.rows[start : start + self._limits.rows]
-            logits = self.start(replace(step, rows=rows, sampling=None, return_logits=True)).logits
+            logits = self.start(replace(once, rows=rows)).logits
             assert logits is not None
             pieces.append(logits)
         found = torch.cat(pieces)
@@ -285,7 +281,6 @@ class _Started:
     logits: Tensor | None
     tokens: Tensor | None
     ready: torch.cuda.Event | None
-    steps: CudaSteps
     _done: StepOutput | None = None
 
     def result(self) -> StepOutput:
@@ -305,7 +300,4 @@ class _Started:
         output = StepOutput(tokens=tokens, logits=logits)
         if sampling.logprobs is not None and self.logits is not None:
             add_logprobs(output, self.logits, tokens, sampling.logprobs)
-        owners = owners_of_bad_rows(step, np.empty((0, 1), np.float32), tokens)
-        if len(owners):
-            self.steps.forget(step, owners)
         return output

@@ -77,7 +77,10 @@ def parts(counts: npt.NDArray[Any], program: HoldsSteps) -> list[list[int]]:
 
 
 def of_requests(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt.NDArray[np.int64]]:
-    """A step of some of its requests, and which of the step's rows are theirs, in the part's order."""
+    """A step of some of its requests, and which of the step's rows are theirs, in the part's order.
+
+    What is to be copied or cleared before the step isn't the part's.
+    """
     counts = np.diff(step.q_start)[list(members)]
     tokens = np.concatenate([np.arange(step.q_start[b], step.q_start[b + 1]) for b in members])
     place = np.full(len(step.ids), -1, np.int32)
@@ -92,6 +95,8 @@ def of_requests(step: StepInput, members: Sequence[int]) -> tuple[StepInput, npt
         block_tables={name: table[list(members)] for name, table in step.block_tables.items()},
         slots={name: slots[tokens] for name, slots in step.slots.items()},
         rows=place[step.rows[order]],
+        copies={},
+        clears={},
     )
     return part, order
 
@@ -113,7 +118,12 @@ def padded(step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shap
         arrays[slots_name(group.name)] = _longer(step.slots[group.name], shape.tokens, -1)
         table = np.full((shape.requests, shape.blocks), -1, np.int32)
         given = step.block_tables[group.name]
-        table[:requests, : given.shape[1]] = given
+        # A tile may begin before the window: there it may read, and mask, another block of its request.
+        table[:requests, : given.shape[1]] = (
+            given
+            if not group.window
+            else np.where((given < 0) & (np.cumsum(given >= 0, axis=1) == 0), given.max(axis=1, keepdims=True), given)
+        )
         arrays[table_name(group.name)] = table
     return arrays
 

@@ -25,7 +25,7 @@ from enginewright.plugins.shared.contracts import (
 from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
 
 from .cuda_driver import Device, Graph
-from .packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, owners_of_bad_rows, padded, parts
+from .packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, padded, parts
 from .tensorrt_library import Context
 
 MOST_GRAPHS = 32
@@ -85,13 +85,17 @@ class StepMemory:
         for name, address in self.caches.items():
             self.device.zero(address, self._bytes[name])
 
-    def forget(self, group: CacheGroup, blocks: Int32Array) -> None:
-        """Makes these blocks of a group zero; -1 is none."""
-        for layer in group.layers:
-            for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
-                per_block = self._bytes[name] // self.blocks[group.name]
-                for block in blocks[blocks >= 0].tolist():
-                    self.device.zero(self.caches[name] + block * per_block, per_block)
+    def prepare(self, step: StepInput) -> None:
+        """Clears and copies the blocks that a step wants it of."""
+        for group in self.groups:
+            cleared, copied = step.clears.get(group.name), step.copies.get(group.name)
+            for layer in group.layers if cleared is not None or copied is not None else ():
+                for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
+                    size, address = self._bytes[name] // self.blocks[group.name], self.caches[name]
+                    for block in cleared.tolist() if cleared is not None else ():
+                        self.device.zero(address + block * size, size)
+                    for source, to in copied.tolist() if copied is not None else ():
+                        self.device.copy(address + to * size, address + source * size, size)
 
     def upload(self, arrays: Mapping[str, Int32Array], shape: StepShape) -> None:
         """The inputs of a step of these sizes, in one copy."""
@@ -190,14 +194,11 @@ class PackedSteps:
         """Raises RequestError for a step that can't be, EnginewrightError for what else goes wrong."""
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
+        self._memory.prepare(step)
         logits = self._logits(step)
         if step.sampling is None:
             return StepOutput(tokens=None, logits=logits if step.return_logits else None)
-        output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
-        for owner in owners_of_bad_rows(step, logits, output.tokens).tolist():
-            for group in self._memory.groups:  # in the caches, these numbers would spread to who gets the blocks next
-                self._memory.forget(group, step.block_tables[group.name][owner])
-        return output
+        return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
 
     def describe(self) -> dict[str, str | int]:
         """What is worth knowing, by name."""

@@ -47,7 +47,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
         most = most_blocks(section)
         self.blocks = {name: count if most is None else min(count, most) for name, count in blocks.items()}
         self._limits = _limits(bundle, target, context)
-        self.caps = ExecutorCaps(max_tokens=self._limits.tokens, max_requests=self._limits.requests)
+        self.caps = ExecutorCaps(True, self._limits.tokens, self._limits.requests, shared_blocks=True)
         if section.paged is not None:
             self.caps = caps_of(profile_of_each(section))
         super().__init__(section, target, threads)

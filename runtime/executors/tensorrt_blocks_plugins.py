@@ -57,7 +57,7 @@ def profile_of_each(section: TensorRtSection) -> tuple[PagedProfile, ...]:
 def caps_of(profiles: Sequence[PagedProfile]) -> ExecutorCaps:
     """What a scheduler may plan: steps in which prompts have room."""
     tokens = max(profile.T[2] for profile in profiles if profile.phase == "prefill")
-    return ExecutorCaps(max_tokens=tokens, max_requests=max(profile.B[2] for profile in profiles))
+    return ExecutorCaps(max_tokens=tokens, max_requests=max(profile.B[2] for profile in profiles), shared_blocks=True)
 
 
 def limits_of(profiles: Sequence[PagedProfile]) -> StepLimits:

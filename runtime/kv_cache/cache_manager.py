@@ -90,9 +90,11 @@ class CacheManager:
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
-        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to), to be made before the next step
+        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to); these two are for the next step
+        self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
+        self._shared_blocks = shared_blocks
         self._places: dict[Request, _Place] = {}
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
@@ -118,7 +120,7 @@ class CacheManager:
         size, match = index.block_size, Match((), 0)
         if not request.scores:  # whose every row is computed
             match = index.find(request.namespace, request.tokens, len(request.tokens) - 1)
-        tokens = self._usable(match)
+        tokens = index.usable(match, self._first_blocks, LEAST_COPIED)
         if not request.scores and any(_is_ahead(other, request, tokens // size * size + size) for other in others):
             return False
         whole = tokens // size
@@ -198,6 +200,8 @@ class CacheManager:
                 self._add(self.index, request, place.node, whole, part)
             place.node.users -= 1
             self.index.prune(place.node)
+        if request.error is not None and self._shared_blocks:
+            self._clear(request)
         self._take_all(request)
         self.changes += 1
 
@@ -228,26 +232,6 @@ class CacheManager:
             promised[name] + needed[name] <= pool.available(request.tenant, force=force)
             for name, pool in self.pools.items()
         )
-
-    def _usable(self, match: Match) -> int:
-        """How many tokens of a match are of use: every group has the blocks that the next token sees."""
-        assert self.index is not None
-        size = self.index.block_size
-        in_a_row = []  # of each group, for each number of nodes: how many of the last have a block
-        for i in range(len(self.groups)):
-            of = [0]
-            for node in match.nodes:
-                of.append(of[-1] + 1 if node.blocks[i] != NO_BLOCK else 0)
-            in_a_row.append(of)
-        ends = list(range(match.tokens // size * size, 0, -size))
-        if match.tokens % size >= LEAST_COPIED:
-            ends.insert(0, match.tokens)
-        for tokens in ends:
-            blocks = -(-tokens // size)
-            needed = [blocks - self.first_block(group, tokens) for group in self.groups.values()]
-            if all(of[blocks] >= count for of, count in zip(in_a_row, needed, strict=True)):
-                return tokens
-        return 0
 
     def _copy(self, request: Request, node: Node) -> None:
         """The block in which a prefix ends becomes the request's own."""
@@ -352,6 +336,19 @@ class CacheManager:
             table[at] = NO_BLOCK
             self.changes += 1
             at -= 1
+
+    def _clear(self, request: Request) -> None:
+        """What only this request holds is made zero before another gets it, and isn't found any more."""
+        for i, (name, pool) in enumerate(self.pools.items()):
+            own = [block for block in request.tables.get(name, ()) if block != NO_BLOCK and pool.holders(block) == 1]
+            for block in own:
+                if self.index is not None:
+                    self.index.discard(i, block)
+                pool.drop(block)
+            self.clears.setdefault(name, []).extend(own)
+
+    def _first_blocks(self, position: int) -> list[int]:
+        return [self.first_block(group, position) for group in self.groups.values()]
 
     def _take_all(self, request: Request) -> None:
         if self.copies:

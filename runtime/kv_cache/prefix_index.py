@@ -97,6 +97,27 @@ class PrefixIndex:
                 break
         return Match(tuple(nodes), matched)
 
+    def usable(self, match: Match, first_blocks: Callable[[int], Sequence[int]], least_part: int) -> int:
+        """How many tokens of a match are of use: every group has the blocks that the next token sees.
+
+        ``first_blocks`` says of a position which block is the first that it sees, in each group. ``least_part``: fewer
+        tokens of a block aren't worth a copy of it.
+        """
+        size, in_a_row = self.block_size, []
+        for i in range(len(self._windowed)):
+            of = [0]  # for each number of nodes, how many of the last have a block of the group
+            for node in match.nodes:
+                of.append(of[-1] + 1 if node.blocks[i] != NO_BLOCK else 0)
+            in_a_row.append(of)
+        ends = list(range(match.tokens // size * size, 0, -size))
+        if match.tokens % size >= least_part:
+            ends.insert(0, match.tokens)
+        for tokens in ends:
+            blocks = -(-tokens // size)
+            if all(of[blocks] >= blocks - first for of, first in zip(in_a_row, first_blocks(tokens), strict=True)):
+                return tokens
+        return 0
+
     def add(self, parent: Node, tokens: Tokens, blocks: Sequence[int]) -> Node:
         """The node of these tokens behind ``parent``, which isn't detached. What it lacks, it takes of ``blocks``.
 
@@ -134,6 +155,11 @@ class PrefixIndex:
         for node in found:
             found += node.children
         return [node for node in found if node.parent is not None]
+
+    def discard(self, group: int, block: int) -> None:
+        """``forget``, if the block is one that ``find`` gives."""
+        if block in self._node_of[group]:
+            self.forget(group, block)
 
     def forget(self, group: int, block: int) -> None:
         """A block gets other tokens. If it isn't of a window, what comes behind it is of no use any more."""

@@ -137,6 +137,7 @@ class ContinuousScheduler:
         chunks = decodes + prefills
         step = self._inputs.of(chunks)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
         self._began = time.perf_counter()
         return Batch(tuple(chunks), step)
 
@@ -148,7 +149,7 @@ class ContinuousScheduler:
                 self.cache.grow(chunk.request, cached)
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
-        self.cache.copies = {}
+        self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), time.perf_counter() - self._began)
         advanced, row = [], 0

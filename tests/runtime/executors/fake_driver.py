@@ -70,6 +70,11 @@ class FakeDevice:
         self.owned(address, nbytes)
         ctypes.memset(address, 0, nbytes)
 
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        self.owned(to, nbytes)
+        self.owned(source, nbytes)
+        ctypes.memmove(to, source, nbytes)
+
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.full(max(nbytes, 1), 0xFF, np.uint8)
 

@@ -16,6 +16,7 @@ from enginewright.plugins.shared.errors import BundleError, CapacityError, Engin
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import tensorrt_library
 from enginewright.runtime.executors.tensorrt_slots import FREE_SHARE
+from enginewright.runtime.kv_cache import cache_manager
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -112,7 +113,7 @@ def test_what_the_gpu_holds_is_destroyed_in_order(install: Install, bundles, pro
 def test_prompts_of_any_length_are_bound_to_few_sizes(install: Install, bundles, prompts) -> None:
     """Three: of one row for each of a step's requests, of more, and the last token of a prompt that is left over."""
     install("paged")
-    with LLM(bundles["paged"], max_requests=1) as llm:
+    with LLM(bundles["paged"], max_requests=1, prefix_cache=False) as llm:
         for prompt in prompts[1:]:
             llm.logits(prompt)
             llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
@@ -178,7 +179,7 @@ def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expec
         for group in llm.engine.executor.cache_groups:
             for name in (f"{kind}_cache:{layer}" for kind in "kv" for layer in group.layers):
                 size = memory._bytes[name] // llm.engine.executor.blocks[group.name]
-                for block in requests[1].tables[group.name]:
+                for block in (b for b in requests[1].tables[group.name] if b >= 0):
                     address = memory.caches[name] + block * size
                     cuda.devices[-1].view(address, np.dtype(np.float32), (size // 4,))[:] = np.nan
         while llm.engine.has_work():
@@ -190,6 +191,23 @@ def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expec
     tokens = [list(r.tokens[r.prompt_length :]) for r in requests]
     assert [tokens[0], *tokens[2:]] == [expected[2], *expected[4:7]]
     assert tokens[1] == expected[3][:4]
+
+
+@pytest.mark.parametrize("form", ["paged", "segments"])
+def test_prefixes_are_shared_and_copied(install: Install, bundles, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setattr(cache_manager, "LEAST_COPIED", 1)  # blocks are small here
+    shared = [int(t) for t in np.random.default_rng(5).integers(3, 49, 40)]
+    prompts = [[*shared[:n], 5, n] for n in (33, 33, 30, 11)]
+    found = []
+    for on in (False, True):
+        install(form)
+        with LLM(bundles[form], max_requests=2, prefix_cache=on) as llm:
+            found.append(
+                [list(r.token_ids) for r in llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))]
+            )
+            use = llm.info()["prefix_cache"]
+    assert found[0] == found[1]
+    assert use["hits"] == 3 and use["copied_blocks"] > 0
 
 
 def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> None:

@@ -191,15 +191,22 @@ def test_a_window_s_blocks_stay_few(toy: Any, windows: tuple[int, ...]) -> None:
     assert request.tokens[30:] == alone(toy, windows, request)
 
 
-def test_a_request_that_fails_leaves_no_part_of_a_block(toy: Any) -> None:
+def test_a_request_that_fails_leaves_nothing_of_its_own(toy: Any) -> None:
+    """Its blocks are cleared before another gets them; what others hold, or had computed, stays."""
     engine = engine_of(toy)
+    run(engine, other := ask([*range(8), 9, 9]))
     engine.executor.poison = 77  # type: ignore[attr-defined]
-    bad = ask([*range(8), 77])
-    run(engine, bad)
-    assert bad.finish_reason == "error"
+    bad = ask([*range(8), 77, *range(20)])
+    engine.add_request(long := ask([*range(8), 9, 9], 40))
+    engine.step()
+    engine.add_request(bad)
+    run(engine)
+    assert bad.finish_reason == "error" and bad.cached_tokens == 8 and long.finish_reason == "length"
+    [cleared] = [step.clears for step in engine.executor.steps if step.clears]  # type: ignore[attr-defined]
+    assert len(cleared["g0"]) == 3
     engine.executor.poison = None  # type: ignore[attr-defined]
-    run(engine, good := ask([*range(8), 77, 1]))
-    assert good.cached_tokens == 8
+    run(engine, good := ask([*range(8), 77, *range(20)]))
+    assert good.cached_tokens == 8 and other.cached_tokens == 0
 
 
 def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
