@@ -325,7 +325,7 @@ class LLM:
             "kv_cache_bytes": plan.bytes,
             "kv_cache_tokens": plan.tokens,
             "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
-            "prefix_cache": self._cache.statistics(),
+            "prefix_cache": self._cache.statistics(self.engine.scheduler.running),
             "preemptions": self.engine.preemptions,
             "buckets": self._executor.statistics() if isinstance(self._executor, StaticShapes) else [],
         }

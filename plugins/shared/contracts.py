@@ -157,7 +157,8 @@ class ExecutorCaps:
     ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
     ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
     made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
-    -1 for blocks that no token of the step sees through the group's window.
+    -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is a slot of a whole
+    request, the same in every group, and a new request may go on behind tokens of the one that had it before.
     """
 
     ragged: bool = True
@@ -166,6 +167,7 @@ class ExecutorCaps:
     tree: bool = False
     lora: bool = False
     shared_blocks: bool = False
+    kept_slots: bool = False
 
 
 @dataclass(frozen=True)

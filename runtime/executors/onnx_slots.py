@@ -89,7 +89,7 @@ class OnnxExecutor:
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
-        self.caps = ExecutorCaps(ragged=False, max_requests=slots)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
         self._target = target
         self._variant = io.variant
         self._threads = threads or available_threads()

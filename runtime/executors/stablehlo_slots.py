@@ -56,7 +56,7 @@ class StableHloExecutor:
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(section, context)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
-        self.caps = ExecutorCaps(ragged=False, max_requests=slots)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
         self._target = target
         self._threads = threads or available_threads()
         self._pjrt = Pjrt(provider, self._threads)

@@ -49,7 +49,7 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group(capacity) for group in io.cache_groups)
         slots = min(self.blocks[group.name] for group in self.cache_groups)
-        self.caps = ExecutorCaps(ragged=False, max_requests=slots)
+        self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
         super().__init__(section, target, threads)
 
         def load(device: Device) -> EngineSlots:

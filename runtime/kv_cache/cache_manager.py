@@ -86,6 +86,7 @@ class CacheManager:
         self.index: PrefixIndex | None = None
         if prefix_cache and shared_blocks and len({g.block_size for g in groups}) == 1:
             self.index = PrefixIndex(groups[0].block_size, [g.window > 0 for g in groups], self._drop)
+        self.keeps = self.index is not None  # whether requests may find something
         self.pools = {g.name: BlockPool(blocks[g.name], partial(self._evicted, i)) for i, g in enumerate(groups)}
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
@@ -205,17 +206,17 @@ class CacheManager:
         self._take_all(request)
         self.changes += 1
 
-    def statistics(self) -> dict[str, Any] | None:
+    def statistics(self, running: Sequence[Request]) -> dict[str, Any] | None:
         """What the prefix cache did so far, and what blocks are for, of each group; None without a prefix cache.
 
         ``unused_tokens`` is the waste: places in held blocks that no token of their requests has come to yet.
         """
-        if self.index is None:
+        if not self.keeps:
             return None
         blocks = {}
         for name, pool in self.pools.items():
             size, kept = self.groups[name].block_size, pool.kept_blocks
-            unused = sum(max(len(r.tables.get(name, ())) * size - r.computed, 0) for r in list(self._places))
+            unused = sum(max(len(r.tables.get(name, ())) * size - r.computed, 0) for r in tuple(running))
             blocks[name] = {"held": pool.total_blocks - pool.free_blocks, "shared": pool.shared_blocks, "kept": kept}
             blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
         disk = None if self.disk is None else self.disk.store.describe()

@@ -22,6 +22,7 @@ from enginewright.runtime.requests.request import Request
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_groups import bytes_for, format_bytes
 from ..kv_cache.cache_manager import CacheManager
+from ..kv_cache.slot_manager import SlotManager
 from .base import Batch, Chunk
 from .step_inputs import StepInputs
 
@@ -59,7 +60,8 @@ class ContinuousScheduler:
     ) -> None:
         self.config = config
         self.caps = caps
-        self.cache = CacheManager(
+        manager = SlotManager if caps.kept_slots and config.prefix_cache else CacheManager
+        self.cache = manager(
             groups,
             blocks,
             step_tokens=min(config.prefill_tokens, config.prefill_chunk or config.prefill_tokens, caps.max_tokens),

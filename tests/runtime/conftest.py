@@ -37,6 +37,7 @@ class ToyExecutor:
 
     ``script`` replaces the checksum: text that the model says, from the first new token of a request on.
     ``windows``: of groups with blocks of one size, which may be shared; 0 for none. A token sees no more than these.
+    With ``kept_slots`` in ``caps``, all groups have blocks of that size, too.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class ToyExecutor:
         windows: Sequence[int] | None = None,
     ) -> None:
         self.caps = caps if windows is None else replace(caps, shared_blocks=True)
-        sizes = [(block_size << i, 0, blocks >> i) for i in range(groups)]
+        grow = 0 if caps.kept_slots else 1
+        sizes = [(block_size << i * grow, 0, blocks >> i * grow) for i in range(groups)]
         if windows is not None:
             sizes = [(block_size, window, blocks) for window in windows]
         self.cache_groups = tuple(
@@ -126,7 +128,7 @@ class ToyExecutor:
                 seen = max(start - group.window + 1, 0) // group.block_size if group.window else 0
                 assert (row[seen : -(-length // group.block_size)] >= 0).all()
                 assert not self.caps.shared_blocks or (row[:seen] == -1).all(), "a block that is given back"
-        if not self.caps.ragged:
+        if not self.caps.ragged and not self.caps.kept_slots:  # of a prompt that is kept, one token may be left
             assert len({c > 1 for c in counts}) == 1 or not (first > 0).any()
 
     def _held(self, step: StepInput, b: int, row: int) -> NDArray[np.int32]:

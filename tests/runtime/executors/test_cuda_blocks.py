@@ -315,7 +315,7 @@ def with_prefixes(case: str) -> tuple[list[list[int]], list[list[int]], dict[str
         while engine.has_work():
             engine.step()
         found.append([request.tokens[request.prompt_length :] for request in requests])
-        use = engine.scheduler.cache.statistics()
+        use = engine.scheduler.cache.statistics(())
     assert use is not None
     return found[0], found[1], use
 
