@@ -157,8 +157,8 @@ class ExecutorCaps:
     ``ragged``: prefill and decode tokens may share a step. ``max_tokens``: most tokens (T) of one step,
     ``max_requests``: most requests (B). ``shared_blocks``: several requests may hold a block, ``StepInput.copies`` are
     made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
-    -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is a slot of a whole
-    request, the same in every group, and a new request may go on behind tokens of the one that had it before.
+    -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
+    whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
     """
 
     ragged: bool = True

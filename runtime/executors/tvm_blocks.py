@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ class TvmExecutor:
         self._bundle, self._target = bundle, target
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
-        self.caps = ExecutorCaps()
+        self.caps = ExecutorCaps(shared_blocks=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         name = f"{target_folder(target)}/{library_name(level)}"
@@ -75,7 +76,31 @@ class TvmExecutor:
         self._bundle.check_unchanged()
         return Deferred(self._run, step)
 
+    @property
+    def cache_identity(self) -> bytes:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        folders = ("weights/", target_folder(self._target) + "/")
+        files = [(name, file.sha256) for name, file in self._bundle.files.items() if name.startswith(folders)]
+        return json.dumps([self._level, tvm_version(), sorted(files)]).encode()
+
+    def read_block(self, group: str, block: int) -> Array:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        return np.concatenate([memory[block] for memory in self._step.memory_of(group)])
+
+    def write_block(self, group: str, block: int, payload: Array) -> None:
+        """See ``kv_cache.disk_tier.BlockMemory``."""
+        at = 0
+        for memory in self._step.memory_of(group):
+            memory[block] = payload[at : at + memory.shape[1]]
+            at += memory.shape[1]
+
     def _run(self, step: StepInput) -> StepOutput:
+        for group, blocks in step.clears.items():
+            for memory in self._step.memory_of(group):
+                memory[blocks] = 0
+        for group, pairs in step.copies.items():
+            for memory in self._step.memory_of(group):
+                memory[pairs[:, 1]] = memory[pairs[:, 0]]
         logits = self._step.run(step)
         if step.sampling is None:
             return StepOutput(tokens=None, logits=logits.copy() if step.return_logits else None)
@@ -113,14 +138,20 @@ class TvmStep:
         self._weights = [weights[u.name].reshape(-1).view(stored_type(u)) for u in program.weights]
         self._weight_tensors = [tensor(array) for array in self._weights]
         self._caches: list[Array] = []
+        self._memory: dict[str, list[Array]] = {group.name: [] for group in program.cache_groups}
         for group in program.cache_groups:
             for _ in group.layers:
                 for size in (group.key_head_size, group.value_head_size):
                     count = blocks[group.name] * group.block_size * group.kv_heads * size
                     self._caches.append(aligned(4 * count, zero=True).view(np.float32))
+                    self._memory[group.name].append(self._caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
         self._cache_tensors = [tensor(array) for array in self._caches]
         self._arena = aligned(0)
         self._arena_tensors: list[Any] = []
+
+    def memory_of(self, group: str) -> list[Array]:
+        """The keys and the values of each layer, [P, bytes of a block]."""
+        return self._memory[group]
 
     def run(self, step: StepInput) -> Array:
         """The logits [R, V], in memory that the next step writes."""

@@ -23,6 +23,7 @@ from enginewright.runtime.bundle.tvm_section import FEATURES, LevelName
 from enginewright.runtime.executors import tvm_blocks
 from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 
@@ -79,6 +80,22 @@ def test_a_row_s_bits_are_the_same_in_any_batch(bundle: Path) -> None:
     with LLM(bundle, target="tvm", threads=1, prefill_chunk=7) as llm:
         for prompt, logits in zip(prompts, whole, strict=True):
             assert np.array_equal(llm.logits(prompt), logits)
+
+
+def test_a_prefix_changes_no_bit(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in memory to the token, or read from a folder by an executor that begins with nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    shared = np.random.default_rng(3).integers(3, 256, 90).tolist()
+    prompts = [[*shared[:n], n] for n in (90, 90, 80, 40)]
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
+    with LLM(bundle, target="tvm", threads=1, prefix_cache=False) as llm:
+        plain = llm.generate(prompts, params)
+    for reused, from_disk in ((90 + 80 + 40, False), (64 + 90 + 80 + 40, True)):
+        with LLM(bundle, target="tvm", threads=2, prefix_folder=tmp_path / "kept") as llm:
+            found = [llm.generate([prompt], params)[0] for prompt in prompts]
+            use = llm.info()["prefix_cache"]
+        assert found == plain
+        assert (use["reused"], use["from_disk"] > 0) == (reused, from_disk)
 
 
 def test_what_does_not_run_here_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
