@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "large_model.py"
-LIMIT = 640_000_000
+LIMIT = 720_000_000
 
 
 @pytest.mark.matrix
 def test_a_tight_limit_is_kept(tmp_path: Path) -> None:
-    """The weights take 220 MB as float32, and the process some 480 MB before it has read any: torch
-    loads Triton, which tests have installed."""
+    """The weights take 265 MB as float32, and the process some 520 MB before it has read any: torch loads
+    Triton, and transformers SciPy, which tests have installed."""
     command = [
         sys.executable,
         str(SCRIPT),
         str(tmp_path / "work"),
         "--gib",
-        "0.1",
+        "0.12",
         "--hidden",
         "768",
         "--context",

@@ -165,7 +165,7 @@ def test_a_target_and_a_context(tiny_bundle: Path) -> None:
     ("options", "code", "message"),
     [
         (["--target", "onnx"], 7, "no target 'onnx'; it has cpu"),
-        (["--provider", "cuda"], 2, "--provider: 'cuda' is for target 'onnx', not 'cpu'"),
+        (["--provider", "cuda"], 2, "--provider: 'cuda' is for target 'onnx' or 'stablehlo', not 'cpu'"),
         (["--context", "513"], 9, "context: 513 tokens are more than the 512"),
         (["--context", "1"], 2, "--context: 1 is out of range"),
     ],

@@ -201,7 +201,7 @@ def test_context(install: Install, bundle: Path) -> None:
     install()
     with pytest.raises(CapacityError, match=f"context: {C} tokens are more than the {C - 1} that the engines"):
         LLM(bundle, context=C)
-    with pytest.raises(RequestError, match="provider: 'cuda' is for target 'onnx', not 'tensorrt-rtx'"):
+    with pytest.raises(RequestError, match="provider: 'cuda' is for target 'onnx' or 'stablehlo', not 'tensorrt-rtx'"):
         LLM(bundle, provider="cuda", memory="1MiB")
 
 
