@@ -40,7 +40,7 @@ def open_tier(
     store = BlockStore(
         Path(folder).absolute(), memory.cache_identity, most_bytes=parse_size(size), most_age=days * 24 * 3600
     )
-    return DiskTier(store, memory, list(cache.groups))
+    return DiskTier(store, memory, list(cache.groups), cache.index.block_size)
 
 
 def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:

@@ -37,16 +37,12 @@ class BlockPool:
         self._holders = [0] * blocks
         self._tenant: list[str | None] = [None] * blocks  # of a block that is kept once nobody holds it
         self._kept: dict[str, OrderedDict[int, None]] = {}  # tenant -> blocks that nobody holds, oldest use first
+        self.kept_blocks = 0  # that nobody holds, and that a later request may use
 
     @property
     def free_blocks(self) -> int:
         """Number of blocks that nobody holds, kept ones among them."""
         return len(self._free) + self.kept_blocks
-
-    @property
-    def kept_blocks(self) -> int:
-        """Number of blocks that nobody holds and that a later request may use."""
-        return sum(map(len, self._kept.values()))
 
     @property
     def shared_blocks(self) -> int:
@@ -86,6 +82,7 @@ class BlockPool:
             self._free.append(block)
         else:
             self._kept.setdefault(tenant, OrderedDict())[block] = None
+            self.kept_blocks += 1
 
     def keep(self, block: int, tenant: str) -> None:
         """From its last release on, a held block is kept for a tenant. Raises ValueError if it isn't held."""
@@ -131,6 +128,7 @@ class BlockPool:
         assert tenant is not None
         kept = self._kept[tenant]
         del kept[block]
+        self.kept_blocks -= 1
         if not kept:
             del self._kept[tenant]
 

@@ -91,7 +91,7 @@ class CacheManager:
         self.use = PrefixUse()
         self.disk: DiskTier | None = None  # where evicted blocks go, and are found again
         self.changes = 0  # grows when there may be more blocks, or more to find, than before
-        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to); these two are for the next step
+        self.copies: dict[str, list[tuple[int, int]]] = {}  # group -> (from, to); both are for the next step
         self.clears: dict[str, list[int]] = {}  # group -> blocks of requests whose numbers were not finite
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
@@ -105,7 +105,7 @@ class CacheManager:
         return min(tokens, group.window + self._step_tokens + 2 * group.block_size)
 
     def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
-        """Has a request begin with what is known of its tokens: sets its tables and what counts as computed.
+        """Has a request begin with what is known of its tokens: sets its tables and ``computed``.
 
         Args:
             request: one without blocks.
@@ -245,6 +245,7 @@ class CacheManager:
                 self.copies.setdefault(name, []).append((source, block))
             else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
                 memory.write_block(name, block, payload)
+                self._not_cleared(name, block)
             request.capacity = len(request.tables[name]) * self.groups[name].block_size
             self.use.copied_blocks += 1
 
@@ -262,6 +263,7 @@ class CacheManager:
             for group, table in request.tables.items():
                 seen = at >= self.first_block(self.groups[group], end)
                 table.append(self.pools[group].allocate(request.tenant) if seen else NO_BLOCK)
+                self._not_cleared(group, table[-1])
             blocks = [table[at] for table in request.tables.values()]
             if not self.disk.read(name, request.tokens[at * size : (at + 1) * size], blocks):
                 self._cut(request, first if self.windows else at)
@@ -348,6 +350,11 @@ class CacheManager:
                 pool.drop(block)
             self.clears.setdefault(name, []).extend(own)
 
+    def _not_cleared(self, name: str, block: int) -> None:
+        """What is written before the step must not be cleared by it."""
+        if block in self.clears.get(name, ()):
+            self.clears[name].remove(block)
+
     def _first_blocks(self, position: int) -> list[int]:
         return [self.first_block(group, position) for group in self.groups.values()]
 
@@ -371,17 +378,12 @@ class CacheManager:
     def save_all(self, disk: DiskTier) -> None:
         """Writes all that can be found: what comes first last, so that it is deleted last."""
         for node in reversed(self.index.nodes() if self.index is not None else []):
-            self._save(disk, node, wait=True)
-
-    def _save(self, disk: DiskTier, node: Node, *, wait: bool = False) -> None:
-        assert self.index is not None
-        if len(node.tokens) == self.index.block_size:
-            disk.leaving(node, wait=wait)
+            disk.leaving(node, wait=True)
 
     def _evicted(self, group: int, block: int) -> None:
         assert self.index is not None
         if self.disk is not None:
-            self._save(self.disk, self.index.node(group, block))
+            self.disk.leaving(self.index.node(group, block))
         self.index.forget(group, block)
 
     def _drop(self, group: int, block: int) -> None:

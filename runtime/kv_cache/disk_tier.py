@@ -34,13 +34,15 @@ class DiskTier:
         store: the folder.
         memory: of the pools.
         groups: their names, in the order of nodes' blocks.
+        block_size: tokens of a block.
     """
 
-    def __init__(self, store: BlockStore, memory: BlockMemory, groups: Sequence[str]) -> None:
+    def __init__(self, store: BlockStore, memory: BlockMemory, groups: Sequence[str], block_size: int) -> None:
         self.store = store
         self.memory = memory
         self.seconds_per_token: float | None = None  # of computing, so far
         self._groups = tuple(groups)
+        self._block_size = block_size
         self._sizes = [len(memory.read_block(name, 0)) for name in groups]
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -50,8 +52,9 @@ class DiskTier:
             self.seconds_per_token = each if before is None else 0.9 * before + 0.1 * each
 
     def leaving(self, node: Node, *, wait: bool = False) -> None:
-        """A block of a node is about to be evicted: while all are there, they are written."""
-        if self.store.writable and NO_BLOCK not in node.blocks and not self.holds(node):
+        """A block of a node is about to be evicted: while all are there, and full, they are written."""
+        whole = len(node.tokens) == self._block_size and NO_BLOCK not in node.blocks
+        if whole and self.store.writable and not self.holds(node):
             payloads = [self.memory.read_block(*at) for at in zip(self._groups, node.blocks, strict=True)]
             self.store.write(self._name(node), node.namespace, node.tokens, payloads, wait=wait)
 

@@ -91,6 +91,8 @@ class ToyExecutor:
             raise self.fail
         self._check(step)
         self.steps.append(step)
+        for name, cleared in step.clears.items():
+            self.memory[name].reshape(self.blocks[name], -1)[cleared] = -1
         for name, pairs in step.copies.items():
             blocks = self.memory[name].reshape(self.blocks[name], -1)
             blocks[pairs[:, 1]] = blocks[pairs[:, 0]]

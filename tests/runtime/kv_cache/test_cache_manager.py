@@ -209,6 +209,24 @@ def test_a_request_that_fails_leaves_nothing_of_its_own(toy: Any) -> None:
     assert good.cached_tokens == 8 and other.cached_tokens == 0
 
 
+def test_what_is_read_from_a_disk_is_not_cleared(toy: Any, tmp_path: Path) -> None:
+    """Into a block of a request that failed in the step before."""
+    engine = engine_of(toy, blocks=4)
+    cache = engine.scheduler.cache
+    cache.disk = open_tier(engine.executor, cache, tmp_path / "kept")
+    run(engine, ask([*range(16), 1]))
+    run(engine, *(ask([50 + i, *range(20)]) for i in range(4)))  # evicts it
+    cache.disk.store.flush()
+    engine.executor.poison = 77  # type: ignore[attr-defined]
+    bad, good = ask([77, *range(30)], 1), ask([*range(16), 2])
+    engine.add_request(bad)
+    engine.add_request(good)
+    run(engine)
+    assert bad.finish_reason == "error" and cache.use.from_disk == 16
+    assert good.tokens[good.prompt_length :] == alone(toy, (0,), good)
+    cache.disk.store.close()
+
+
 def test_a_step_that_fails_leaves_nothing_that_was_not_copied(toy: Any) -> None:
     engine = engine_of(toy)
     run(engine, ask(list(range(7))))
