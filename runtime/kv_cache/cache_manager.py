@@ -32,8 +32,7 @@ class PrefixUse:
     """What the prefix cache did so far.
 
     Attributes:
-        requests: that began, or began again after a preemption, and might have found something.
-        hits: those that found a prefix.
+        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
         tokens, reused: that they had, and that they found.
         copied_blocks: of prefixes that end within a block, over all groups.
         from_disk: tokens of ``reused`` that were read from a disk.
@@ -141,6 +140,9 @@ class CacheManager:
         node.users += 1
         self._places[request] = place = _Place(node, whole)
         if not self._read(index, request, place) and tokens % size:
+            if NO_BLOCK in match.nodes[whole].blocks:  # evicted for a record that turned out to be damaged
+                self.release(request)
+                return self.begin(request, others, promised, force=force)
             self._copy(request, match.nodes[whole])
         self._count(request)
         return True
@@ -219,8 +221,7 @@ class CacheManager:
             unused = sum(max(len(r.tables.get(name, ())) * size - r.computed, 0) for r in tuple(running))
             blocks[name] = {"held": pool.total_blocks - pool.free_blocks, "shared": pool.shared_blocks, "kept": kept}
             blocks[name] |= {"free": pool.free_blocks - kept, "evictions": pool.evictions, "unused_tokens": unused}
-        disk = None if self.disk is None else self.disk.store.describe()
-        return asdict(self.use) | {"blocks": blocks, "disk": disk}
+        return asdict(self.use) | {"blocks": blocks, "disk": self.disk and self.disk.store.describe()}
 
     @staticmethod
     def first_block(group: CacheGroup, position: int) -> int:
@@ -350,8 +351,7 @@ class CacheManager:
                 pool.drop(block)
             self.clears.setdefault(name, []).extend(own)
 
-    def _not_cleared(self, name: str, block: int) -> None:
-        """What is written before the step must not be cleared by it."""
+    def _not_cleared(self, name: str, block: int) -> None:  # what is written before the step isn't cleared by it
         if block in self.clears.get(name, ()):
             self.clears[name].remove(block)
 
