@@ -95,7 +95,7 @@ class Graph:
     Args:
         model: the graph with free sizes.
         sizes: of the bucket.
-        positions: how many the model has; what lies behind them isn't a request's.
+        positions: how many the model has; later ones are padding.
     """
 
     def __init__(self, model: onnx.ModelProto, sizes: ModuleSection, positions: int) -> None:
@@ -162,7 +162,7 @@ class Graph:
         return [name.replace("present_", "past_") for name in self._outputs if name != LOGITS]
 
     def translate(self, nodes: Sequence[onnx.NodeProto], handlers: Mapping[str, Handler]) -> str:
-        """The module's text. Raises UnsupportedModelError for an operator that there is no handler for."""
+        """The module's text. Raises UnsupportedModelError for an operator without a handler."""
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             self.call = Call(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name)

@@ -27,7 +27,7 @@ _SUMS, _STREAMS = 24, 4
 
 @dataclass
 class Product:
-    """The operands of a product; ``store`` is what is done to its sums."""
+    """The operands of a product; ``store`` is its epilogue."""
 
     out: Memory
     bias: Memory | None

@@ -56,7 +56,7 @@ class Kernels:
 
 
 def kernels_of(program: LoweredProgram, level: Level) -> Kernels:
-    """Raises UnsupportedModelError naming the first step that there is no kernel for."""
+    """Raises UnsupportedModelError naming the first step without a kernel."""
     kernels = Kernels()
     for index, step in enumerate(program.steps):
         write = HANDLERS.get(step.op)
