@@ -1,6 +1,6 @@
 """What the prefix cache gives: time to the first token of a prompt whose beginning is known, in memory or on disk.
 
-    python benchmarks/prefix_cache.py BUNDLE [--prompt 4096] [--shared 4000] [--rounds 5] [--json FILE]
+    python benchmarks/prefix_cache.py BUNDLE [--prompt 4096] [--shared 4000] [--rounds 5] [--peers int8] [--json FILE]
 
 Each round takes a new beginning of random tokens, and times to the first token:
 
@@ -9,8 +9,9 @@ Each round takes a new beginning of random tokens, and times to the first token:
 - disk: a third one, in a new process that begins with the folder that this one wrote (the model is open already);
 - rest: a prompt of as many tokens as the hit had to compute, alone: what no cache could avoid.
 
-All first tokens are compared with those of a model that keeps nothing. Then an agent: a long system prompt, a
-conversation that grows, results of tools that come back; the whole of it with the cache and without.
+All first tokens are compared with those of a model that keeps nothing. Then an agent's conversation (``peers.agent``)
+with the cache and without. ``--peers`` has llama.cpp and OpenVINO GenAI hold the same conversation, in turn with ours,
+with SmolLM2 in a format of as many bits; BUNDLE must be that model. Whose answers the cache changed is counted.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from peers.agent import Conversation, english
+from peers.engines import FORMATS, OURS
+from peers.machine import machine
+from peers.prepare import Asked, prepare
+from peers.processes import Command, run
+from peers.workload import Workload
 
 from enginewright import LLM, SamplingParams
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
-TURNS = 12
-SYSTEM, TOOL, ANSWER = 1500, 220, 48
-"""Tokens of the agent's system prompt, of what a tool gives back, and of each of its answers."""
+TEXT = 30_000
+"""Characters that the agent's conversation is cut from."""
+
+TOTALS = ("with", "without")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--memory", default="2GiB")
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--peers", choices=FORMATS, help="other engines too, with weights of this format")
     parser.add_argument("--disk", nargs=2, metavar=("FOLDER", "PROMPT"), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    told = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(told)
     if options.disk is not None:
         print(json.dumps(from_disk(options)))
         return 0
@@ -58,14 +68,17 @@ def main(arguments: list[str] | None = None) -> int:
         share = median(s / c for s, c in zip(seconds, figures["cold"], strict=True))
         print(f"{name:<6}{median(seconds) * 1e3:>10.1f}   {share:>7.1%} of cold")
     assert all(r["same"] for r in rounds), "a first token differs"
-    trace = {name: agent(options, prefix_cache=on) for name, on in (("without", False), ("with", True))}
-    assert trace["with"]["tokens"] == trace["without"]["tokens"], "the cache changed a token"
-    for name, found in trace.items():
-        print(f"agent, {name:<8}{found['seconds']:>8.2f} s, to first tokens {found['first']:>7.2f} s")
+    agents = conversations(options)
+    for name, found in agents.items():
+        first, seconds = (median(r[a] / r[b] for r in found) for a, b in (("first_with", "first_without"), TOTALS))
+        print(
+            f"agent, {name:<14}{median(r['with'] for r in found):>8.2f} s, first tokens "
+            f"{median(r['first_with'] for r in found):>6.2f} s: {seconds:.1%} and {first:.1%} of what it takes without "
+            f"the cache, which changed {max(r['changed'] for r in found):.0f} of {found[0]['turns']:.0f} answers"
+        )
+    assert not any(r["changed"] for r in agents[OURS]), "the cache changed a token"
     if options.json:
-        for found in trace.values():
-            del found["tokens"]
-        result = {"workload": sys.argv[1:], "seconds_to_first_token": figures, "agent": trace}
+        result = {"workload": told, "machine": machine(), "seconds_to_first_token": figures, "agent": agents}
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
@@ -113,22 +126,25 @@ def from_disk(options: argparse.Namespace) -> tuple[float, list[int]]:
     return seconds, list(token)
 
 
-def agent(options: argparse.Namespace, *, prefix_cache: bool) -> dict[str, Any]:
-    """A conversation of TURNS turns: seconds in all, and to the first tokens; and the tokens."""
-    rng = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=ANSWER, ignore_eos=True)
-    with opened(options, prefix_cache=prefix_cache) as llm:
-        text = rng.integers(10, llm.model.vocab_size, SYSTEM).tolist()
-        seconds, first, tokens = 0.0, 0.0, []
-        for _ in range(TURNS):
-            text = text + rng.integers(10, llm.model.vocab_size, TOOL).tolist()
-            start = time.perf_counter()
-            (result,) = llm.generate([text], params)
-            seconds += time.perf_counter() - start
-            first += (result.metrics.first_token or 0.0) - result.metrics.queued
-            tokens.append(result.token_ids)
-            text = text + list(result.token_ids)
-    return {"seconds": seconds, "first": first, "tokens": tokens}
+def conversations(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Of each engine, the figures of each round; another engine begins each round."""
+    commands = {OURS: (Command(Path(sys.executable), "ours"), options.bundle.resolve())}
+    if options.peers:
+        asked = Asked(["smollm2"], [options.peers], ["llama.cpp", "openvino"])
+        for peer in prepare(asked, lambda text: print(text, file=sys.stderr))[0]:
+            commands[peer.engine] = (peer.command, peer.path)
+    with opened(options) as llm:
+        talk = Conversation.of_text(llm.tokenizer.encode(english()[:TEXT]))
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    with tempfile.TemporaryDirectory() as folder:
+        talk.write(Path(folder) / "conversation.json")
+        work = Workload(threads=options.threads, conversation=str(Path(folder) / "conversation.json"))
+        for index in range(options.rounds):
+            names = list(commands)
+            for name in names[index % len(names) :] + names[: index % len(names)]:
+                command, model = commands[name]
+                found[name].append(dict(run(command.line("agent", model, work)).figures))
+    return found
 
 
 if __name__ == "__main__":

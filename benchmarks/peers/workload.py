@@ -6,6 +6,7 @@
 - ``long``: the same for one long prompt;
 - ``start``: from nothing to the first token of a short prompt;
 - ``logits``: of each token of a text, for the KL divergence from float32;
+- ``agent``: a conversation with the engine's prefix cache and without, see ``peers.agent``;
 - ``roofline``, ours alone: what the machine reads and multiplies at most, and what the program makes of it.
 
 Prompts are random and never repeated, since prefix caches would hide the prefill, and nothing ends early.
@@ -23,8 +24,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Task = Literal["speed", "long", "start", "logits", "roofline"]
-TASKS: tuple[Task, ...] = ("speed", "long", "start", "logits", "roofline")
+Task = Literal["speed", "long", "start", "logits", "agent", "roofline"]
+TASKS: tuple[Task, ...] = ("speed", "long", "start", "logits", "agent", "roofline")
 START_PROMPT = 16
 SPARE = 16
 """Tokens that a request may get while others of its batch are still in prefill."""
@@ -39,6 +40,7 @@ class Workload:
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
     ``vocabulary``; ``target`` is what runs a bundle of ours, and ``variant`` which of its files, if it has several.
+    ``conversation``: the file of an agent's.
     """
 
     prompt: int = 512
@@ -52,6 +54,7 @@ class Workload:
     vocabulary: int = 20_000
     target: str = "cpu"
     variant: str | None = None
+    conversation: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Workload:
@@ -103,6 +106,9 @@ class Worker(Protocol):
 
     def start(self, model: str, work: Workload) -> Report:
         """Calls ``first_token`` when it has it."""
+
+    def agent(self, model: str, work: Workload) -> Report:
+        """With and without its prefix cache; an engine without one lacks this."""
 
     def logits(self, model: str, ids: list[int]) -> npt.NDArray[np.float32] | None:
         """[T, V]; None from an engine that gives none."""

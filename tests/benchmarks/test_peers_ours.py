@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from peers.agent import Conversation
 from peers.engines import ENGINES
 from peers.loading import BENCHMARKS
 from peers.processes import Command, main, run
@@ -62,3 +65,30 @@ def test_logits_of_itself_have_no_divergence(tiny_bundle: Path, tmp_path: Path) 
 def test_workers_are_where_engines_say() -> None:
     for engine in ENGINES.values():
         assert (BENCHMARKS / "peers" / "workers" / f"{engine.worker}.py").exists()
+
+
+def test_an_agents_answers_are_the_same_with_the_cache_and_without(tiny_bundle: Path, tmp_path: Path) -> None:
+    talk = Conversation.of_text([3 + i % 250 for i in range(90)], system=40, tool=10, turns=4)
+    talk.write(tmp_path / "conversation.json")
+    assert Conversation.read(tmp_path / "conversation.json") == talk
+    work = replace(WORK, conversation=str(tmp_path / "conversation.json"))
+    found = run(Command(Path(sys.executable), "ours").line("agent", tiny_bundle, work)).figures
+    assert found["turns"] == 4
+    assert found["changed"] == 0
+    assert 0 < found["first_with"] < found["with"]
+    assert 0 < found["first_without"] < found["without"]
+
+
+def test_a_conversation_counts_the_answers_that_a_cache_changes() -> None:
+    talk = Conversation([1, 2], [[3], [4], [5]], answer=1)
+    asked: list[list[int]] = []
+
+    def cached(prompt: list[int]) -> tuple[list[int], float]:
+        asked.append(prompt)
+        return [len(prompt)], time.perf_counter()
+
+    found = talk.figures(cached, lambda prompt: ([len(prompt) + (prompt[-1] == 4)], time.perf_counter()))
+    assert asked == [[1, 2, 3], [1, 2, 3, 3, 4], [1, 2, 3, 3, 4, 5, 5]]
+    assert found["changed"] == 1
+    with pytest.raises(ValueError, match="90 tokens, where 1500 are needed"):
+        Conversation.of_text([0] * 90, system=1500, tool=0, turns=1)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from peers.agent import Conversation
 from peers.workload import START_PROMPT, Report, Workload, first_token, serve
 
 ENGINE = f"llama-cpp-python {llama_cpp.__version__}"
@@ -69,6 +71,10 @@ class Context:
             tokens = [prompts[s][i % len(prompts[s])] for s in every]
             seconds += self.decode(tokens, [start + i] * len(tokens), every, every=True)
         return len(prompts) * steps / seconds
+
+    def keep(self, tokens: int) -> None:
+        """Forgets all of sequence 0 but its first tokens."""
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), 0, tokens, -1)
 
     def logits(self, rows: int, columns: int) -> npt.NDArray[np.float32]:
         """Of the last decode, [T, V]."""
@@ -145,6 +151,36 @@ def start(path: str, work: Workload) -> Report:
     context.prefill(work.prompts(1, START_PROMPT)[0])
     first_token()
     return Report(ENGINE)
+
+
+def agent(path: str, work: Workload) -> Report:
+    """See ``workload``. With the cache: what the sequence has of the prompt stays, as in llama-server's slots (its
+    ``cache_prompt``); the last token is always computed."""
+    talk = Conversation.read(work.conversation)
+    model = _warmed(path, work)
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    context = Context(model, work.threads, talk.context + 64, 1)
+    held: list[int] = []
+
+    def ask(prompt: list[int], *, cached: bool) -> tuple[list[int], float]:
+        same = 0
+        while cached and same < min(len(held), len(prompt) - 1) and held[same] == prompt[same]:
+            same += 1
+        context.keep(same)
+        for first in range(same, len(prompt), 2048):
+            part = prompt[first : first + 2048]
+            context.decode(part, range(first, first + len(part)), [0] * len(part))
+        answer = [int(context.logits(1, vocabulary).argmax())]
+        at = time.perf_counter()
+        while len(answer) < talk.answer:
+            context.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0])
+            answer.append(int(context.logits(1, vocabulary).argmax()))
+        held[:] = prompt + answer[:-1]
+        return answer, at
+
+    figures = talk.figures(partial(ask, cached=True), partial(ask, cached=False))
+    context.free()
+    return Report(ENGINE, SETTINGS, figures)
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import openvino
 import openvino_genai
 
+from peers.agent import Conversation
 from peers.workload import START_PROMPT, Report, Workload, first_token, serve
 
 ENGINE = f"OpenVINO GenAI {openvino_genai.__version__.split('-')[0]}"
@@ -23,13 +25,13 @@ BLOCK = 32
 class Served:
     """A pipeline whose cache has room for so many tokens, for so many requests."""
 
-    def __init__(self, path: str, work: Workload, tokens: int, requests: int) -> None:
+    def __init__(self, path: str, work: Workload, tokens: int, requests: int, *, prefix_cache: bool = False) -> None:
         config = openvino_genai.SchedulerConfig()
         config.num_kv_blocks = -(-tokens // BLOCK) + requests + 1
         config.max_num_batched_tokens = max(work.prompt, work.long_prompt, 512)
         config.max_num_seqs = max(requests, 1)
         config.dynamic_split_fuse = True
-        config.enable_prefix_caching = False
+        config.enable_prefix_caching = prefix_cache
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(path, config, "CPU", properties(path, work.threads))
         self._next = 0
 
@@ -56,6 +58,18 @@ class Served:
         for _ in range(steps):
             self._pipeline.step()
         return requests * steps / (time.perf_counter() - start)
+
+    def answer(self, prompt: list[int], tokens: int) -> tuple[list[int], float]:
+        """So many tokens, and when the first was there."""
+        (handle,), _ = self.prefill([prompt], tokens - 1)
+        at = time.perf_counter()
+        found: list[int] = []
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        while handle.can_read():
+            for output in handle.read().values():
+                found += output.generated_ids
+        return found, at
 
     def finish(self, handles: list[Any]) -> None:
         """Ends them."""
@@ -107,6 +121,17 @@ def start(path: str, work: Workload) -> Report:
     Served(path, work, 256, 1).prefill(work.prompts(1, START_PROMPT), 1)
     first_token()
     return Report(ENGINE)
+
+
+def agent(path: str, work: Workload) -> Report:
+    """See ``workload``; the scheduler's ``enable_prefix_caching`` turns its cache on."""
+    talk = Conversation.read(work.conversation)
+    asks = []
+    for prefix_cache in (True, False):
+        served = Served(path, work, talk.context + 64, 1, prefix_cache=prefix_cache)
+        _warm(served, work)
+        asks.append(partial(served.answer, tokens=talk.answer))
+    return Report(ENGINE, SETTINGS, talk.figures(*asks))
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from peers.agent import Conversation
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
 
 
@@ -112,6 +114,28 @@ def start(model: str, work: Workload) -> Report:
         llm.generate([work.prompts(1, START_PROMPT)[0]], SamplingParams(max_tokens=1, ignore_eos=True))
         first_token()
     return Report(f"enginewright {__version__}")
+
+
+def agent(model: str, work: Workload) -> Report:
+    """See ``workload``: as who uses it from Python does."""
+    talk = Conversation.read(work.conversation)
+    params = SamplingParams(max_tokens=talk.answer, ignore_eos=True)
+
+    def asked(llm: LLM, prompt: list[int]) -> tuple[list[int], float]:
+        first, ids = 0.0, []
+        for piece in llm.stream(prompt, params):
+            first = first or time.perf_counter()
+            ids += piece.token_ids
+        return ids, first
+
+    def opened(prefix_cache: bool) -> LLM:
+        llm = LLM(model, threads=work.threads, memory="1GiB", prefix_cache=prefix_cache)
+        asked(llm, work.prompts(1, 64)[0])
+        return llm
+
+    with opened(True) as cached, opened(False) as plain:
+        figures = talk.figures(partial(asked, cached), partial(asked, plain))
+    return Report(f"enginewright {__version__}", "prefix cache in memory", figures)
 
 
 def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
