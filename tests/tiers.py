@@ -37,6 +37,7 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/runtime/executors/test_cuda_blocks.py": (31, 20),
     "tests/runtime/executors/test_cuda_blocks_families.py": (31, 20),
     "tests/runtime/executors/test_cuda_prefixes.py": (0, 1),
+    "tests/runtime/executors/test_gpu_sampling.py": (0, 2),
     "tests/test_ci_pipeline.py::test_what_is_wrong_is_said_before_the_work": (0, 1),
     "tests/test_doc_snippets.py::test_the_tutorial_runs": (0, 1),
     "tests/test_examples.py::test_a_page_s_example_runs": (12, 1),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import FloatArray, SamplingBatch, StepOutput
+from enginewright.plugins.shared.contracts import (
+    NO_TOKEN,
+    SAMPLING_OPTIONS,
+    FloatArray,
+    Int32Array,
+    SamplingBatch,
+    StepOutput,
+)
 from enginewright.plugins.shared.errors import CapacityError, RequestError
 
 from .executable import logprobs_wanted
@@ -40,3 +47,27 @@ class RowSampler:
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
         return StepOutput(logits=rows if return_logits else None, **found)
+
+    def of_drawn(
+        self, tokens: Int32Array, logits: FloatArray | None, sampling: SamplingBatch, *, return_logits: bool
+    ) -> StepOutput:
+        """What ``sample`` gives, of tokens [R] that were drawn elsewhere.
+
+        Args:
+            logits: [R, V] that they were drawn from; they may be left out where neither they nor logprobs are wanted.
+
+        Raises RequestError for logprobs that there aren't.
+        """
+        output = StepOutput(tokens=tokens, logits=logits if return_logits else None)
+        if sampling.logprobs is None:
+            return output
+        assert logits is not None
+        kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
+        off = {name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()}
+        found = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs))
+        assert found.tokens is not None and found.token_logprobs is not None
+        rows = np.arange(len(tokens))
+        behind = logits[rows, tokens].astype(np.float64) - logits[rows, found.tokens]  # the greatest logit
+        output.token_logprobs = np.where(tokens == NO_TOKEN, np.nan, found.token_logprobs + behind).astype(np.float32)
+        output.top_ids, output.top_logprobs = found.top_ids, found.top_logprobs
+        return output

@@ -13,9 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .call import Call
 from .choose_tiles import choose_tile
 from .specs import AttentionShape, kernel_function
-from .step_calls import Call
 from .tiles import Tile, attention_tiles, gpu_of
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from .call import Call
 from .jit_launcher import JitLauncher
 from .specs import AttentionShape, splits_of
 from .step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
-    Call,
     LayerCaches,
     attention_calls,
     attention_scratch,

@@ -1,17 +1,16 @@
-"""The calls that draw a step's tokens on a GPU, from logits and options that lie there."""
+"""The calls that draw a step's tokens on a GPU, from logits and options that lie there. Without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
-
+from .call import Argument, Call, Operand
 from .specs import Constant
-from .step_calls import Argument, Call
 from .tiles import power_of_2
 
+Memory = TypeVar("Memory", bound=Operand)
 PIECE = 1024
 """Tokens of the vocabulary that one program looks at."""
 
@@ -36,36 +35,35 @@ class Drawing:
     min_p: bool = False
 
 
-class SamplingMemory:
-    """What the kernels leave for one another, for up to ``rows`` rows of ``vocab`` tokens, on a device."""
+class SamplingMemory(Generic[Memory]):
+    """What the kernels leave for one another, for up to ``rows`` rows of ``vocab`` tokens.
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+    ``new`` makes memory of a shape, and of a type by the name that numpy and torch have for it.
+    """
+
+    def __init__(self, rows: int, vocab: int, new: Callable[[tuple[int, ...], str], Memory]) -> None:
         self.rows, self.vocab = rows, vocab
         self.pieces = -(-vocab // PIECE)
-
-        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
+        self._new = new
         count = rows * self.pieces
-        self.values, self.places = new(count), new(count, dtype=torch.int32)
-        self.tops, self.tokens = new(rows), new(rows, dtype=torch.int32)
-        self.sums = new(count, dtype=torch.float64)
-        self.counts = new(2 * count * 16, dtype=torch.int32)
-        self.weights = new(2 * count * 16, dtype=torch.float64)
-        self.state = new(rows * (_PASSES + 1) * 3, dtype=torch.float64)
-        self.cut_keys, self.cut_tokens = new(2 * rows, dtype=torch.int64), new(2 * rows, dtype=torch.int32)
-        self._wide: Tensor | None = None
+        self.values, self.places = new((count,), "float32"), new((count,), "int32")
+        self.tops, self.tokens = new((rows,), "float32"), new((rows,), "int32")
+        self.sums = new((count,), "float64")
+        self.counts, self.weights = new((2 * count * 16,), "int32"), new((2 * count * 16,), "float64")
+        self.state = new((rows * (_PASSES + 1) * 3,), "float64")
+        self.cut_keys, self.cut_tokens = new((2 * rows,), "int64"), new((2 * rows,), "int32")
+        self._wide: Memory | None = None
 
     @property
-    def wide(self) -> Tensor:
+    def wide(self) -> Memory:
         """Float32 [rows, vocab], for penalized logits; made when a request first has a penalty."""
         if self._wide is None:
-            self._wide = torch.empty((self.rows, self.vocab), dtype=torch.float32, device=self.values.device)
+            self._wide = self._new((self.rows, self.vocab), "float32")
         return self._wide
 
 
 def sampling_calls(
-    logits: Tensor, options: Mapping[str, Tensor], memory: SamplingMemory, drawing: Drawing
+    logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
 ) -> list[Call]:
     """Tokens of logits [R, V] -> ``memory.tokens`` [R], NO_TOKEN where a row can't be drawn from.
 
@@ -79,13 +77,13 @@ def sampling_calls(
     calls: list[Call] = []
     if drawing.penalties:
         sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
-        wide = memory.wide[:rows]
+        wide = memory.wide
         calls.append(Call("widen", {"logits": logits, "out": wide}, sized, (rows, pieces, 1)))
         penalized: dict[str, Argument] = {"logits": logits, "seen": options["seen"]}
         penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"], "out": wide}
         calls.append(Call("penalize", penalized, sized, (rows, 1, 1)))
         logits = wide
-    calls += _largest(logits, memory)
+    calls += _largest(logits, rows, memory)
     if not drawing.random:
         return calls
     sizes: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "C": pieces, "ROOM": room}
@@ -127,11 +125,10 @@ def sampling_calls(
     return calls
 
 
-def _largest(logits: Tensor, memory: SamplingMemory) -> list[Call]:
+def _largest(logits: Operand, rows: int, memory: SamplingMemory[Memory]) -> list[Call]:
     """Each row's greatest logit, and its token."""
-    rows, vocab = logits.shape
     found: dict[str, Argument] = {"values": memory.values, "places": memory.places}
-    constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
+    constants: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": memory.vocab, "PIECE": PIECE}
     chosen: dict[str, Argument] = {**found, "tops": memory.tops, "tokens": memory.tokens}
     room: dict[str, Constant] = {"C": memory.pieces, "ROOM": power_of_2(memory.pieces)}
     return [

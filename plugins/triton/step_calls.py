@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from .call import Argument, Call
 from .specs import (
     AttentionShape,
     Constant,
-    KernelName,
-    KernelSpec,
     attention_constants,
     combine_constants,
     splits_of,
@@ -26,66 +25,11 @@ from .specs import (
 )
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, power_of_2
 
-Argument = torch.Tensor | int | None
-
 TileOf = Callable[[AttentionShape, bool], Tile]
 """The tile of the attention kernel for a layer, and whether it decodes."""
 
-_POINTERS: Mapping[torch.dtype, str] = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.int64: "*i64",
-    torch.float64: "*fp64",
-}
-_ALIGNMENT = 16
-"""Bytes: what the widest load of a thread takes."""
-
 _PIECE = 1024
 """Elements of a row that one program of ``gated_activation`` computes."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A launch.
-
-    Attributes:
-        kernel: which.
-        arguments: name -> tensor, integer of 32 bits, or None, in the kernel's order, constants left out.
-        constants: name -> value.
-        grid: programs along x, y and z.
-    """
-
-    kernel: KernelName
-    arguments: Mapping[str, Argument]
-    constants: Mapping[str, Constant]
-    grid: tuple[int, int, int]
-    warps: int = 4
-    stages: int = 1
-
-    def spec(self, capability: int) -> KernelSpec:
-        """What the kernel is compiled for. The same for calls that differ in sizes alone."""
-        typed = {
-            name: "i32" if isinstance(value, int) else _POINTERS[value.dtype]
-            for name, value in self.arguments.items()
-            if value is not None
-        }
-        loose = tuple(
-            name for name, value in self.arguments.items() if isinstance(value, torch.Tensor) and _loose(value)
-        )
-        constants = tuple(self.constants.items())
-        return KernelSpec(
-            self.kernel, capability, tuple(typed.items()), constants, (), self.warps, self.stages, unaligned=loose
-        )
-
-
-def _loose(tensor: torch.Tensor) -> bool:
-    """Whether its first element isn't at a multiple of 16 bytes of its memory, which begins at one."""
-    return tensor.storage_offset() * tensor.element_size() % _ALIGNMENT != 0
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.choose_tiles import Compile, choose_tile
 from enginewright.plugins.triton.compile_ahead import compile_kernel
-from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
-from enginewright.plugins.triton.step_calls import Call
 from enginewright.plugins.triton.tiles import Tile, gpu_of
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
-from .carried_kernels import read_by_stem
-from .cuda_driver import Argument, Device
+from .carried_kernels import CarriedKernels
+from .cuda_driver import Device
 from .cuda_program import TORCH_DTYPES, CudaProgram
-from .cuda_sampling import option_views, option_words, places_of
+from .cuda_sampling import each_sampling_call
 from .packed_steps import StepLimits, StepShape, input_shapes
 
 _META = torch.device("meta")
@@ -95,20 +92,9 @@ def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecColle
         _, logits = bound.bound(shape, inputs)
     assert logits is not None
     for of_any_step in (logits, logits.float()):  # the latter where a step was run in parts
-        collect_sampling(of_any_step, collector)
+        for call in each_sampling_call(of_any_step):
+            collector.bind(call)
     return collector
-
-
-def collect_sampling(logits: torch.Tensor, launcher: SpecCollector) -> None:
-    """Binds what any step's sampling may launch, for logits [R, V] on the device "meta"."""
-    rows, vocab = logits.shape
-    memory = SamplingMemory(rows, vocab, _META)
-    places, count = places_of(option_words(rows))
-    options = option_views(torch.empty(count, dtype=torch.int32, device=_META), places, rows)
-    options["seen"] = torch.empty(1, dtype=torch.int32, device=_META)
-    for flags in product((False, True), repeat=5):
-        for call in sampling_calls(logits, options, memory, Drawing(*flags)):
-            launcher.bind(call)
 
 
 def _shapes(section: CudaSection) -> Iterator[StepShape]:
@@ -126,20 +112,14 @@ def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return torch.empty(stored, dtype=TORCH_DTYPES[dtype], device=_META)
 
 
-class CarriedLauncher:
-    """Launches the kernels of a bundle on a GPU's stream.
+class CarriedLauncher(CarriedKernels):
+    """Launches the kernels of a bundle on a GPU's stream, with the tiles that they were compiled with.
 
-    Args:
-        device: the GPU.
-        folder: with the kernels.
-        capability: what they were compiled for; 90 is 9.0.
-
-    ``bind`` raises BundleError for a kernel that is missing or damaged, and TargetError where the driver refuses one.
+    ``bind`` raises what that of ``CarriedKernels`` raises.
     """
 
     def __init__(self, device: Device, folder: Path, capability: int) -> None:
-        self._device, self._folder, self._capability = device, folder, capability
-        self._loaded: dict[str, tuple[int, int, int]] = {}
+        super().__init__(device, folder, capability)
         path = folder / TILES_FILE.format(capability)
         try:
             said = json.loads(read_regular(path, most=MOST_JSON_BYTES))
@@ -151,23 +131,3 @@ class CarriedLauncher:
         if (shape, decode) not in self._tiles:
             raise BundleError(f"{self._folder}: no attention kernel for {shape}", hint="Export the bundle again.")
         return self._tiles[shape, decode]
-
-    def bind(self, call: Call) -> Callable[[], object]:
-        spec = call.spec(self._capability)
-        if spec.stem not in self._loaded:
-            kernel = read_by_stem(self._folder, spec.stem)
-            try:
-                handle = self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory)
-            except EnginewrightError as e:
-                raise TargetError(
-                    f"{self._folder / spec.stem}.cubin: the driver doesn't load it: {e.message}",
-                    hint=f"Install a newer driver of NVIDIA's: the kernel was made by {kernel.compiler}.",
-                ) from e
-            self._loaded[spec.stem] = handle, kernel.threads, kernel.shared_memory
-        handle, threads, shared = self._loaded[spec.stem]
-        arguments: list[Argument] = [
-            np.int32(value) if isinstance(value, int) else value.data_ptr()
-            for value in call.arguments.values()
-            if value is not None
-        ]
-        return lambda: self._device.launch(handle, call.grid, threads, shared, arguments)

@@ -16,9 +16,9 @@ from torch import Tensor
 from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Step
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.specs import AttentionShape
 from enginewright.plugins.triton.step_calls import (
-    Call,
     LayerCaches,
     Stored,
     attention_calls,

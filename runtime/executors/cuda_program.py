@@ -13,8 +13,9 @@ from torch import Tensor
 from enginewright.plugins.shared.contracts import SCALED_CACHES, CacheGroup
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.specs import AttentionShape, splits_of
-from enginewright.plugins.triton.step_calls import Call, LayerCaches, Stored, attention_scratch, work_call, work_size
+from enginewright.plugins.triton.step_calls import LayerCaches, Stored, attention_scratch, work_call, work_size
 from enginewright.plugins.triton.tiles import Gpu, Tile
 
 from .cuda_ops import HANDLERS, Cache, Launcher, Work

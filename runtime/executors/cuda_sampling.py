@@ -1,24 +1,18 @@
-"""Sampling options of a step on their way to the GPU, and what comes back besides tokens."""
+"""Sampling options of a step on their way to the GPU, and which kernels they ask for. Without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from enginewright.plugins.shared.contracts import (
-    NO_TOKEN,
-    SAMPLING_OPTIONS,
-    Int32Array,
-    SamplingBatch,
-    StepOutput,
-)
+from enginewright.plugins.shared.contracts import SAMPLING_OPTIONS, Int32Array, SamplingBatch
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.plugins.triton.sampling_calls import Drawing
+from enginewright.plugins.triton.call import Call, DeviceArray, Operand
+from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 
 ALIGNED_WORDS = 4
 """Kernels are compiled for addresses at multiples of 16 bytes."""
@@ -41,15 +35,29 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 def option_words(rows: int) -> dict[str, int]:
     """Words of 32 bits that each option of so many rows takes; ``seen_start`` has one more row."""
-    return {name: rows * _type(name).itemsize // 4 for name in SAMPLING_OPTIONS} | {SEEN_START: rows + 1}
+    return {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS} | {SEEN_START: rows + 1}
 
 
-def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
-    """The options as kernels take them, in an upload that has them at ``places``."""
-    return {
-        name: uploaded.narrow(0, places[name], words).view(getattr(torch, _type(name).name))
-        for name, words in option_words(rows).items()
-    }
+def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
+    """The options as kernels take them, in an upload at ``address`` that has them at ``places``."""
+    found = {}
+    for name, words in option_words(rows).items():
+        of = option_type(name)
+        found[name] = DeviceArray(address + 4 * places[name], of, (4 * words // of.itemsize,))
+    return found
+
+
+def each_sampling_call(logits: Operand) -> Iterator[Call]:
+    """What any step's sampling may launch, for logits [R, V] that needn't be there."""
+
+    def new(shape: tuple[int, ...], of: str) -> DeviceArray:
+        return DeviceArray(0, np.dtype(of), shape)
+
+    rows, vocab = logits.shape
+    memory = SamplingMemory(rows, vocab, new)
+    options = option_arrays(0, places_of(option_words(rows))[0], rows) | {"seen": new((1,), "int32")}
+    for flags in product((False, True), repeat=5):
+        yield from sampling_calls(logits, options, memory, Drawing(*flags))
 
 
 def write_options(staged: Int32Array, places: Mapping[str, int], sampling: SamplingBatch | None, rows: int) -> None:
@@ -59,7 +67,7 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
     """
     arrays = {} if sampling is None else sampling.options()
     for name, off in SAMPLING_OPTIONS.items():
-        whole = np.full(rows, off, _type(name))
+        whole = np.full(rows, off, option_type(name))
         if (array := arrays.get(name)) is not None:
             _check(name, array)
             whole[: len(array)] = array.view(whole.dtype)
@@ -83,28 +91,21 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
     )
 
 
-def some_rows(sampling: SamplingBatch, start: int, stop: int) -> SamplingBatch:
-    """The options of rows start .. stop - 1; lists of seen tokens stay whole."""
+def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
+    """The options of some rows, in their order."""
     cut: dict[str, Any] = {
-        name: None if (array := getattr(sampling, name)) is None else array[start:stop] for name in SAMPLING_OPTIONS
+        name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
     }
-    starts = None if sampling.seen_start is None else sampling.seen_start[start : stop + 1]
-    return SamplingBatch(**cut, seen_start=starts, seen=sampling.seen, logprobs=sampling.logprobs)
+    if sampling.seen is not None and sampling.seen_start is not None:
+        starts, ends = sampling.seen_start[rows], sampling.seen_start[rows + 1]
+        lists = [sampling.seen[start:end] for start, end in zip(starts, ends, strict=True)]
+        cut["seen"] = np.concatenate([np.empty(0, np.int32), *lists])
+        cut["seen_start"] = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
+    return SamplingBatch(**cut, logprobs=sampling.logprobs)
 
 
-def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, count: int) -> None:
-    """Logprobs of the tokens [R] and of the ``count`` most likely ones of each row."""
-    logprobs = logits.log_softmax(-1)
-    there = torch.from_numpy(tokens).to(logprobs.device)
-    bad = there == NO_TOKEN
-    own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
-    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
-    output.token_logprobs = own.cpu().numpy()
-    output.top_ids = ids[:, :count].int().masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
-    output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()
-
-
-def _type(name: str) -> np.dtype[Any]:
+def option_type(name: str) -> np.dtype[Any]:
+    """Of an option on the GPU."""
     return np.dtype(_TYPES.get(name, "float32"))
 
 

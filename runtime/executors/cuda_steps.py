@@ -16,21 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from enginewright.plugins.shared.contracts import Int32Array, SamplingBatch, StepInput, StepOutput
+from enginewright.plugins.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 
 from .cuda_ops import Launcher, Work
 from .cuda_program import CudaProgram
-from .cuda_sampling import (
-    add_logprobs,
-    drawing_of,
-    option_views,
-    option_words,
-    places_of,
-    some_rows,
-    write_options,
-)
+from .cuda_sampling import chosen_rows, drawing_of, option_type, option_words, places_of, write_options
 from .packed_steps import (
     StepShape,
     bucketed,
@@ -86,7 +78,7 @@ class CudaSteps:
         self.graph_launches = 0
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
-        self._memory = SamplingMemory(program.limits.rows, vocab, program.device)
+        self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
         self._seen = torch.zeros(256, dtype=torch.int32, device=program.device)
         self._bound: OrderedDict[StepShape, _Bound] = OrderedDict()
 
@@ -241,7 +233,7 @@ class CudaSteps:
         found = []
         for start in range(0, len(logits), self._limits.rows):
             rows = logits[start : start + self._limits.rows]
-            own = some_rows(sampling, start, start + len(rows))
+            own = chosen_rows(sampling, np.arange(start, start + len(rows)))
             places, staged, uploaded = self._upload_memory(option_words(len(rows)))
             write_options(staged.numpy(), places, own, len(rows))
             uploaded.copy_(staged)
@@ -260,6 +252,9 @@ class CudaSteps:
             for bound in self._bound.values():
                 bound.draws = {drawing: works for drawing, works in bound.draws.items() if not drawing.penalties}
         self._seen[: len(seen)].copy_(torch.from_numpy(np.ascontiguousarray(seen, np.int32)))
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
 
     def close(self) -> None:
         """Waits for what runs, and drops graphs and memory."""
@@ -301,3 +296,23 @@ class _Started:
         if sampling.logprobs is not None and self.logits is not None:
             add_logprobs(output, self.logits, tokens, sampling.logprobs)
         return output
+
+
+def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict[str, Tensor]:
+    """See ``cuda_sampling.option_arrays``."""
+    return {
+        name: uploaded.narrow(0, places[name], words).view(getattr(torch, option_type(name).name))
+        for name, words in option_words(rows).items()
+    }
+
+
+def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, count: int) -> None:
+    """Logprobs of the tokens [R] and of the ``count`` most likely ones of each row."""
+    logprobs = logits.log_softmax(-1)
+    there = torch.from_numpy(tokens).to(logprobs.device)
+    bad = there == NO_TOKEN
+    own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
+    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    output.token_logprobs = own.cpu().numpy()
+    output.top_ids = ids[:, :count].int().masked_fill(bad[:, None], NO_TOKEN).cpu().numpy()
+    output.top_logprobs = values[:, :count].masked_fill(bad[:, None], float("nan")).cpu().numpy()

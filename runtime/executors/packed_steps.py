@@ -128,9 +128,13 @@ def padded(step: StepInput, rows: Int32Array, groups: Sequence[CacheGroup], shap
     return arrays
 
 
-def owners_of_bad_rows(step: StepInput, logits: FloatArray, tokens: Int32Array | None) -> Int32Array:
+def owners_of_bad_rows(step: StepInput, logits: FloatArray | None, tokens: Int32Array | None) -> Int32Array:
     """Requests (indices into B) of which a row's logits are not finite, as the sampler says where it ran."""
-    bad = ~np.isfinite(logits).all(axis=-1) if tokens is None else tokens == NO_TOKEN
+    if tokens is not None:
+        bad = tokens == NO_TOKEN
+    else:
+        assert logits is not None
+        bad = ~np.isfinite(logits).all(axis=-1)
     if not bad.any():
         return np.empty(0, np.int32)
     return np.unique(np.searchsorted(step.q_start, step.rows[bad], side="right") - 1).astype(np.int32)

@@ -8,7 +8,14 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import CacheGroup, FloatArray, Int32Array, StepInput, StepOutput
+from enginewright.plugins.shared.contracts import (
+    CacheGroup,
+    FloatArray,
+    Int32Array,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
 from enginewright.plugins.shared.errors import RequestError
 
 from .packed_steps import owners_of_bad_rows
@@ -32,6 +39,13 @@ class Slots(Protocol):
         """Makes these slots zero: after numbers that were not finite, which would go on to who gets the slot next."""
 
 
+class Draws(Protocol):
+    """Slots whose tokens can be drawn where their logits are."""
+
+    def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
+        """What follows the wanted tokens of a run, [R], and their logits if asked for; options are the step's."""
+
+
 class SlotSteps:
     """Runs steps.
 
@@ -41,6 +55,7 @@ class SlotSteps:
         count: how many slots there are.
         threads: of the sampler.
         chunks_together, prompts_alone: see ``plan_runs``.
+        draws: draws tokens in the sampler's place.
     """
 
     def __init__(
@@ -52,8 +67,10 @@ class SlotSteps:
         *,
         chunks_together: bool = True,
         prompts_alone: bool = False,
+        draws: Draws | None = None,
     ) -> None:
         self._slots = slots
+        self._draws = draws
         self._groups = groups
         self._count = count
         self._sampler = RowSampler(threads)
@@ -64,14 +81,29 @@ class SlotSteps:
         slot_of = slots_of(step, self._groups, self._count)
         self._slots.fit(slot_of, step.kv_len)
         runs = plan_runs(step, slot_of, self._slots.length, **self._how)
-        logits = self._logits(runs, len(step.rows), keep=step.return_logits)
-        if step.sampling is None:
-            output = StepOutput(tokens=None, logits=logits if step.return_logits else None)
+        logits = None
+        if self._draws is not None and step.sampling is not None and len(step.rows):
+            output = self._drawn(self._draws, runs, step, step.sampling)
         else:
-            output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+            logits = self._logits(runs, len(step.rows), keep=step.return_logits)
+            if step.sampling is None:
+                output = StepOutput(tokens=None, logits=logits if step.return_logits else None)
+            else:
+                output = self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
         if len(owners := owners_of_bad_rows(step, logits, output.tokens)):
             self._slots.forget(slot_of[owners])  # in the caches, these numbers would spread to who gets the slot next
         return output
+
+    def _drawn(self, draws: Draws, runs: Sequence[SlotRun], step: StepInput, sampling: SamplingBatch) -> StepOutput:
+        """A step's output, with tokens drawn where the logits are."""
+        rows, logits = len(step.rows), None
+        wanted, tokens = step.return_logits or sampling.logprobs is not None, np.empty(rows, np.int32)
+        for run in runs:
+            tokens[run.order], found = draws.draw(run, sampling, logits=wanted)
+            if found is not None:
+                logits = np.empty((rows, found.shape[1]), np.float32) if logits is None else logits
+                logits[run.order] = found
+        return self._sampler.of_drawn(tokens, logits, sampling, return_logits=step.return_logits)
 
     def _logits(self, runs: Sequence[SlotRun], rows: int, *, keep: bool) -> FloatArray:
         """Logits of the step's rows: [R, V]. Unless they are to be kept, valid until the next step."""

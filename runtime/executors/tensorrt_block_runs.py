@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import (
@@ -19,12 +20,15 @@ from enginewright.plugins.shared.contracts import (
     CacheGroup,
     FloatArray,
     Int32Array,
+    SamplingBatch,
     StepInput,
     StepOutput,
 )
 from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
 
 from .cuda_driver import Device, Graph
+from .cuda_sampling import chosen_rows
+from .gpu_sampling import GpuSampler, OpenedSampler
 from .packed_steps import HoldsSteps, StepLimits, StepShape, input_sizes, of_requests, padded, parts
 from .tensorrt_library import Context
 
@@ -109,6 +113,12 @@ class StepMemory:
         self.device.upload_pinned(self._inputs, self._staging[:end])
         self._copying = True
 
+    def draw(self, sampler: GpuSampler, sampling: SamplingBatch) -> Int32Array:
+        """Tokens of the first rows of the logits, when the step is done."""
+        tokens = sampler.draw(self.logits, sampling)
+        self._copying = False
+        return tokens
+
     def download_logits(self, rows: FloatArray) -> None:
         """The first rows of the logits, when the step is done."""
         self.device.download(rows, self.logits)
@@ -160,6 +170,18 @@ class PackedProgram(HoldsSteps, Protocol):
         """Destroys contexts and engines, but for what was kept: before the memory that they use is freed."""
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Of a step's rows, as they come: [R] and [R, V], None where nobody wants them."""
+
+    tokens: Int32Array | None
+    logits: FloatArray | None
+
+
+def _decodes(step: StepInput) -> bool:
+    return bool((np.diff(step.q_start) == 1).all())
+
+
 class PackedSteps:
     """Runs steps: pads, uploads, launches, samples.
 
@@ -169,7 +191,8 @@ class PackedSteps:
         memory: of all steps.
         program: what computes them.
         vocab: columns of the logits.
-        threads: of the sampler.
+        threads: of the sampler on the CPU.
+        sampler: where tokens are drawn.
         graphs: whether graphs are made; False where the library makes them by itself.
 
     Attributes:
@@ -177,14 +200,23 @@ class PackedSteps:
         not_captured: why steps of some sizes run without a graph; "" where all have one.
     """
 
-    def __init__(self, memory: StepMemory, program: PackedProgram, *, vocab: int, threads: int, graphs: bool) -> None:
+    def __init__(
+        self,
+        memory: StepMemory,
+        program: PackedProgram,
+        *,
+        vocab: int,
+        threads: int,
+        graphs: bool,
+        sampler: OpenedSampler,
+    ) -> None:
         self.graph_launches = 0
         self.not_captured = ""
         self._device = memory.device
         self._memory = memory
         self._program = program
         self._vocab = vocab
-        self._sampler = RowSampler(threads)
+        self._sampler, self._gpu_sampler = RowSampler(threads), sampler
         self._makes_graphs = graphs
         self._seen: set[StepShape] = set()
         self._refused: set[StepShape] = set()
@@ -195,14 +227,21 @@ class PackedSteps:
         if not len(step.ids):
             raise RequestError("step: it has no tokens", hint="Give it one at least.")
         self._memory.prepare(step)
-        logits = self._logits(step)
+        found = self._found(step)
+        for members in self._parts(step):
+            part, order = of_requests(step, members) if members is not None else (step, np.arange(len(step.rows)))
+            self._run_part(part, order, step.sampling, found)
         if step.sampling is None:
-            return StepOutput(tokens=None, logits=logits if step.return_logits else None)
-        return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
+            return StepOutput(tokens=None, logits=found.logits)
+        if found.tokens is not None:
+            return self._sampler.of_drawn(found.tokens, found.logits, step.sampling, return_logits=step.return_logits)
+        assert found.logits is not None
+        return self._sampler.sample(found.logits, step.sampling, return_logits=step.return_logits)
 
     def describe(self) -> dict[str, str | int]:
         """What is worth knowing, by name."""
-        found: dict[str, str | int] = {"graph_launches": self.graph_launches, **self._program.describe()}
+        found: dict[str, str | int] = {"graph_launches": self.graph_launches, "sampling": self._gpu_sampler.where}
+        found |= self._program.describe()
         return found | ({"not_captured": self.not_captured} if self.not_captured else {})
 
     def close(self) -> None:
@@ -212,35 +251,57 @@ class PackedSteps:
             self._drop_graph()
         self._program.close()
 
-    def _logits(self, step: StepInput) -> FloatArray:
-        """[R, V], of a step that no profile holds in parts."""
-        decodes = bool((np.diff(step.q_start) == 1).all())
-        tokens, requests = self._program.most(decodes=decodes)
-        if len(step.ids) <= tokens and len(step.kv_len) <= requests:
-            return self._logits_of(step, decodes)
-        logits = np.empty((len(step.rows), self._vocab), np.float32)
-        for members in parts(np.diff(step.q_start), self._program):
-            part, order = of_requests(step, members)
-            logits[order] = self._logits_of(part, bool((np.diff(part.q_start) == 1).all()))
-        return logits
+    def _found(self, step: StepInput) -> _Found:
+        """Room for what comes back of a step's rows: tokens that the GPU draws, logits where something needs them."""
+        rows, sampling = len(step.rows), step.sampling
+        draws = sampling is not None and self._gpu_sampler.sampler is not None
+        needed = step.return_logits or (sampling is not None and (not draws or sampling.logprobs is not None))
+        return _Found(
+            np.empty(rows, np.int32) if draws else None,
+            np.empty((rows, self._vocab), np.float32) if needed else None,
+        )
 
-    def _logits_of(self, step: StepInput, decodes: bool) -> FloatArray:
-        """[R, V]. More rows than a profile has take several runs: a step that is run again writes the same."""
+    def _parts(self, step: StepInput) -> list[list[int]] | list[None]:
+        """Requests that run together; None for all of them."""
+        tokens, requests = self._program.most(decodes=_decodes(step))
+        if len(step.ids) <= tokens and len(step.kv_len) <= requests:
+            return [None]
+        return parts(np.diff(step.q_start), self._program)
+
+    def _run_part(
+        self, step: StepInput, order: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found
+    ) -> None:
+        """Runs requests whose rows are those of ``order``, and takes what comes of them.
+
+        More rows than a profile has take several runs: a step that is run again writes the same.
+        """
         tokens, requests = len(step.ids), len(step.kv_len)
         blocks = max(table.shape[1] for table in step.block_tables.values())
-        logits = np.empty((len(step.rows), self._vocab), np.float32)
         start = 0
         while start < max(len(step.rows), 1):
             left = max(len(step.rows) - start, 1)
-            shape = self._program.shape_of(tokens, requests, 1, blocks, decodes)
+            shape = self._program.shape_of(tokens, requests, 1, blocks, _decodes(step))
             rows = step.rows[start : start + min(left, self._program.most_rows(shape))]
-            shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, decodes)
+            shape = self._program.shape_of(tokens, requests, max(len(rows), 1), blocks, _decodes(step))
             self._memory.upload(padded(step, rows, self._memory.groups, shape), shape)
             self._launch(shape)
             if len(rows):
-                self._memory.download_logits(logits[start : start + len(rows)])
+                self._take(order[start : start + len(rows)], sampling, found)
             start += max(len(rows), 1)
-        return logits
+
+    def _take(self, rows: npt.NDArray[np.int64], sampling: SamplingBatch | None, found: _Found) -> None:
+        """What the stream gives of these rows of the step."""
+        if found.tokens is not None:
+            assert sampling is not None and self._gpu_sampler.sampler is not None
+            own = sampling if len(rows) == len(found.tokens) else chosen_rows(sampling, rows)
+            found.tokens[rows] = self._memory.draw(self._gpu_sampler.sampler, own)
+        if found.logits is not None:
+            if len(rows) == len(found.logits):
+                self._memory.download_logits(found.logits)
+            else:
+                some = np.empty((len(rows), self._vocab), np.float32)
+                self._memory.download_logits(some)
+                found.logits[rows] = some
 
     def _launch(self, shape: StepShape) -> None:
         if shape in self._graphs:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.segments import SegmentSchedule
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from .cuda_driver import Device
+from .gpu_sampling import open_sampler
 from .packed_steps import StepLimits
 from .tensorrt_base import EngineExecutor, engine_section
 from .tensorrt_block_runs import PackedProgram, PackedSteps, StepMemory
@@ -60,9 +62,13 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
         try:
             vocab = bundle.model.vocab_size
             memory = StepMemory(device, self.cache_groups, self.blocks, self._limits, vocab)
+            folder = bundle.path / target_folder(self._target) / KERNELS_FOLDER
+            rows = min(self._limits.rows, self._limits.requests)
+            sampler = open_sampler(device, folder, rows, vocab, ())
             return PackedSteps(
                 memory,
                 self._program(bundle, section, memory),
+                sampler=sampler,
                 vocab=vocab,
                 threads=self._threads,
                 graphs=not self._library.captures_itself or (section.paged is None and self._library.tells_capturable),

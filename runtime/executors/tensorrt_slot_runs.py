@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array
+from enginewright.plugins.shared.contracts import BYTES_PER_ELEMENT, FloatArray, Int32Array, SamplingBatch
 from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.linear_io import (
     INPUT_IDS,
@@ -28,6 +28,8 @@ from enginewright.runtime.bundle.linear_io import (
 )
 
 from .cuda_driver import Device, Graph
+from .cuda_sampling import chosen_rows
+from .gpu_sampling import OpenedSampler
 from .packed_steps import rounded
 from .slots import SlotRun, mask
 from .tensorrt_library import Context, Engine, Library, check_tensors, describe_engines
@@ -69,6 +71,7 @@ class EngineSlots:
         io: what they take and give.
         slots, capacity: how many, and their size in tokens (C).
         vocab: columns of the logits.
+        sampler: where tokens are drawn.
 
     Raises:
         BundleError: an engine takes or gives something else than ``io`` says.
@@ -86,8 +89,10 @@ class EngineSlots:
         slots: int,
         capacity: int,
         vocab: int,
+        sampler: OpenedSampler,
     ) -> None:
         self.length = capacity
+        self._sampler = sampler
         self.graph_launches = 0
         self._device = device
         self._engines = engines
@@ -117,6 +122,28 @@ class EngineSlots:
 
     def run(self, run: SlotRun) -> FloatArray:
         logits = np.empty((len(run.wanted), self._vocab), np.float32)
+        for rows, dtype in self._parts(run):
+            logits[rows] = self._download(len(rows), dtype)
+        return logits
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens can be drawn here."""
+        return self._sampler.sampler is not None
+
+    def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
+        """See ``slot_steps.Draws``; where there is a sampler."""
+        assert self._sampler.sampler is not None
+        tokens = np.empty(len(run.wanted), np.int32)
+        found = np.empty((len(run.wanted), self._vocab), np.float32) if logits else None
+        for rows, dtype in self._parts(run):
+            tokens[rows] = self._sampler.sampler.draw(self._small[LOGITS], chosen_rows(sampling, run.order[rows]))
+            if found is not None:
+                found[rows] = self._download(len(rows), dtype)
+        return tokens, found
+
+    def _parts(self, run: SlotRun) -> Iterator[tuple[npt.NDArray[np.int64], np.dtype[Any]]]:
+        """Runs it, as many runs as it takes: after each one, which wanted tokens' logits are there, and their type."""
         for choice, part in cut(run, self._choices):
             most, decodes = choice.sizes.R[2], part.ids.shape[1] == 1
             if decodes:
@@ -127,9 +154,9 @@ class EngineSlots:
                 some = wide.wanted[start : start + most]
                 rows = min(most, len(wide.ids)) if decodes else rounded(max(len(some), 1), choice.sizes.R)
                 batch, length = wide.ids.shape
-                found = self._run(Shape(choice, wide.first, batch, length, rows), wide, some)
-                logits[wide.order[start : start + most]] = found
-        return logits
+                self._run(Shape(choice, wide.first, batch, length, rows), wide, some)
+                if len(some):  # of a prompt's part nobody waits for any
+                    yield wide.order[start : start + most], self._engines[choice.engine].tensors[LOGITS].dtype
 
     def forget(self, slots: Int32Array) -> None:
         for cache in self._memory.values():
@@ -142,7 +169,11 @@ class EngineSlots:
 
     def describe(self) -> dict[str, str | int]:
         """See ``tensorrt_base.LoadedEngines``."""
-        return {"graph_launches": self.graph_launches, **describe_engines(self._engines)}
+        return {
+            "graph_launches": self.graph_launches,
+            "sampling": self._sampler.where,
+            **describe_engines(self._engines),
+        }
 
     def close(self) -> None:
         """Frees graphs, contexts and engines, in this order; memory is the device's."""
@@ -160,17 +191,16 @@ class EngineSlots:
         graph.close()
         context.close()
 
-    def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> FloatArray:
-        """Logits of the wanted tokens of a part: [R, V]."""
-        engine = self._engines[shape.choice.engine]
-        self._upload(engine, shape, part, wanted)
+    def _run(self, shape: Shape, part: SlotRun, wanted: npt.NDArray[np.int64]) -> None:
+        """Puts a part on the stream; its logits will be those of the wanted tokens: [R, V]."""
+        self._upload(self._engines[shape.choice.engine], shape, part, wanted)
         if not (self._captures and shape.length == 1 and self._launch(shape)):
             context = self._contexts.get(shape.choice) or self._contexts.setdefault(shape.choice, self._context(shape))
             self._bind(context, shape)
             context.enqueue()
-        found = np.empty((len(wanted), self._vocab), engine.tensors[LOGITS].dtype)
-        if not len(wanted):  # a prompt's part: nobody waits for it
-            return found.astype(np.float32)
+
+    def _download(self, rows: int, dtype: np.dtype[Any]) -> FloatArray:
+        found = np.empty((rows, self._vocab), dtype)
         self._device.download(found, self._small[LOGITS])
         return found.astype(np.float32, copy=False)
 

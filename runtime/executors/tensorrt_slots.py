@@ -12,11 +12,13 @@ from contextlib import closing
 
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError, CapacityError
-from enginewright.runtime.bundle.linear_io import LinearIo
+from enginewright.runtime.bundle.linear_io import LOGITS, LinearIo
 from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 
 from .cuda_driver import Device
+from .gpu_sampling import open_sampler
 from .slot_steps import SlotSteps
 from .tensorrt_base import EngineExecutor, engine_section
 from .tensorrt_library import Library, open_library
@@ -53,20 +55,24 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
         super().__init__(section, target, threads)
 
         def load(device: Device) -> EngineSlots:
-            folder = bundle.path / target_folder(target)
+            folder, vocab = bundle.path / target_folder(target), bundle.model.vocab_size
+            engines = [self._library.load_engine(folder / engine.file, engine.sha256) for engine in section.engines]
+            logits = [engine.tensors[LOGITS].dtype for engine in engines if LOGITS in engine.tensors]
             return EngineSlots(
                 self._library,
                 device,
-                [self._library.load_engine(folder / engine.file, engine.sha256) for engine in section.engines],
+                engines,
                 choices_of(section.engines),
                 io,
                 slots=slots,
                 capacity=capacity,
-                vocab=bundle.model.vocab_size,
+                vocab=vocab,
+                sampler=open_sampler(device, folder / KERNELS_FOLDER, slots, vocab, logits),
             )
 
         self._start(load)
-        self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads)
+        draws = self._engines if self._engines.draws else None
+        self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads, draws=draws)
 
     def _run(self, step: StepInput) -> StepOutput:
         return self._steps.run(step)

@@ -1,10 +1,11 @@
-"""The attention kernels that a program needs on NVIDIA GPUs, compiled into a bundle without one."""
+"""The kernels of attention and sampling that a program needs on NVIDIA GPUs, compiled into a bundle without one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.fx.node import Node
 
@@ -15,11 +16,13 @@ from enginewright.passes.ir.program import Program
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.tensorrt.kernels import plugin_kernels
+from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape
-from enginewright.plugins.triton.tiles import CacheFormat, FloatType, gpu_of
+from enginewright.plugins.triton.tiles import GPUS, CacheFormat, FloatType, gpu_of
+from enginewright.runtime.executors.cuda_sampling import each_sampling_call
 
 from .bundle_writer import BundleWriter
 
@@ -140,3 +143,28 @@ def emit_attention_kernels(
             )
             progress(ProgressEvent("kernels", done, len(needed), f"sm_{capability}"))
     return tuple(found)
+
+
+def emit_sampling_kernels(
+    program: Program, capabilities: Sequence[str], folder: str, writer: BundleWriter, progress: Progress
+) -> None:
+    """Compiles the kernels that draw tokens from float32 logits, once for GPUs of one major number.
+
+    Args:
+        capabilities: of the GPUs, such as "8.9"; those that no kernels are compiled for are left out.
+        program, folder, writer, progress: as ``emit_attention_kernels`` has them.
+
+    Raises MissingDependencyError without Triton.
+    """
+    vocab = int(program.value(program.logits).shape[-1])
+    logits = DeviceArray(0, np.dtype(np.float32), (4, vocab))  # how many rows there are is nothing to a kernel
+    known = sorted((number for name in capabilities if (number := int(name.replace(".", ""))) in GPUS), reverse=True)
+    numbers = sorted({number // 10: number for number in known}.values())  # the least of each: it runs on the others
+    specs = dict.fromkeys(call.spec(number) for number in numbers for call in each_sampling_call(logits))
+    with KernelCompiler(available_threads()) as compiler:
+        for done, kernel in enumerate(compiler.each(compiler.compile, specs), 1):
+            for name, content in files_of(kernel).items():
+                writer.write_bytes(f"{folder}/{name}", content)
+            progress(
+                ProgressEvent("kernels", done, len(specs), f"{kernel.spec.kernel} for sm_{kernel.spec.capability}")
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from enginewright.optimizer.emit.shared.attention_kernels import emit_attention_kernels
+from enginewright.optimizer.emit.shared.attention_kernels import emit_attention_kernels, emit_sampling_kernels
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
@@ -69,6 +69,7 @@ class TensorRtEmitter:
         numbers = [int(name.replace(".", "")) for name in capabilities]
         kernels = f"{folder}/{KERNELS_FOLDER}"
         emit_attention_kernels(program, numbers, floats, floats, kernels, writer, progress, for_plugins=True)
+        emit_sampling_kernels(program, capabilities, kernels, writer, progress)
         return TargetManifest(
             state="needs-build",
             needs=f"TensorRT {LIBRARY} or newer and a GPU of compute capability {' or '.join(capabilities)}",

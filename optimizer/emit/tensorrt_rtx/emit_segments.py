@@ -10,7 +10,11 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from enginewright.optimizer.emit.shared.attention_kernels import LayerKernels, emit_attention_kernels
+from enginewright.optimizer.emit.shared.attention_kernels import (
+    LayerKernels,
+    emit_attention_kernels,
+    emit_sampling_kernels,
+)
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
@@ -65,17 +69,9 @@ def emit_segments(
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
     floats = options.engines.dtype or "f16"
-    capabilities = [int(name.replace(".", "")) for name in gpus]
-    kernels = emit_attention_kernels(
-        program,
-        capabilities,
-        floats,
-        floats,
-        f"{target_folder(TARGET)}/{KERNELS_FOLDER}",
-        writer,
-        progress,
-        for_plugins=False,
-    )
+    capabilities, folder = [int(name.replace(".", "")) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
+    kernels = emit_attention_kernels(program, capabilities, floats, floats, folder, writer, progress, for_plugins=False)
+    emit_sampling_kernels(program, gpus, folder, writer, progress)
     progress(ProgressEvent("emit", 0, len(program.weights)))
     model = segment_model(program, ExternalWeights(writer, progress, len(program.weights), "segments"), floats)
     profiles = profiles_of(options.engines)

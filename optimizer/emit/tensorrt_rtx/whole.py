@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import shutil
 from pathlib import Path
 
 import onnx
 
+from enginewright.optimizer.emit.shared.attention_kernels import emit_sampling_kernels
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.engine_report import EngineReport
@@ -16,6 +18,7 @@ from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.bundle.linear_io import MODEL_FILE
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
+from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.tensorrt_section import EngineSection, TensorRtSection
 
 from ..onnx.emit_model import emit_model
@@ -60,6 +63,8 @@ def emit_whole(
         progress(ProgressEvent("engine", 1, 1, PLAN_FILE))
         path = f"{target_folder(NAME)}/{PLAN_FILE}"
         written = writer.adopt(path, request.plan)
+    if importlib.util.find_spec("triton") is not None:  # without it the CPU draws tokens
+        emit_sampling_kernels(program, capabilities, f"{target_folder(NAME)}/{KERNELS_FOLDER}", writer, progress)
     options.record(
         EngineReport(
             target=NAME,

@@ -9,10 +9,10 @@ from torch import Tensor
 from enginewright.plugins import ops
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import SamplingBatch
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.step_calls import (
-    Call,
     Stored,
     embedding_call,
     gated_activation_call,
@@ -166,7 +166,7 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
         random = batch.temperature > 0
         asked = (batch.top_k[random] > 0, batch.top_p[random] < 1, batch.min_p[random] > 0)
         drawing = Drawing(case % 2 == 0, bool(random.any()), *(bool(one.any()) for one in asked))
-        memory = SamplingMemory(rows, vocab, torch.device("cpu"))
+        memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
         for call in sampling_calls(torch.from_numpy(logits), options, memory, drawing):
             run(call)
         expected = RowSampler(1).sample(logits, batch).tokens

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 
 from enginewright.plugins.triton import step_calls as calls
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 from enginewright.plugins.triton.specs import KernelSpec
-from enginewright.plugins.triton.step_calls import Call, LayerCaches, Stored
+from enginewright.plugins.triton.step_calls import LayerCaches, Stored
 from enginewright.plugins.triton.tiles import Gpu, gpu_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, SIZE, VOCAB, EXPERTS = 4096, 14336, 32, 8, 128, 128256, 8
@@ -82,7 +83,7 @@ def _sampling(kernel: str, cuts: bool, gpu: Gpu) -> Call:
     options |= {"top_k": _integers(ROWS), "seen": _integers(256), "seen_start": _integers(ROWS + 1)}
     options |= {name: _new(ROWS, dtype=torch.int64) for name in ("seed", "counter")}
     asked = Drawing(True, True, True, True, True) if cuts else Drawing(random=True)
-    memory = SamplingMemory(ROWS, VOCAB, torch.device("meta"))
+    memory = SamplingMemory(ROWS, VOCAB, lambda shape, of: _new(*shape, dtype=getattr(torch, of)))
     every = sampling_calls(_new(ROWS, VOCAB), options, memory, asked)
     return [call for call in every if call.kernel == kernel][-1]
 

@@ -46,6 +46,7 @@ class FakeDevice:
         self.launched = self.captured = self.pageable = 0
         self.closed = False
         self.contexts: WeakSet[Any] = WeakSet()
+        self.downloaded: list[int] = []  # bytes, of each
         self.copying: list[tuple[np.ndarray, bytes]] = []  # pinned memory that the stream may still read, as it was
         self.kernels: list[tuple[bytes, str]] = []
 
@@ -91,6 +92,7 @@ class FakeDevice:
 
     def download(self, array: np.ndarray, address: int) -> None:
         self.owned(address, array.nbytes)
+        self.downloaded.append(array.nbytes)
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
         self.synchronize()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.plugins.triton.compile_ahead import files_of
@@ -37,9 +39,13 @@ def _engine(writer: BundleWriter, target: str, name: str, phase: str = "both") -
     return EngineSection(file=f"{name}.plan", bytes=len(data), sha256=digest, phase=phase)  # type: ignore[arg-type]
 
 
-def write_paged(path: Path, phases: tuple[str, ...] = ("decode", "prefill")) -> Path:
-    """TensorRT proper: an engine for each phase."""
+def write_paged(
+    path: Path, phases: tuple[str, ...] = ("decode", "prefill"), kernels: Mapping[str, bytes] = MappingProxyType({})
+) -> Path:
+    """TensorRT proper: an engine for each phase. ``kernels``: files of some that it carries."""
     with BundleWriter(path) as writer:
+        for name, data in kernels.items():
+            writer.write_bytes(f"targets/tensorrt/kernels/{name}", data)
         for name, data in TokenizerFiles().to_files().items():
             writer.write_bytes(name, data)
         engines = tuple(_engine(writer, "tensorrt", phase, phase) for phase in phases)
@@ -115,8 +121,8 @@ def schedule(stems: dict[str, list[tuple[str, ...]]]) -> SegmentSchedule:
     )
 
 
-def write_segments(path: Path) -> Path:
-    """TensorRT-RTX between kernels, for the GPUs that plans are for."""
+def write_segments(path: Path, kernels: Mapping[str, bytes] = MappingProxyType({})) -> Path:
+    """TensorRT-RTX between kernels, for the GPUs that plans are for. ``kernels``: files of others that it carries."""
     capabilities = ("8.6", "8.9")
     paged.know_kernels()
     target = "tensorrt-rtx"
@@ -128,7 +134,7 @@ def write_segments(path: Path) -> Path:
         engines = tuple(_engine(writer, target, name) for name in paged.segments())
         for name, value in tiny.weights().items():
             writer.weights().add(name, value)
-        files, stems = {}, {}
+        files, stems = dict(kernels), {}
         for capability in capabilities:
             layers = [paged.compiled(int(capability.replace(".", "")), group) for group in paged.GROUPS]
             stems[capability] = [_first_of_each([k.spec.stem for k in layer]) for layer in layers]

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import NO_TOKEN
 from enginewright.plugins.shared.errors import RequestError, TargetError
+from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
-from enginewright.plugins.triton.step_calls import Call
 from enginewright.plugins.triton.tiles import GPUS
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.executors import cuda_blocks

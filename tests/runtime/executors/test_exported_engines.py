@@ -84,6 +84,7 @@ def test_an_exported_bundle(form: str, tiny_folder: Path, tmp_path: Path, monkey
             np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=TOLERANCE)
         wanted = [r.token_ids for r in cpu.generate(prompts, params)]
         assert [r.token_ids for r in engines.generate(prompts, params)] == wanted
+        assert engines.info()["executor"]["sampling"] == "on the GPU"
 
 
 def test_masks_are_made_on_the_gpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def test_masks_are_made_on_the_gpu(tiny_folder: Path, tmp_path: Path, monkeypatc
         return build(request)
 
     monkeypatch.setattr(whole, "build_engine", keep)
+    monkeypatch.setattr(whole, "emit_sampling_kernels", lambda *given: None)
     recipe = tmp_path / "small.toml"
     recipe.write_text(RECIPE.format(form="whole"))
     export(tiny_folder, tmp_path / "small.bundle", recipe=recipe)

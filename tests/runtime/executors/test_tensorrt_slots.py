@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -59,7 +60,12 @@ def narrow_model() -> bytes:
     return model.SerializeToString()
 
 
-def write_bundle(path: Path, model: bytes, profiles: tuple[ProfileSection, ...] = PROFILES) -> Path:
+def write_bundle(
+    path: Path,
+    model: bytes,
+    profiles: tuple[ProfileSection, ...] = PROFILES,
+    kernels: Mapping[str, bytes] = MappingProxyType({}),
+) -> Path:
     data = rtx_plan(model)
     engine = EngineSection(
         file="model.plan", bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), profiles=profiles
@@ -82,6 +88,8 @@ def write_bundle(path: Path, model: bytes, profiles: tuple[ProfileSection, ...] 
         for name, content in TokenizerFiles().to_files().items():
             writer.write_bytes(name, content)
         writer.write_bytes("targets/tensorrt-rtx/model.plan", data)
+        for name, content in kernels.items():
+            writer.write_bytes(f"targets/tensorrt-rtx/kernels/{name}", content)
         writer.commit(manifest, {"tensorrt-rtx": TargetManifest(io=io, tensorrt=section)})
     return path
 

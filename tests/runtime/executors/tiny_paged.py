@@ -225,6 +225,25 @@ def combine_splits(device: FakeDevice, code: bytes, grid: tuple[int, int, int], 
         run.view("out", grid[0], size)[:] = (parts * weights[..., None]).sum(1) / weights.sum(1)[..., None]
 
 
+def largest(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
+    run, (rows, pieces, _) = _Launched(device, code, arguments), grid
+    size, vocab = run.constants["PIECE"], run.constants["V"]
+    logits = run.view("logits", rows, vocab)
+    for piece in range(pieces):
+        some = logits[:, piece * size : (piece + 1) * size]
+        run.view("values", rows, pieces)[:, piece] = some.max(1)
+        run.view("places", rows, pieces, dtype=I32)[:, piece] = some.argmax(1) + piece * size
+
+
+def choose_largest(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
+    run, rows = _Launched(device, code, arguments), grid[0]
+    values = run.view("values", rows, run.constants["C"])
+    places = run.view("places", rows, run.constants["C"], dtype=I32)
+    run.view("tops", rows)[:] = values.max(1)
+    run.view("tokens", rows, dtype=I32)[:] = places[np.arange(rows), values.argmax(1)]
+
+
 def know_kernels() -> None:
-    """Launches of these entries are what is above."""
-    KERNELS.update({of.__name__: of for of in (kv_write, paged_attention, combine_splits)})
+    """Launches of these entries are what is above: of sampling what greedy tokens take."""
+    known = (kv_write, paged_attention, combine_splits, largest, choose_largest)
+    KERNELS.update({of.__name__: of for of in known})

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
+import numpy as np
 import pytest
 
-from enginewright.optimizer.emit.shared.attention_kernels import attention_shapes, emit_attention_kernels
+from enginewright.optimizer.emit.shared import attention_kernels
+from enginewright.optimizer.emit.shared.attention_kernels import (
+    attention_shapes,
+    emit_attention_kernels,
+    emit_sampling_kernels,
+)
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
@@ -14,7 +21,12 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.plugins.tensorrt.kernels import plugin_kernels
 from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
+from enginewright.plugins.triton.compile_workers import KernelCompiler
+from enginewright.plugins.triton.specs import SAMPLING_KERNELS
+from enginewright.runtime.executors.gpu_sampling import open_sampler
 from tests.passes.small_programs import Shape, decoder
+from tests.runtime.executors.fake_driver import FakeDevice, Gpu
+from tests.runtime.executors.tiny_paged import compile_kernel
 
 
 def lowered(**shape):
@@ -33,6 +45,26 @@ def test_layers_of_one_shape_are_together(windows, heads, kv_heads, size):
         assert (shape.heads, shape.kv_heads, shape.head_size, shape.value_size) == (heads, kv_heads, size, size)
         assert (shape.dtype, shape.cache, shape.block_size) == ("bf16", "fp8", 32)
         assert shape.scale == pytest.approx(size**-0.5) and not shape.sinks and not shape.slopes
+
+
+@pytest.mark.parametrize("vocab", [50, 3000])  # of one piece, and of three
+def test_kernels_of_sampling_are_compiled_once_for_a_major_number(vocab, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_kernels, "KernelCompiler", partial(KernelCompiler, compiler=compile_kernel))
+    program = lowered(windows=(0,), vocabulary=vocab)
+    with BundleWriter(tmp_path / "small.bundle") as writer:
+        emit_sampling_kernels(program, ("7.5", "8.6", "8.9", "12.0"), "kernels", writer, silent)
+        folder = writer.folder / "kernels"
+        gpus = {path.stem.split("-")[1] for path in folder.iterdir()}
+        assert gpus == {"sm86", "sm120"}
+        for capability in ("8.6", "8.9", "12.0", "12.1"):
+            device = FakeDevice(Gpu(0, "some", capability, 1 << 30))
+            assert open_sampler(device, folder, 3, vocab, ()).where == "on the GPU"
+            assert {entry for _, entry in device.kernels} == set(SAMPLING_KERNELS)
+        for capability in ("7.5", "8.0", "9.0"):
+            opened = open_sampler(FakeDevice(Gpu(0, "some", capability, 1 << 30)), folder, 3, vocab, ())
+            assert opened.sampler is None and "has no kernels for it on" in opened.where
+        other = open_sampler(FakeDevice(Gpu(0, "some", "8.9", 1 << 30)), folder, 3, vocab, (np.dtype(np.float16),))
+        assert other.sampler is None
 
 
 def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):

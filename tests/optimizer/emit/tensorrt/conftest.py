@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import DEFAULT, patch
 
 import pytest
 
@@ -44,7 +44,8 @@ def make_bundle(tmp_path: Path) -> MakeBundle:
         PassManager(TensorRtEmitter().passes(), PassContext()).run(copy)
         engines = EnginesSection.model_validate({"dtype": dtype, "gpus": ["8.9"], "requests": 4, "chunk": 32})
         folder = tmp_path / f"{name}.bundle"
-        with BundleWriter(folder) as writer, patch.object(emitter, "emit_attention_kernels"):
+        left_out = patch.multiple(emitter, emit_attention_kernels=DEFAULT, emit_sampling_kernels=DEFAULT)
+        with BundleWriter(folder) as writer, left_out:
             target = TensorRtEmitter().emit(copy, writer, silent, EmitOptions(engines=engines, context_length=64))
             model = ModelSection(name="tiny", architecture="Tiny", vocab_size=256, context_length=64)
             source = SourceSection(kind="module", name="tiny")

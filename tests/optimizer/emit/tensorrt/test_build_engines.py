@@ -96,7 +96,7 @@ def check(caches: str, family: str, process: ProcessPoolExecutor, tmp_path: Path
         for prompt, logits in zip(asked, ran.logits, strict=True):
             np.testing.assert_allclose(logits, cpu.logits(prompt), atol=TOLERANCE)
         assert ran.tokens == [list(r.token_ids) for r in cpu.generate(asked, params)]
-    assert ran.info["graph_launches"] > 0
+    assert ran.info["graph_launches"] > 0 and ran.info["sampling"] == "on the GPU"
     assert ran.info["caches"] == "in place" and ran.report["copies"] == []
     assert set(ran.report["scratch"].values()) == {SCRATCH_BYTES}
 

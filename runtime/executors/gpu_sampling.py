@@ -1,0 +1,158 @@
+"""Tokens drawn on a GPU from logits that lie there, by kernels that a bundle carries: only ids come back.
+
+No torch is needed. Kernels mean what the cpu target's sampler means, and draw with the same random numbers; sums are
+in another order.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginewright.plugins.shared.contracts import Int32Array, SamplingBatch
+from enginewright.plugins.shared.errors import TargetError
+from enginewright.plugins.triton.call import DeviceArray
+from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
+
+from .carried_kernels import CarriedKernels
+from .cuda_driver import Device
+from .cuda_sampling import (
+    chosen_rows,
+    drawing_of,
+    each_sampling_call,
+    option_arrays,
+    option_words,
+    places_of,
+    write_options,
+)
+
+MOST_BOUND = 256
+"""Numbers of rows, with what they ask for, whose launches are kept."""
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class GpuSampler:
+    """Draws tokens from rows of float32 logits.
+
+    Args:
+        device: the GPU, open for this thread.
+        folder: of the bundle's kernels.
+        capability: that they were compiled for; 80 for 8.0.
+        rows: most that are drawn from at once; more are drawn from in parts.
+        vocab: tokens of the vocabulary (V).
+
+    Raises:
+        BundleError: a kernel is missing or damaged.
+        TargetError: the driver refuses one.
+        CapacityError: there is no memory for what the kernels leave for one another.
+    """
+
+    def __init__(self, device: Device, folder: Path, capability: int, rows: int, vocab: int) -> None:
+        self._device, self._vocab = device, vocab
+        self._rows = -(-rows // 4) * 4  # parts begin at multiples of 16 bytes
+        self._kernels = CarriedKernels(device, folder, capability)
+        for call in each_sampling_call(DeviceArray(0, _FLOAT32, (self._rows, vocab))):
+            self._kernels.bind(call)
+        self._memory = SamplingMemory(self._rows, vocab, self._new)
+        words = places_of(option_words(self._rows))[1]
+        self._staged, self._options = device.pinned(4 * words), device.allocate(4 * words)
+        self._seen = self._new((256,), "int32")
+        self._bound: OrderedDict[tuple[int, int, Drawing], list[Callable[[], object]]] = OrderedDict()
+
+    def draw(self, logits: int, sampling: SamplingBatch) -> Int32Array:
+        """A token for each row of logits at an address [R, V]; NO_TOKEN where there is none. Waits for the stream.
+
+        Raises RequestError for an option out of range, as the cpu target's sampler does.
+        """
+        count = len(sampling.temperature)
+        tokens = np.empty(count, np.int32)
+        for start in range(0, count, self._rows):
+            some = np.arange(start, min(start + self._rows, count))
+            own = sampling if len(some) == count else chosen_rows(sampling, some)
+            tokens[some] = self._draw(
+                DeviceArray(logits + 4 * start * self._vocab, _FLOAT32, (len(some), self._vocab)), own
+            )
+        return tokens
+
+    def _draw(self, logits: DeviceArray, sampling: SamplingBatch) -> Int32Array:
+        rows = logits.shape[0]
+        places, words = places_of(option_words(rows))
+        staged = self._staged[: 4 * words]
+        write_options(staged.view(np.int32), places, sampling, rows)
+        self._device.upload_pinned(self._options, staged)
+        drawing = drawing_of(sampling)
+        if drawing.penalties:
+            assert sampling.seen is not None
+            self._upload_seen(np.ascontiguousarray(sampling.seen, np.int32))
+        key = (logits.address, rows, drawing)
+        if key not in self._bound:
+            options = {**option_arrays(self._options, places, rows), "seen": self._seen}
+            calls = sampling_calls(logits, options, self._memory, drawing)
+            self._bound[key] = [self._kernels.bind(call) for call in calls]
+            if len(self._bound) > MOST_BOUND:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        for launch in self._bound[key]:
+            launch()
+        tokens = np.empty(rows, np.int32)
+        self._device.download(tokens, self._memory.tokens.address)
+        return tokens
+
+    def _upload_seen(self, seen: Int32Array) -> None:
+        """Tokens that penalties apply to, in memory that grows; then what was bound to it is bound again."""
+        if len(seen) > self._seen.shape[0]:
+            self._device.synchronize()
+            self._device.free(self._seen.address)
+            self._seen = self._new((1 << (len(seen) - 1).bit_length(),), "int32")
+            for key in [key for key in self._bound if key[2].penalties]:
+                del self._bound[key]
+        self._device.upload(self._seen.address, seen)
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """See ``SamplingMemory``."""
+        of = np.dtype(dtype)
+        nbytes = of.itemsize * int(np.prod(shape, dtype=np.int64))
+        address = self._device.allocate(nbytes)
+        self._device.zero(address, nbytes)
+        return DeviceArray(address, of, shape)
+
+
+@dataclass(frozen=True)
+class OpenedSampler:
+    """``sampler`` is None where the CPU draws; ``where`` says for people where that is, and why."""
+
+    sampler: GpuSampler | None
+    where: str
+
+
+def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: Iterable[np.dtype[Any]]) -> OpenedSampler:
+    """A sampler on the GPU, if there can be one.
+
+    Args:
+        device, folder, rows, vocab: as ``GpuSampler`` has them.
+        logits: their types, of each engine.
+
+    Raises BundleError for a kernel that is damaged, and CapacityError.
+    """
+    if any(of != _FLOAT32 for of in logits):
+        return OpenedSampler(None, "on the CPU: logits aren't 32-bit floats")
+    if (capability := _carried(folder, device.gpu.capability, vocab)) is None:
+        return OpenedSampler(None, f"on the CPU: the bundle has no kernels for it on {device.gpu.capability}")
+    try:
+        return OpenedSampler(GpuSampler(device, folder, capability, rows, vocab), "on the GPU")
+    except TargetError as e:
+        return OpenedSampler(None, f"on the CPU: {e.message}")
+
+
+def _carried(folder: Path, capability: str, vocab: int) -> int | None:
+    """The newest capability that has kernels there which run on a GPU of ``capability``: one of its major number."""
+    number = int(capability.replace(".", ""))
+    any_call = next(each_sampling_call(DeviceArray(0, _FLOAT32, (1, vocab))))
+    fitting = range(number, number // 10 * 10 - 1, -1)
+    return next((of for of in fitting if (folder / f"{any_call.spec(of).stem}.json").is_file()), None)

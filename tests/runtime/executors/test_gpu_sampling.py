@@ -1,0 +1,55 @@
+"""Tokens drawn on the GPU in TensorRT's executors are those that the host draws, and only ids come back.
+
+Sampling's kernels are interpreted; engines, attention and the driver are in memory.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton_interpreter import interpreter as interpreter
+
+from . import sampling_cases as cases
+from . import tiny_onnx as tiny
+
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 1.2, "seed": 2, "top_k": 7, "top_p": 0.9},
+    {"temperature": 1.0, "seed": 3, "min_p": 0.05, "repetition_penalty": 1.3},
+    {"temperature": 0, "repetition_penalty": 2.0},
+]
+LOGPROBS = 2e-6
+"""Of floats around 5, summed in another order."""
+
+
+@pytest.mark.parametrize("form", ["paged", "segments", "slots"])
+def test_tokens_are_the_host_s(form: str, interpreter: ProcessPoolExecutor) -> None:
+    host = interpreter.submit(cases.run, form, None, PARAMS).result()
+    there = interpreter.submit(cases.run, form, 80, PARAMS).result()  # code for 8.0, on 8.9
+    assert there["tokens"] == host["tokens"]
+    assert (host["where"], there["where"]) == (cases.NO_KERNELS, "on the GPU")
+    assert there["downloaded"] <= 4 * len(PARAMS) < 4 * tiny.V <= host["downloaded"]  # only ids
+    assert there["top"] == host["top"] and len(there["top"]) == 3
+    np.testing.assert_allclose(there["logprobs"], host["logprobs"], atol=LOGPROBS)
+
+
+@pytest.mark.parametrize("form", ["paged", "slots"])
+def test_a_driver_that_refuses_the_kernels(form: str, interpreter: ProcessPoolExecutor) -> None:
+    ran = interpreter.submit(cases.run, form, 80, PARAMS[:1], refuses=True).result()
+    assert ran["where"].startswith("on the CPU: ") and "CUDA_ERROR_NO_BINARY_FOR_GPU" in ran["where"]
+    assert ran["tokens"] == interpreter.submit(cases.run, form, None, PARAMS[:1]).result()["tokens"]
+
+
+def test_kernels_of_another_architecture_are_not_taken(interpreter: ProcessPoolExecutor) -> None:
+    assert interpreter.submit(cases.run, "slots", 90, PARAMS[:1]).result()["where"] == cases.NO_KERNELS
+
+
+@pytest.mark.parametrize(("vocab", "seed"), [(300, 0), (1100, 1)])  # of one piece, and of two
+def test_more_rows_than_at_once(vocab: int, seed: int, interpreter: ProcessPoolExecutor) -> None:
+    for ours, expected in interpreter.submit(cases.drawn, vocab, seed).result():
+        assert ours == expected
