@@ -39,11 +39,32 @@ class RequestMetrics:
     Attributes:
         queued: the request was made.
         first_token, last_token: that new token was there.
+        started: the first chunk of its prompt was scheduled.
+        intervals: how many there are between its new tokens.
+        longest_interval: of these, in seconds.
     """
 
     queued: float
     first_token: float | None = None
     last_token: float | None = None
+    started: float | None = None
+    intervals: int = 0
+    longest_interval: float = 0.0
+
+    @property
+    def interval_seconds(self) -> float:
+        """All intervals between its new tokens together."""
+        return 0.0 if self.first_token is None or self.last_token is None else self.last_token - self.first_token
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first new token."""
+        return None if self.first_token is None else self.first_token - self.queued
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each further token, on average."""
+        return self.interval_seconds / self.intervals if self.intervals else None
 
 
 @dataclass(frozen=True)

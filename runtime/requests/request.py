@@ -12,6 +12,7 @@ from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.text.output_text import OutputText
 
 from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
+from .request_class import NO_TARGETS, RequestClass
 from .sampling import SamplingParams, seed_of
 
 _numbers = itertools.count()
@@ -31,6 +32,9 @@ class Request:
         logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
             chunk: the first token's position, [n, V]. None for an ordinary request.
         tenant: whose request it is: what it computes is found again by requests of the same tenant only.
+        priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
+        request_class: what it is promised.
+        clock: seconds, for its times.
     """
 
     def __init__(
@@ -44,12 +48,21 @@ class Request:
         text: OutputText | None = None,
         logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
         tenant: str = "",
+        priority: int | None = None,
+        request_class: RequestClass = NO_TARGETS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.params = params
         self.request_id = str(next(_numbers))
         self.prompt_text = prompt_text
-        self.queued = time.monotonic()
+        self._clock = clock
+        self.queued = clock()
+        self.started: float | None = None  # when its first chunk was scheduled
         self.token_times: tuple[float, float] | None = None  # of the first new token and the last
+        self._longest_interval = 0.0
+        self.priority = request_class.priority if priority is None else priority
+        self.request_class = request_class
+        self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
         self.stop_reason: int | str | None = None
         self.seed = seed_of(prompt) if params.seed is None else params.seed
         most = params.max_tokens if max_tokens is None else max_tokens
@@ -115,8 +128,11 @@ class Request:
             self.seen.append(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        now = time.monotonic()
-        self.token_times = (now if self.token_times is None else self.token_times[0], now)
+        now = self._clock()
+        first, last = self.token_times or (now, now)
+        if now - last > self._longest_interval:
+            self._longest_interval = now - last
+        self.token_times = (first, now)
         if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
             if token in self.params.stop_token_ids:
                 self.stop_reason = token
@@ -172,6 +188,12 @@ class Request:
             prompt=self.prompt_text,
             request_id=self.request_id,
             error=self.error,
-            metrics=RequestMetrics(self.queued, *(self.token_times or (None, None))),
+            metrics=RequestMetrics(
+                self.queued,
+                *(self.token_times or (None, None)),
+                started=self.started,
+                intervals=max(self.output_length - 1, 0),
+                longest_interval=self._longest_interval,
+            ),
             num_cached_tokens=self.cached_tokens,
         )

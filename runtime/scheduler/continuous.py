@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +57,10 @@ class ContinuousScheduler:
         caps: ExecutorCaps,
         groups: Sequence[CacheGroup],
         blocks: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self._clock = clock
         self.caps = caps
         manager = SlotManager if caps.kept_slots and config.prefix_cache else CacheManager
         self.cache = manager(
@@ -140,7 +142,7 @@ class ContinuousScheduler:
         step = self._inputs.of(chunks)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
-        self._began = time.perf_counter()
+        self._began = self._clock()
         return Batch(tuple(chunks), step)
 
     def prepare_next(self, batch: Batch) -> None:
@@ -153,7 +155,7 @@ class ContinuousScheduler:
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
-            self.cache.disk.computed(len(batch.step.ids), time.perf_counter() - self._began)
+            self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
         advanced, row = [], 0
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -231,6 +233,7 @@ class ContinuousScheduler:
                 self._refused = request, self.cache.changes
                 break
             self.running.append(self.waiting.popleft())
+            request.started = request.started or self._clock()
             count = self._chunk_size(request, tokens_left)
             chunks.append(Chunk(request, request.computed, count))
             tokens_left -= count

@@ -69,8 +69,13 @@ def test_when_it_happened(make_llm: MakeLLM, toy: Toy) -> None:
     after = time.monotonic()
     for result in many:
         times = result.metrics
-        assert times.first_token is not None and times.last_token is not None
-        assert before <= times.queued <= times.first_token < times.last_token <= after
+        assert times.started is not None and times.first_token is not None and times.last_token is not None
+        assert before <= times.queued <= times.started <= times.first_token < times.last_token <= after
+        assert times.intervals == 4 and times.interval_seconds == times.last_token - times.first_token
+        assert times.interval_seconds / 4 <= times.longest_interval <= times.interval_seconds
+        assert times.ttft == times.first_token - times.queued and times.tpot == times.interval_seconds / 4
+    [one] = llm.generate("a", SamplingParams(max_tokens=1))
+    assert one.metrics.intervals == one.metrics.longest_interval == 0 and one.metrics.tpot is None
 
 
 def test_an_error_of_one_request(make_llm: MakeLLM, toy: Toy) -> None:

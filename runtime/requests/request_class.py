@@ -1,0 +1,26 @@
+"""What a kind of request is promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Targets in seconds; None is no target.
+
+    Attributes:
+        name: what requests name.
+        ttft: from the request to its first new token.
+        tpot: for each further token, on average over the answer so far.
+        priority: of requests that bring none of their own; lower goes first.
+    """
+
+    name: str = ""
+    ttft: float | None = None
+    tpot: float | None = None
+    priority: int = 0
+
+
+NO_TARGETS = RequestClass()
+"""Of requests that name no class, where none is the default."""
