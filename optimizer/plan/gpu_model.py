@@ -2,8 +2,7 @@
 
 Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
 share of the cores' peak, whichever is more (the roofline of ``report/roofline.py``), and never less than a kernel
-without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats;
-activations are counted with two bytes a value.
+without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
 """
 
 from __future__ import annotations
@@ -16,10 +15,17 @@ from .step_kinds import CountedSteps
 
 
 class GpuModel:
-    """One program on one GPU."""
+    """One program on one GPU.
 
-    def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares) -> None:
-        self._steps, self._gpu, self._shares = steps, gpu, shares
+    Args:
+        steps: of the program.
+        gpu: which.
+        shares: of its figures that are reached.
+        halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
+    """
+
+    def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool) -> None:
+        self._steps, self._gpu, self._shares, self._halved = steps, gpu, shares, halved
 
     def seconds(self, sizes: StepSizes) -> float:
         """Of a step of the engine."""
@@ -37,7 +43,7 @@ class GpuModel:
 
     def _parts(self, step: Step, cost: StepCost) -> tuple[float, float, float]:
         """Seconds for memory, for products, and at least."""
-        activations = (cost.activations_read + cost.activations_written) / 2
+        activations = (cost.activations_read + cost.activations_written) / (2 if self._halved else 1)
         memory = (cost.memory + activations) / (self._gpu.bandwidth * self._shares.bandwidth)
         peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"]
         return memory, 2 * cost.multiply_adds / (peak * self._shares.compute), self._shares.kernel

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.emit.cuda.emitter import lower_for_gpus
 from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on, split_before
 from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
 from enginewright.optimizer.shared.resources import fewer_collections
 from enginewright.passes.framework.manager import PassManager
@@ -23,14 +25,12 @@ from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import EnginewrightError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 
-from .programs import PlannedProgram, formats_of, undecided
-
-_TARGET = "cpu"
-"""Whose program is planned with: the one that is lowered to steps."""
+from .programs import GPU_TARGET, PlannedProgram, formats_of, undecided
+from .step_kinds import CountedSteps
 
 
 def programs_of_model(
-    source: str | Path, recipes: Sequence[Recipe], progress: Progress
+    source: str | Path, recipes: Sequence[Recipe], progress: Progress, targets: Sequence[str]
 ) -> tuple[ModelInfo, tuple[PlannedProgram, ...]]:
     """See ``programs.planned_model``."""
     with fewer_collections():
@@ -38,30 +38,37 @@ def programs_of_model(
         progress(ProgressEvent("capture", 0, 1, path.name))
         program, info = capture_shapes(path)
         found: list[PlannedProgram] = []
+        known: dict[Hashable, int] = {}  # by their steps: of weights' names plans know nothing
         prepared: dict[tuple[str, ...], Program] = {}
         for done, recipe in enumerate(recipes):
             progress(ProgressEvent("recipes", done, len(recipes), recipe.name))
-            if why := undecided(recipe):
-                found.append(PlannedProgram((recipe.name,), None, omitted=why))
-                continue
-            try:
-                lowered = _lowered(program, recipe, prepared)
-            except EnginewrightError as e:
-                if len(recipes) == 1:
-                    raise
-                found.append(PlannedProgram((recipe.name,), None, omitted=e.message))
-                continue
-            same = next((i for i, known in enumerate(found) if known.program == lowered), None)
-            if same is None:
-                found.append(PlannedProgram((recipe.name,), lowered, formats_of(lowered)))
-            else:  # other numbers in weights of the same sizes, as GPTQ chooses them
-                found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
+            for target in targets:
+                if why := undecided(recipe):
+                    found.append(PlannedProgram((recipe.name,), None, omitted=why, target=target))
+                    continue
+                try:
+                    lowered = _lowered(program, recipe, target, prepared)
+                except EnginewrightError as e:
+                    if len(recipes) == 1:
+                        raise
+                    found.append(PlannedProgram((recipe.name,), None, omitted=e.message, target=target))
+                    continue
+                kinds = CountedSteps(lowered).keys
+                if (same := known.get((target, kinds))) is None:
+                    known[target, kinds] = len(found)
+                    formats = formats_of(lowered, target)
+                    found.append(PlannedProgram((recipe.name,), lowered, formats, target=target))
+                else:  # other numbers in weights of the same sizes, as GPTQ chooses them
+                    found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
         progress(ProgressEvent("recipes", len(recipes), len(recipes)))
     return info, tuple(found)
 
 
-def _lowered(captured: Program, recipe: Recipe, prepared: dict[tuple[str, ...], Program]) -> LoweredProgram:
-    """The recipe's program. Methods that choose numbers by what a model computes change no size: nearest does instead.
+def _lowered(
+    captured: Program, recipe: Recipe, target: str, prepared: dict[tuple[str, ...], Program]
+) -> LoweredProgram:
+    """The recipe's program for a target. Methods that choose numbers by what a model computes change no size: nearest
+    does instead.
 
     ``prepared``: what passes made before formats are chosen, by the passes that are on.
     """
@@ -74,6 +81,9 @@ def _lowered(captured: Program, recipe: Recipe, prepared: dict[tuple[str, ...], 
         prepared[key] = captured.copy()
         PassManager([one for one in before if one.wanted(context)], context).run(prepared[key])
     program = prepared[key].copy()
-    after += left_on(TARGETS[_TARGET].emitter.passes(), recipe.passes)
+    after += left_on(TARGETS[target].emitter.passes(), recipe.passes)
     PassManager([one for one in after if one.wanted(context)], context).run(program)
+    if target == GPU_TARGET:
+        engines = recipe.engines or EnginesSection()
+        return lower_for_gpus(program, engines.dtype or TARGETS[target].floats).program
     return plan_arena(lower_program(program).program)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.shared.progress import Progress, silent
-from enginewright.plugins.shared.errors import CapacityError, TargetError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, format_bytes, free_memory
@@ -18,7 +18,7 @@ from enginewright.runtime.scheduler.continuous import SchedulerConfig
 from .devices import CPU, Gpu, Shares, find_devices, known_gpus
 from .gpu_model import GpuModel
 from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
-from .programs import PlannedModel, PlannedProgram, planned_model
+from .programs import CPU_TARGET, GPU_TARGET, PlannedModel, PlannedProgram, planned_model
 from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult
 from .step_kinds import CountedSteps
 
@@ -53,14 +53,21 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
     devices = find_devices(options.devices)
     shares = shares_of(options)
     check_range("batch", options.batches, MOST_REQUESTS)
-    model = planned_model(source, options.recipes, progress)
+    targets = {CPU_TARGET if gpu is None else GPU_TARGET: None for gpu in devices}
+    model = planned_model(source, options.recipes, progress, tuple(targets))
     asked = within(options, model.info)
     make = _model_maker(asked, shares, model.info.context_length, progress)
     plans: list[DevicePlan] = []
-    omitted = [Omitted(p.recipes, None, p.omitted) for p in model.programs if p.program is None]
+    omitted = _omitted(model, devices)
     refused: TargetError | None = None
     for gpu in devices:
-        for planned in (p for p in model.programs if p.program is not None):
+        programs = model.programs_on(gpu=gpu is not None)
+        if not programs:
+            raise BundleError(
+                f"{model.info.name}: the bundle has no program for this machine",
+                hint="Name a GPU with --gpu, or export the model with --target cpu as well.",
+            )
+        for planned in (p for p in programs if p.program is not None):
             try:
                 check_formats([gpu.capability] if gpu is not None else [], planned.formats)
             except TargetError as e:
@@ -88,15 +95,31 @@ def _room(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
     return free_memory() if gpu is None else int(gpu.memory * shares.memory)
 
 
-MakeModel = Callable[[CountedSteps, Gpu | None], StepModel]
+def _omitted(model: PlannedModel, devices: Sequence[Gpu | None]) -> list[Omitted]:
+    """Recipes without a program, once where that is so on every device."""
+    of_each = [
+        (Omitted(p.recipes, None, p.omitted), _name(gpu))
+        for gpu in devices
+        for p in model.programs_on(gpu=gpu is not None)
+        if p.program is None
+    ]
+    on = {one: [name for other, name in of_each if other == one] for one, _ in of_each}
+    return [
+        one if len(names) == len(devices) else replace(one, device=name)
+        for one, names in on.items()
+        for name in (names if len(names) < len(devices) else names[:1])
+    ]
+
+
+MakeModel = Callable[[PlannedProgram, CountedSteps, Gpu | None], StepModel]
 
 
 def _model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
     """Gives a program's model on a device."""
 
-    def make(steps: CountedSteps, gpu: Gpu | None) -> StepModel:
+    def make(planned: PlannedProgram, steps: CountedSteps, gpu: Gpu | None) -> StepModel:
         if gpu is not None:
-            return GpuModel(steps, gpu, shares)
+            return GpuModel(steps, gpu, shares, halved=planned.target != GPU_TARGET)
         from .cpu_model import measure
 
         return measure(steps, context_length, options.threads, progress)
@@ -147,6 +170,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     longest = _largest(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
     found = DevicePlan(
         device=_name(gpu),
+        target=planned.target,
         recipes=planned.recipes,
         fits=requests > 0,
         room=room,
@@ -159,7 +183,7 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     )
     if not found.fits:
         return found
-    model = make(CountedSteps(planned.program), gpu)
+    model = make(planned, CountedSteps(planned.program), gpu)
 
     def tpot(batch: int) -> float:
         return model.seconds(StepSizes((1,) * batch, (context,) * batch))
@@ -209,7 +233,7 @@ def _advice(
         found.append(f"recipe {min(smaller, key=lambda p: p.weights).recipes[0]}")
     if one.most_tokens:
         found.append(f"requests of {one.most_tokens:,} tokens (--context {one.most_tokens})")
-    (program,) = (p for p in model.programs if p.recipes == one.recipes)
+    (program,) = (p for p in model.programs if (p.recipes, p.target) == (one.recipes, one.target))
     assert program.program is not None
     memory = Memory(program.program)
     needed = memory.needed(1, options.context, options.prompt)

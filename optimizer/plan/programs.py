@@ -14,6 +14,9 @@ from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
 from enginewright.runtime.bundle.reader import Bundle
 
+CPU_TARGET, GPU_TARGET = "cpu", "cuda"
+"""Whose programs are planned with: on this machine, and on GPUs."""
+
 
 @dataclass(frozen=True)
 class PlannedProgram:
@@ -22,6 +25,7 @@ class PlannedProgram:
     Attributes:
         recipes: names of those that make the same program, but for the numbers in its weights.
         program: with memory planned; None where it can't be known without the weights.
+        target: whose program it is.
         formats: of weights that GPUs need hardware for: "fp8", "int4", "bf16".
         omitted: why a recipe has no program.
     """
@@ -30,6 +34,7 @@ class PlannedProgram:
     program: LoweredProgram | None
     formats: frozenset[str] = frozenset()
     omitted: str = ""
+    target: str = CPU_TARGET
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,26 @@ class PlannedModel:
     info: ModelInfo
     programs: tuple[PlannedProgram, ...]
 
+    def programs_on(self, *, gpu: bool) -> tuple[PlannedProgram, ...]:
+        """Those that a GPU runs: the cuda target's, in the place of which another's may stand; or this machine."""
+        cuda = tuple(p for p in self.programs if p.target == GPU_TARGET)
+        others = tuple(p for p in self.programs if p.target != GPU_TARGET)
+        return (cuda or others) if gpu else others
 
-def planned_model(source: str | Path, recipes: Sequence[str | Path], progress: Progress = silent) -> PlannedModel:
+
+def planned_model(
+    source: str | Path,
+    recipes: Sequence[str | Path],
+    progress: Progress = silent,
+    targets: Sequence[str] = (CPU_TARGET,),
+) -> PlannedModel:
     """Of a bundle what it has; of a model what recipes would make of it.
 
     Args:
         source: a bundle's folder; or a model's folder, of which config.json is enough, a GGUF file, or a Hub id.
         recipes: of a model: names or TOML files; none are all built-in ones.
         progress: called with stages of an export.
+        targets: of a model: whose programs are wanted, of ``CPU_TARGET`` and ``GPU_TARGET``.
 
     Raises:
         BundleError: the bundle has no lowered program, or recipes are named beside it.
@@ -57,7 +74,7 @@ def planned_model(source: str | Path, recipes: Sequence[str | Path], progress: P
     chosen = [load_recipe(name) for name in recipes] or list_recipes()
     with MissingDependencyError.of_export("planning for a model that wasn't exported yet"):
         from .model_programs import programs_of_model
-    return PlannedModel(*programs_of_model(source, chosen, progress))
+    return PlannedModel(*programs_of_model(source, chosen, progress, targets))
 
 
 def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
@@ -66,23 +83,31 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
             f"{bundle.path} is a bundle, which has the recipe that it was exported with",
             hint="Leave --recipe out, or pass the model that it was made from.",
         )
-    name = "cpu" if "cpu" in bundle.programs else next(iter(bundle.programs), None)
-    if name is None:
+    here = [name for name in bundle.programs if name != GPU_TARGET]
+    names = [CPU_TARGET] if CPU_TARGET in here else here[:1]
+    names += [GPU_TARGET] if GPU_TARGET in bundle.programs else []
+    if not names:
         there = ", ".join(sorted(bundle.targets)) or "none"
         raise BundleError(
             f"{bundle.path}: none of the bundle's targets ({there}) has a lowered program, which plans are made from",
             hint="Export the model with --target cpu as well, or plan for the model itself.",
         )
-    program = bundle.programs[name]
     recipe = str(bundle.manifest.recipe.get("name") or "")
-    return PlannedModel(bundle.model, (PlannedProgram((recipe,), program, formats_of(program)),))
+    programs = [(name, bundle.programs[name]) for name in names]
+    return PlannedModel(
+        bundle.model, tuple(PlannedProgram((recipe,), p, formats_of(p, name), target=name) for name, p in programs)
+    )
 
 
 _FORMATS = {"fp8": "fp8", "i4": "int4", "u4": "int4", "bf16": "bf16"}
 
 
-def formats_of(program: LoweredProgram) -> frozenset[str]:
-    """Of its weights and caches, those that not every GPU has."""
+def formats_of(program: LoweredProgram, target: str) -> frozenset[str]:
+    """Of its weights and caches, those that not every GPU has. The cuda target's kernels convert fp8 and int4 by bits,
+    where there are no instructions."""
+    if target == GPU_TARGET:
+        floats = {o.dtype for step in program.steps for o in step.outputs}
+        return frozenset({"bf16"} & floats)
     types = [use.dtype for use in program.weights] + [group.dtype for group in program.cache_groups]
     return frozenset(_FORMATS[t] for t in types if t in _FORMATS)
 

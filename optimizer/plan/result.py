@@ -37,6 +37,7 @@ class DevicePlan:
     """One program on one device; bytes and seconds.
 
     Attributes:
+        target: whose program it is.
         recipes: that make this program, but for the numbers in its weights.
         fits: whether one request fits into memory.
         room: that may be used of the device's memory.
@@ -50,6 +51,7 @@ class DevicePlan:
     """
 
     device: str
+    target: str
     recipes: tuple[str, ...]
     fits: bool
     room: int

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, rate
 
+from .programs import GPU_TARGET
 from .result import DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
@@ -52,6 +53,9 @@ def notes(result: PlanResult) -> Iterator[str]:
     for omitted in result.omitted:
         where = "" if omitted.device is None else f" on {omitted.device}"
         yield f"omitted  {', '.join(omitted.recipes)}{where}: {omitted.why}"
+    measured = {device.name for device in result.devices if device.measured}
+    if lent := {plan.target for plan in result.plans if plan.device not in measured} - {GPU_TARGET}:
+        yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {GPU_TARGET}"
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. TPOT: when all are that long."
     late = "; !: later than the goal" if any(result.options[name] is not None for name in ("tpot", "ttft")) else ""

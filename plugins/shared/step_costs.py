@@ -208,9 +208,10 @@ def _experts_read(step: Step, use: WeightUse, sizes: StepSizes) -> float:
 
 def _product(step: Step, sizes: StepSizes) -> tuple[str, int]:
     """The type of a linear's factors and its multiply-adds, M N K."""
-    weight = next(o for o in step.inputs if o.kind == "weight" and o.dtype not in ("f16",))
+    weights = (o for o in step.inputs if o.kind == "weight")  # scales, offsets and biases are smaller
+    weight = max(weights, key=lambda o: math.prod(sizes.at(n) for n in o.shape))
     rows = math.prod(sizes.at(n) for n in step.outputs[0].shape[:-1])
-    kind = {"f32": "f32", "bf16": "bf16", "fp8": "f32"}.get(weight.dtype, "i8")
+    kind = {"f32": "f32", "bf16": "bf16", "f16": "bf16", "fp8": "f32"}.get(weight.dtype, "i8")
     return kind, rows * sizes.at(weight.shape[-1]) * sizes.at(weight.shape[-2])
 
 

@@ -24,13 +24,15 @@ def test_each_step_takes_the_longer_of_its_bytes_and_its_products(
         activations = (cost.activations_read + cost.activations_written) / 2
         memory = (cost.weights + cost.kv_read + cost.kv_written + activations) / 0.5e9
         seconds += max(memory, 2 * cost.multiply_adds / 0.5e9)
-    assert GpuModel(tiny_steps, GPU, SHARES).seconds(sizes) == pytest.approx(seconds, rel=1e-12)  # sums of doubles
+    assert GpuModel(tiny_steps, GPU, SHARES, halved=True).seconds(sizes) == pytest.approx(
+        seconds, rel=1e-12
+    )  # sums of doubles
 
 
 def test_a_kernel_and_a_step_take_a_least_time(tiny_program: LoweredProgram, tiny_steps: CountedSteps) -> None:
     endless = replace(GPU, bandwidth=1e30, peaks={"bf16": 1e30, "f32": 1e30})
     shares = replace(SHARES, kernel=1e-3, between_steps=0.5)
-    model = GpuModel(tiny_steps, endless, shares)
+    model = GpuModel(tiny_steps, endless, shares, halved=True)
     assert model.seconds(DECODE) == pytest.approx(0.5 + len(tiny_program.steps) * 1e-3)
     assert model.bound(DECODE) == "kernels"
 
@@ -38,8 +40,8 @@ def test_a_kernel_and_a_step_take_a_least_time(tiny_program: LoweredProgram, tin
 def test_what_a_step_waits_for(tiny_steps: CountedSteps) -> None:
     slow_memory = replace(GPU, bandwidth=1e6)
     slow_products = replace(GPU, peaks={"bf16": 1e3, "f32": 1e3})
-    assert GpuModel(tiny_steps, slow_memory, SHARES).bound(DECODE) == "memory"
-    assert GpuModel(tiny_steps, slow_products, SHARES).bound(DECODE) == "products"
+    assert GpuModel(tiny_steps, slow_memory, SHARES, halved=True).bound(DECODE) == "memory"
+    assert GpuModel(tiny_steps, slow_products, SHARES, halved=True).bound(DECODE) == "products"
 
 
 def test_weights_of_fewer_bits_are_multiplied_as_bf16(tiny_program: LoweredProgram) -> None:
@@ -70,5 +72,5 @@ def test_weights_of_fewer_bits_are_multiplied_as_bf16(tiny_program: LoweredProgr
         ("bf16", only_bf16, only_f32),
     ):
         steps = CountedSteps(narrow(program, dtype))
-        assert GpuModel(steps, slow, SHARES).seconds(PROMPT) > 1e-3
-        assert GpuModel(steps, fast, SHARES).seconds(PROMPT) < 1e-12
+        assert GpuModel(steps, slow, SHARES, halved=True).seconds(PROMPT) > 1e-3
+        assert GpuModel(steps, fast, SHARES, halved=True).seconds(PROMPT) < 1e-12

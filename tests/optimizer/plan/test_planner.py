@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from enginewright.optimizer.plan.gpu_model import GpuModel
 from enginewright.optimizer.plan.options import PlanOptions
 from enginewright.optimizer.plan.planner import Memory, first_token_seconds, plan
 from enginewright.optimizer.plan.programs import PlannedModel, PlannedProgram
-from enginewright.optimizer.plan.result import DevicePlan, PlanResult
+from enginewright.optimizer.plan.result import DevicePlan, Omitted, PlanResult
 from enginewright.optimizer.plan.step_kinds import CountedSteps
+from enginewright.optimizer.plan.text import notes
 from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import CapacityError, RequestError, TargetError
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 
@@ -48,7 +50,7 @@ def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> N
 def test_speeds_are_the_model_s(tiny_bundle: Path, tiny_steps: CountedSteps) -> None:
     (gpu,) = find_devices(["h100"])
     assert gpu is not None
-    model = GpuModel(tiny_steps, gpu, default_shares())
+    model = GpuModel(tiny_steps, gpu, default_shares(), halved=True)
     found = one(on(tiny_bundle, batches=(1, 5)))
     assert [s.batch for s in found.speeds] == [1, 5]
     for speed in found.speeds:
@@ -64,7 +66,7 @@ def test_the_largest_batch_meets_the_goals_and_the_next_does_not(
 ) -> None:
     (gpu,) = find_devices(["l4"])
     assert gpu is not None
-    model = GpuModel(tiny_steps, gpu, default_shares())
+    model = GpuModel(tiny_steps, gpu, default_shares(), halved=True)
     of = {
         "tpot": lambda n: model.seconds(StepSizes((1,) * n, (CONTEXT,) * n)),
         "ttft": lambda n: first_token_seconds(model, PROMPT, n - 1, CONTEXT),
@@ -153,6 +155,51 @@ def test_a_gpu_that_lacks_a_format(tiny_program: LoweredProgram, monkeypatch: py
     monkeypatch.setattr(planner, "planned_model", lambda *args: alone)
     with pytest.raises(TargetError, match=r"8\.0 has no fp8"):
         plan("m", PlanOptions(devices=("a100",)))
+
+
+def test_gpus_and_this_machine_have_programs_of_their_own(
+    tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = two_recipes(tiny_program)
+    (small, large), lost = both.programs, PlannedProgram(("lost",), None, omitted="no kernel")
+    of_gpus = replace(large, program=tiny_program, target="cuda")
+    asked: list[tuple[str, ...]] = []
+
+    def planned(*args: object) -> PlannedModel:
+        asked.append(args[-1])  # type: ignore[arg-type]
+        return PlannedModel(both.info, (small, of_gpus, lost, replace(lost, target="cuda")))
+
+    monkeypatch.setattr(planner, "planned_model", planned)
+    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda planned, *rest: Still(planned.target))
+    result = plan("m", PlanOptions(devices=("l4", "cpu", "h100"), batches=(1,), memory=1 << 30))
+    assert asked == [("cuda", "cpu")]
+    assert [(p.device, p.target, p.recipes) for p in result.plans] == [
+        ("L4", "cuda", ("large",)),
+        ("cpu", "cpu", ("small",)),
+        ("H100", "cuda", ("large",)),
+    ]
+    assert [p.speeds[0].bound for p in result.plans] == ["cuda", "cpu", "cuda"]
+    assert result.omitted == (Omitted(("lost",), None, "no kernel"),)  # everywhere, so once
+    monkeypatch.setattr(planner, "planned_model", lambda *args: PlannedModel(both.info, (of_gpus,)))
+    with pytest.raises(BundleError, match="no program for this machine"):
+        plan("m", PlanOptions(devices=("cpu",)))
+
+
+def test_another_target_s_program_is_said(tiny_bundle: Path) -> None:
+    assert any("with the program of target cpu: the bundle has none of cuda" in line for line in notes(on(tiny_bundle)))
+
+
+class Still:
+    """A model that takes a second for anything."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def seconds(self, sizes: StepSizes) -> float:
+        return 1.0
+
+    def bound(self, sizes: StepSizes) -> str:
+        return self.name
 
 
 def test_recipes_that_nobody_can_plan(tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import enginewright
+from enginewright.optimizer.emit.cuda import emitter
 from enginewright.optimizer.plan.programs import PlannedModel, _of_bundle, planned_model
 from enginewright.optimizer.recipes.recipe import list_recipes
 from enginewright.plugins.shared.errors import BundleError, RecipeError, SourceError
+from enginewright.plugins.shared.step_costs import StepSizes, step_costs, stored_bytes
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.runtime.bundle.reader import Bundle
+from tests.runtime.executors.tiny_paged import compile_kernel
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +79,38 @@ def test_a_bundle_has_its_own_recipe(tiny_bundle: Path) -> None:
     assert one.recipes == ("f32",) and one.program == Bundle.open(tiny_bundle).programs["cpu"]
     with pytest.raises(BundleError, match="has the recipe that it was exported with"):
         planned_model(tiny_bundle, ["int8"])
+
+
+@pytest.mark.parametrize(("recipe", "bytes_of"), [("int8", 1), ("bf16", 2), ("f32", 2)])
+def test_gpus_are_planned_with_the_cuda_target_s_program(
+    recipe: str, bytes_of: int, only_config: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte what an export writes: weights in rows, activations and caches of 16 bits."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
+    monkeypatch.setattr(emitter, "KernelCompiler", partial(KernelCompiler, compiler=compile_kernel))
+    path = tmp_path / "b"
+    enginewright.export(tiny_folder, path, recipe=recipe, targets=["cpu", "cuda"], gpus=["9.0"])
+    bundle = Bundle.open(path)
+    of_config, of_bundle = planned_model(only_config, [recipe], targets=("cpu", "cuda")), planned_model(path, [])
+    for model in (of_config, of_bundle):
+        (on_gpu,), (here,) = model.programs_on(gpu=True), model.programs_on(gpu=False)
+        assert (on_gpu.program, here.program) == (bundle.programs["cuda"], bundle.programs["cpu"])
+        assert (on_gpu.target, here.target) == ("cuda", "cpu") and on_gpu.formats == {"bf16"}
+    program = bundle.programs["cuda"]
+    assert sum(map(stored_bytes, program.weights)) == sum(bundle.weight(use.name).nbytes for use in program.weights)
+    tokens, linear = 3, next(step for step in program.steps if step.op.endswith("linear"))
+    (cost,) = step_costs(program.model_copy(update={"steps": (linear,)}), StepSizes((1,) * tokens, (40,) * tokens))
+    n, k = next(use.shape for use in program.weights if use.name == linear.inputs[1].name)
+    assert (cost.activations_read, cost.activations_written) == (2 * tokens * k, 2 * tokens * n)
+    assert bytes_of * n * k <= cost.weights < bytes_of * n * k * 1.2 and cost.multiply_adds == tokens * n * k
+    group = program.cache_groups[0]
+    assert group.to_group().bytes_per_block == 2 * 2 * group.kv_heads * group.key_head_size * 32 * len(group.layers)
+
+
+def test_recipes_that_gpus_run_alike_are_one(only_config: Path) -> None:
+    model = planned_model(only_config, ["f32", "bf16", "fp8"], targets=("cuda",))
+    assert [p.recipes for p in model.programs_on(gpu=True)] == [("f32", "bf16"), ("fp8",)]
+    assert {p.formats for p in model.programs} == {frozenset({"bf16"})}  # fp8's bits are converted where need be
 
 
 def test_a_bundle_without_a_lowered_program(tiny_bundle: Path) -> None:
