@@ -1,9 +1,11 @@
-"""The tvm target beside the cpu target and transformers' eager: SmolLM2 in 32-bit floats, prefill and decode steps.
+"""The tvm target beside the cpu target and transformers' eager: prefill and decode steps of a bundle.
 
-    python benchmarks/tvm_target.py BUNDLE MODEL.gguf RESULT.json
+    python benchmarks/tvm_target.py BUNDLE MODEL RESULT.json [--ours BUNDLE]
 
-BUNDLE has the targets cpu and tvm. Rounds go round the engines, so that what else the machine does falls on all of
-them; the best round of each counts. A step is the executor's alone: no scheduler, no sampling.
+BUNDLE has the targets cpu and tvm, and that of --ours the same with our kernels in the recipe's [tvm]. MODEL is their
+source, a GGUF or a folder, which transformers runs in 32-bit floats. Rounds go round the engines, so that what else the
+machine does falls on all of them; the best round of each counts. A step is the executor's alone: no scheduler, no
+sampling. A bundle's distances from its source are its report's. RESULT.json keeps the results of other recipes.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from enginewright.optimizer.report.document import REPORT_PATH
 from enginewright.plugins.shared.contracts import CacheGroup, StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.tvm_blocks import TvmExecutor
 
 PAST, PROMPT, BATCHES, BLOCKS, STEPS = 128, 512, (1, 8, 16), 512, 6
-EAGER = "transformers eager"
+PAUSE = 0.3
+"""Seconds after which the threads of the engine before sleep."""
+EAGER, OURS = "transformers eager", "tvm, our kernels"
 
 
 def step_of(groups: Sequence[CacheGroup], past: int, new: int, requests: int, vocabulary: int) -> StepInput:
@@ -70,6 +75,8 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int, steps: int) -> d
         run()
     for _ in range(rounds):
         for name, run in runs.items():
+            time.sleep(PAUSE)
+            run()
             start = time.perf_counter()
             for _ in range(steps):
                 run()
@@ -77,24 +84,40 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int, steps: int) -> d
     return best
 
 
-def main() -> None:
+def load_eager(source: Path) -> Any:
+    of_file = {"gguf_file": source.name} if source.is_file() else {}
+    folder = str(source.parent if source.is_file() else source)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **of_file
+    ).eval()
+
+
+def distances(bundle: Path) -> dict[str, float]:
+    """Target -> mean KL from the source on random tokens, when it was exported."""
+    report = json.loads((bundle / REPORT_PATH).read_text())
+    return {found["target"]: found["random_tokens"]["kl_mean"] for found in report["verification"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    for name in ("bundle", "gguf", "result"):
+    for name in ("bundle", "source", "result"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--ours", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
-    bundle = Bundle.open(given.bundle)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(given.gguf.parent), gguf_file=given.gguf.name, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    bundle, model = Bundle.open(given.bundle), load_eager(given.source)
     blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
-    executors = {
+    executors: dict[str, CpuExecutor | TvmExecutor] = {
         "cpu": CpuExecutor(bundle, blocks, threads=given.threads),
         "tvm": TvmExecutor(bundle, blocks, threads=given.threads),
     }
+    kl = distances(given.bundle)
+    if given.ours is not None:
+        executors[OURS] = TvmExecutor(Bundle.open(given.ours), blocks, threads=given.threads)
+        kl[OURS] = distances(given.ours)["tvm"]
     vocabulary = bundle.model.vocab_size
     cases = {f"prefill {PROMPT}": (0, PROMPT, 1), **{f"decode {batch}": (PAST, 1, batch) for batch in BATCHES}}
     seconds = {}
@@ -106,8 +129,10 @@ def main() -> None:
         seconds[name] = measure(runs, given.rounds, 1 if past == 0 else STEPS)
         print(name, {run: f"{1000 * s:.1f} ms" for run, s in seconds[name].items()}, flush=True)
     about = {target: executor.describe() for target, executor in executors.items()}
-    result = {"threads": given.threads, "rounds": given.rounds, "past": PAST, "engines": about, "seconds": seconds}
-    given.result.write_text(json.dumps(result, indent=1) + "\n")
+    found = {"rounds": given.rounds, "past": PAST, "engines": about, "kl": kl, "seconds": seconds}
+    results = json.loads(given.result.read_text()) if given.result.exists() else {}
+    results[bundle.manifest.recipe["name"]] = found
+    given.result.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool, field_validator
 
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.section import Section
-from enginewright.runtime.bundle.tvm_section import FEATURES, LevelName
+from enginewright.runtime.bundle.tvm_section import FEATURES, KernelsName, LevelName
 
 from .gpus import parse_capabilities
 
@@ -74,8 +74,11 @@ class TvmOptions(Section):
 
     Attributes:
         levels: of x86-64 that it is compiled for. The best that the processor has is run.
+        kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None:
+            all are compiled by TVM.
     """
 
+    kernels: KernelsName | None = None
     levels: Annotated[tuple[LevelName, ...], Field(min_length=1)] = ("v3", "v4-vnni")
 
     @field_validator("levels")

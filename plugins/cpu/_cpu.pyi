@@ -123,6 +123,23 @@ def layout_depths() -> dict[str, int]:
 PANEL: int
 """Rows of a panel, as ``panel_layouts.PANEL``."""
 
+def begin_for_tvm(
+    executor: Executor,
+    ids: _Int32,
+    positions: _Int32,
+    q_start: _Int32,
+    kv_len: _Int32,
+    rows: _Int32,
+    groups: Sequence[tuple[_Int32, _Int32]],
+) -> npt.NDArray[np.uint8]:
+    """Begins a step on the calling thread, whose calls of the two functions below are the executor's; its arena."""
+
+def end_for_tvm() -> None:
+    """Raises ValueError with what went wrong in those calls."""
+
+RUN_STEP_FOR_TVM: int
+RUN_LOOP_FOR_TVM: int
+
 def cache_arrays(executor: Executor, group: str, layer: int) -> tuple[_Float, _Float]:
     """The memory of a layer's f32 cache: k [P, Nkv, D, K] and v [P, Nkv, K, Dv]; else a copy of what it stands for."""
 

@@ -20,6 +20,7 @@
 #include "kv_cache.h"
 #include "sampling_bindings.h"
 #include "tuning_of.h"
+#include "tvm_calls.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -148,10 +149,11 @@ nb::list watched_arrays(const Executor& executor, size_t index, bool inputs) {
   return arrays;
 }
 
-nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
-             const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
-             const std::vector<std::pair<Vector<int32_t>, Matrix<int32_t>>>& groups, nb::object sampling,
-             int logprobs, bool return_logits, bool profile, nb::object watch) {
+using Groups = std::vector<std::pair<Vector<int32_t>, Matrix<int32_t>>>;
+
+ew::StepArrays step_arrays(const Vector<int32_t>& ids, const Vector<int32_t>& positions,
+                           const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len,
+                           const Vector<int32_t>& rows, const Groups& groups) {
   ew::StepArrays inputs{span(ids), span(positions), span(q_start), span(kv_len), span(rows), {}};
   for (const auto& [slots, table] : groups) {
     if (table.shape(0) != kv_len.size())
@@ -159,6 +161,14 @@ nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_
     inputs.groups.push_back(
         {span(slots), {table.data(), table.size()}, static_cast<int64_t>(table.shape(1))});
   }
+  return inputs;
+}
+
+nb::dict run(Executor& executor, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
+             const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
+             const Groups& groups, nb::object sampling, int logprobs, bool return_logits, bool profile,
+             nb::object watch) {
+  const ew::StepArrays inputs = step_arrays(ids, positions, q_start, kv_len, rows, groups);
   const size_t count = rows.size();
   const size_t vocab = static_cast<size_t>(executor.program().vocab_size());
   std::unique_ptr<ew::SamplingArrays> samples;
@@ -309,6 +319,24 @@ NB_MODULE(_cpu, m) {
       .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
            "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a, "sampling"_a = nb::none(),
            "logprobs"_a = -1, "return_logits"_a = false, "profile"_a = false, "watch"_a = nb::none());
+  // For libraries compiled by TVM: the calling thread's calls run on the executor from now on.
+  m.def(
+      "begin_for_tvm",
+      [](nb::object self, const Vector<int32_t>& ids, const Vector<int32_t>& positions,
+         const Vector<int32_t>& q_start, const Vector<int32_t>& kv_len, const Vector<int32_t>& rows,
+         const Groups& groups) {
+        Executor& executor = nb::cast<Executor&>(self);
+        executor.begin(step_arrays(ids, positions, q_start, kv_len, rows, groups));
+        ew::enter(executor);
+        const ew::ZeroedMemory& arena = executor.resources()->arena();
+        const size_t size = static_cast<size_t>(arena.bytes()) & ~size_t{3};  // in whole floats
+        return nb::ndarray<nb::numpy, uint8_t>(arena.data(), 1, &size, self);
+      },
+      "executor"_a, "ids"_a.noconvert(), "positions"_a.noconvert(), "q_start"_a.noconvert(),
+      "kv_len"_a.noconvert(), "rows"_a.noconvert(), "groups"_a);
+  m.def("end_for_tvm", &ew::raise_problem);
+  m.attr("RUN_STEP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_step_for_tvm);
+  m.attr("RUN_LOOP_FOR_TVM") = reinterpret_cast<uintptr_t>(&ew::run_loop_for_tvm);
   m.def("cache_arrays", &cache_arrays, "executor"_a, "group"_a, "layer"_a);
   m.def("cache_memory", &cache_memory, "executor"_a, "group"_a, "layer"_a);
 }

@@ -7,7 +7,7 @@ built, and the rest on every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +41,10 @@ TUNABLES: Mapping[str, int] = {
 }
 """What ``CpuProgram`` takes as ``tuning``, and the most that each may be; plugins/cpu/tuning.h has what they mean."""
 
+RUN_STEP_FOR_TVM, RUN_LOOP_FOR_TVM = _cpu.RUN_STEP_FOR_TVM, _cpu.RUN_LOOP_FOR_TVM
+"""Addresses of C functions: a packed function of TVM, and one in the place of TVMBackendParallelLaunch."""
+
+_Result = TypeVar("_Result")
 _LARGEST = 2**31 - 1  # of a weight's or a cache's sizes, so that C++ takes them
 
 
@@ -188,7 +192,16 @@ class CpuProgram:
         """Views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and tools."""
         return _cpu.cache_memory(self._executor, group, layer)
 
-    def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
+    def begin_for_tvm(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """Begins a step that a library compiled by TVM runs on the calling thread; gives the arena, which it reads and
+        writes. The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises as ``run`` does."""
+        return self._asked(lambda: _cpu.begin_for_tvm(self._executor, *self._arrays(step)))
+
+    def end_for_tvm(self) -> None:
+        """Raises RequestError if a step that was called since then failed."""
+        self._asked(_cpu.end_for_tvm)
+
+    def _arrays(self, step: StepInput) -> tuple[Any, ...]:
         for name, mapping in (("slots", step.slots), ("block_tables", step.block_tables)):
             if set(mapping) != set(self._groups):
                 raise RequestError(f"{name} must name the cache groups {list(self._groups)}, not {list(mapping)}")
@@ -196,26 +209,27 @@ class CpuProgram:
             (_int32(f"slots:{name}", step.slots[name], 1), _int32(f"block_table:{name}", step.block_tables[name], 2))
             for name in self._groups
         ]
-        ids, positions, q_start, kv_len, rows = (_int32(name, getattr(step, name), 1) for name in _INPUTS)
-        sampling = step.sampling
+        return *(_int32(name, getattr(step, name), 1) for name in _INPUTS), groups
+
+    @staticmethod
+    def _asked(run: Callable[[], _Result]) -> _Result:
         try:
-            result = self._executor.run(
-                ids,
-                positions,
-                q_start,
-                kv_len,
-                rows,
-                groups,
-                sampling.options() if sampling is not None else None,
-                logprobs_wanted(sampling),
-                step.return_logits,
-                profile,
-                watch,
-            )
+            return run()
         except ValueError as e:
             raise RequestError(f"step: {e}") from e
         except MemoryError as e:
             raise CapacityError("no memory for a step of this size", hint="Run fewer tokens in a step.") from e
+
+    def _run(self, step: StepInput, *, profile: bool = False, watch: Any = None) -> tuple[StepOutput, dict[str, Any]]:
+        sampling = step.sampling
+        further = {
+            "sampling": sampling.options() if sampling is not None else None,
+            "logprobs": logprobs_wanted(sampling),
+            "return_logits": step.return_logits,
+            "profile": profile,
+            "watch": watch,
+        }
+        result = self._asked(lambda: self._executor.run(*self._arrays(step), **further))
         output = StepOutput(
             tokens=result.get("tokens"),
             logits=result.get("logits"),

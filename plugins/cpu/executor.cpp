@@ -162,9 +162,10 @@ void Executor::copy_inputs(const StepArrays& inputs) {
   }
 }
 
-// The resolved steps for sizes_, with an arena large enough for them. Another executor may have moved the
-// arena: what was resolved holds as long as it lies where it did.
-const std::vector<ResolvedStep>& Executor::prepare() {
+// Sets steps_: the resolved steps for sizes_, with an arena large enough for them. Another executor may have
+// moved the arena: what was resolved holds as long as it lies where it did.
+void Executor::prepare() {
+  steps_ = nullptr;
   const int64_t needed = std::max<int64_t>(program_.arena_bytes().at(sizes_), 0);
   if (needed > resources_->arena().bytes()) {
     logits_ = nullptr;
@@ -193,7 +194,7 @@ const std::vector<ResolvedStep>& Executor::prepare() {
   shape->used = clock_;
   logits_ = shape->logits;
   logits_stride_ = shape->logits_stride;
-  return shape->steps;
+  steps_ = &shape->steps;
 }
 
 std::vector<Place> Executor::places(size_t index, bool inputs) const {
@@ -214,15 +215,26 @@ void Executor::execute(const ResolvedStep& step) {
   step.call({resources_->kernels(), resources_->pool(), inverse_.data()});
 }
 
-void Executor::run(const StepArrays& inputs, const RunOptions& options) {
+void Executor::begin(const StepArrays& inputs) {
   check(inputs);
   sizes_ = {static_cast<int64_t>(inputs.ids.size()), static_cast<int64_t>(inputs.kv_len.size()),
             static_cast<int64_t>(inputs.rows.size())};
   copy_inputs(inputs);
   resources_->pool().wake();  // they are awake when the first large kernel comes
-  const std::vector<ResolvedStep>& steps = prepare();
+  prepare();
+}
+
+void Executor::run_step(int64_t step) {
+  if (!steps_) fail("no run has begun");
+  const auto found = std::lower_bound(steps_->begin(), steps_->end(), step,
+                                      [](const ResolvedStep& s, int64_t index) { return s.index < index; });
+  if (found != steps_->end() && found->index == step) execute(*found);
+}
+
+void Executor::run(const StepArrays& inputs, const RunOptions& options) {
+  begin(inputs);
   if (options.seconds) options.seconds->assign(program_.steps().size(), 0.0);
-  for (const ResolvedStep& step : steps) {
+  for (const ResolvedStep& step : *steps_) {
     if (options.watch) options.watch(static_cast<size_t>(step.index), true);
     if (options.seconds) {
       const auto start = std::chrono::steady_clock::now();

@@ -46,6 +46,11 @@ class Executor {
   // except where a step computes indices that a later one follows. Hold the resources' mutex.
   void run(const StepArrays& inputs, const RunOptions& options = {});
 
+  // `run` in pieces, for who runs some of the steps himself: its checks, then steps by their number, in
+  // order. Throw as `run` does; a step with nothing to do is left out.
+  void begin(const StepArrays& inputs);
+  void run_step(int64_t step);
+
   void sample(const RowSampling* parameters, const SampleResult& result);  // of the last run's logits
 
   // Where the inputs, or the outputs, of a step lie, while `RunOptions::watch` is called; what is written
@@ -70,7 +75,7 @@ class Executor {
   void check(const StepArrays& inputs) const;
   void check_group(const StepArrays& inputs, size_t group) const;
   void copy_inputs(const StepArrays& inputs);
-  const std::vector<ResolvedStep>& prepare();
+  void prepare();
   void execute(const ResolvedStep& step);
 
   const Program& program_;
@@ -80,6 +85,7 @@ class Executor {
   Memory memory_;
   Sizes sizes_;
   std::vector<Shape> shapes_;
+  const std::vector<ResolvedStep>* steps_ = nullptr;  // those of sizes_, once a run has begun
   uint64_t clock_ = 0;
   const float* logits_ = nullptr;
   int64_t logits_stride_ = 0;

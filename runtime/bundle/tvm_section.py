@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,6 +14,13 @@ from enginewright.plugins.shared.records import Record
 STEP = "step"
 """The function of a library that runs a step."""
 
+RUN_STEP = "enginewright.run_step"
+"""The function that a library calls for a step of the program that runs by our kernels; its argument is which."""
+
+OURS = frozenset({"linear", "quantized_linear", "grouped_linear", "quantized_grouped_linear", "paged_attention"})
+"""Ops of which there are kernels of ours to call."""
+
+KernelsName = Literal["enginewright"]
 LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
 
 
@@ -23,10 +30,12 @@ class TvmSection(Record, frozen=True, kw_only=True):
     Attributes:
         version: of TVM, which made the libraries and must run them.
         levels: of x86-64 that there is a library for, the plainest first.
+        kernels: whose kernels products and attention are, if they aren't the library's own.
     """
 
     version: str
     levels: Annotated[tuple[LevelName, ...], Meta(min_length=1)]
+    kernels: KernelsName | None = None
 
 
 def library_name(level: str) -> str:
@@ -86,3 +95,35 @@ _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 FEATURES = {"v2": _V2, "v3": _V3, "v4": _V4, "v4-vnni": _V4 | {"avx512_vnni"}}
 """Level -> what Linux calls the instructions that it needs."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of processor that libraries are compiled for, and what a schedule takes from its registers.
+
+    Attributes:
+        name: in a recipe, and of its library in a bundle.
+        cpu: what LLVM calls it.
+        features: of LLVM, beside those of ``cpu``.
+        rows, vectors: of the block of sums that a product keeps in registers: rows by vectors of 16 floats.
+        vnni: whether it multiplies bytes by an instruction of its own.
+    """
+
+    name: str
+    cpu: str
+    features: tuple[str, ...]
+    rows: int
+    vectors: int
+    vnni: bool = False
+
+
+LEVELS: Mapping[str, Level] = {
+    level.name: level
+    for level in (
+        Level("v2", "x86-64-v2", (), 2, 1),
+        Level("v3", "x86-64-v3", (), 6, 1),
+        Level("v4", "x86-64-v4", ("-prefer-256-bit",), 12, 2),
+        Level("v4-vnni", "x86-64-v4", ("-prefer-256-bit", "+avx512vnni"), 12, 2, vnni=True),
+    )
+}
+"""The plainest first; every one runs on the processors of those behind it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,11 +16,11 @@ from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, is
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.runtime.bundle.buckets import BucketPlan
-from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from .base import Deferred
+from .host_blocks import HostBlocks, cache_identity
 
 if TYPE_CHECKING:
     from enginewright.plugins.cpu.step_profile import StepProfile
@@ -30,7 +29,7 @@ Sizes = tuple[int, int, int]
 """T, B and R of a step."""
 
 
-class CpuExecutor:
+class CpuExecutor(HostBlocks):
     """See ``executors.base.Executor``. A step runs on the thread that asks for its result, with the interpreter lock
     released.
 
@@ -100,34 +99,16 @@ class CpuExecutor:
         return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
 
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:
-        for group, pairs in step.copies.items():
-            source, to = pairs.T
-            for memory in self._memory(group):
-                memory[to] = memory[source]
+        self.copy_blocks(step.copies)
         return run(step)
 
     @property
     def cache_identity(self) -> bytes:
         """See ``kv_cache.disk_tier.BlockMemory``."""
-        folders = ("weights/", target_folder(self._target) + "/")
-        files = [(name, file.sha256) for name, file in self._bundle.files.items() if name.startswith(folders)]
         version = metadata.version("enginewright")
-        return json.dumps([NUMERICS_VERSION, version, self._program.isa, sorted(files)]).encode()
+        return cache_identity(self._bundle, self._target, NUMERICS_VERSION, version, self._program.isa)
 
-    def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
-        return np.concatenate([memory[block].reshape(-1) for memory in self._memory(group)])
-
-    def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
-        at = 0
-        for memory in self._memory(group):
-            size = memory[block].size
-            memory[block] = payload[at : at + size].reshape(memory[block].shape)
-            at += size
-
-    def _memory(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
-        """The keys and the values of each layer."""
+    def memory_of(self, group: str) -> Iterator[npt.NDArray[np.uint8]]:
         layers = next(g.layers for g in self.cache_groups if g.name == group)
         return chain.from_iterable(self._program.cache_memory(group, layer) for layer in layers)
 

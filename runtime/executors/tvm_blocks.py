@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.plugins.cpu.executable import NUMERICS_VERSION, CpuProgram, isas
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
@@ -28,15 +29,15 @@ from enginewright.runtime.bundle.tvm_section import (
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from .base import Deferred
+from .host_blocks import Array, HostBlocks, cache_identity
 from .machine import processor_features
 from .requirements import level_problem, tvm_problem
 from .tvm_library import Library, tensor, tvm_version
 
-Array = npt.NDArray[Any]
 _ALIGNMENT = 64
 
 
-class TvmExecutor:
+class TvmExecutor(HostBlocks):
     """See ``executors.base.Executor``. A step runs on the thread that asks for its result.
 
     Args:
@@ -62,10 +63,13 @@ class TvmExecutor:
         self.caps = ExecutorCaps(shared_blocks=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
+        self._level, self._kernels = level, section.kernels
         name = f"{target_folder(target)}/{library_name(level)}"
-        library = Library(checked_library(bundle, name), bundle.path / name, self._threads)
-        self._level = level
-        self._step = TvmStep(program, library, {u.name: bundle.weight(u.name) for u in program.weights}, self.blocks)
+        weights = {use.name: bundle.weight(use.name) for use in program.weights}
+        ours = CpuProgram(program, weights, blocks=self.blocks, threads=self._threads) if section.kernels else None
+        library = Library(checked_library(bundle, name), bundle.path / name, None if ours else self._threads)
+        memory = OwnMemory(program, self.blocks) if ours is None else OurMemory(ours)
+        self._step = TvmStep(program, library, weights, memory)
         self._sampler = RowSampler(self._threads)
 
     @property
@@ -79,95 +83,121 @@ class TvmExecutor:
     @property
     def cache_identity(self) -> bytes:
         """See ``kv_cache.disk_tier.BlockMemory``."""
-        folders = ("weights/", target_folder(self._target) + "/")
-        files = [(name, file.sha256) for name, file in self._bundle.files.items() if name.startswith(folders)]
-        return json.dumps([self._level, tvm_version(), sorted(files)]).encode()
+        ours = (self._kernels, NUMERICS_VERSION, metadata.version("enginewright"), isas()[0]) if self._kernels else ()
+        return cache_identity(self._bundle, self._target, self._level, tvm_version(), *ours)
 
-    def read_block(self, group: str, block: int) -> Array:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
-        return np.concatenate([memory[block] for memory in self._step.memory_of(group)])
-
-    def write_block(self, group: str, block: int, payload: Array) -> None:
-        """See ``kv_cache.disk_tier.BlockMemory``."""
-        at = 0
-        for memory in self._step.memory_of(group):
-            memory[block] = payload[at : at + memory.shape[1]]
-            at += memory.shape[1]
+    def memory_of(self, group: str) -> Iterable[npt.NDArray[np.uint8]]:
+        return self._step.memory.blocks[group]
 
     def _run(self, step: StepInput) -> StepOutput:
         for group, blocks in step.clears.items():
-            for memory in self._step.memory_of(group):
+            for memory in self.memory_of(group):
                 memory[blocks] = 0
-        for group, pairs in step.copies.items():
-            for memory in self._step.memory_of(group):
-                memory[pairs[:, 1]] = memory[pairs[:, 0]]
+        self.copy_blocks(step.copies)
         logits = self._step.run(step)
         if step.sampling is None:
             return StepOutput(tokens=None, logits=logits.copy() if step.return_logits else None)
         return self._sampler.sample(logits, step.sampling, return_logits=step.return_logits)
 
     def describe(self) -> dict[str, str | int]:
-        return {
+        about: dict[str, str | int] = {
             "target": self._target,
             "library": f"tvm {tvm_version()}",
             "level": f"x86-64-{self._level}",
             "threads": self._threads,
         }
+        return about | ({"kernels": self._kernels} if self._kernels else {})
 
     def close(self) -> None:
         """Nothing runs between steps; memory goes with the object."""
 
 
+class OwnMemory:
+    """Arena and caches of a program that TVM's kernels alone run.
+
+    Attributes:
+        caches: the keys and the values of each layer, as ``arguments_of`` has them.
+        blocks: cache group -> the same as bytes, [P, bytes of a block].
+    """
+
+    def __init__(self, program: LoweredProgram, blocks: Mapping[str, int]) -> None:
+        self.caches: list[Array] = []
+        self.blocks: dict[str, list[npt.NDArray[np.uint8]]] = {group.name: [] for group in program.cache_groups}
+        self._arena, self._program = aligned(0), program
+        for group in program.cache_groups:
+            for _ in group.layers:
+                for size in (group.key_head_size, group.value_head_size):
+                    count = blocks[group.name] * group.block_size * group.kv_heads * size
+                    self.caches.append(aligned(4 * count, zero=True).view(np.float32))
+                    self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
+
+    def begin(self, step: StepInput) -> npt.NDArray[np.uint8]:
+        """The arena of a step, which may have moved."""
+        size = self._program.arena_bytes.evaluate(*sizes_of(step))
+        if size > self._arena.nbytes:
+            self._arena = aligned(size + size // 2)
+        return self._arena
+
+    def end(self) -> None:
+        """After the step."""
+
+
+class OurMemory:
+    """The same of a program some of whose steps our kernels run, as they do on the cpu target."""
+
+    def __init__(self, program: CpuProgram) -> None:
+        layers = [(g.name, layer) for g in program.lowered.cache_groups for layer in g.layers]
+        self.caches: list[Array] = [c.reshape(-1) for layer in layers for c in program.cache_arrays(*layer)]
+        self.blocks: dict[str, list[npt.NDArray[np.uint8]]] = {name: [] for name, _ in layers}
+        for name, layer in layers:
+            self.blocks[name] += program.cache_memory(name, layer)
+        self.begin, self.end = program.begin_for_tvm, program.end_for_tvm
+
+
 class TvmStep:
-    """A library with its memory: arena, weights and caches.
+    """A library with its memory and weights.
 
     Args:
         program: that it was compiled from.
         library: that was.
         weights: by name, as the bundle has them.
-        blocks: cache group -> blocks.
+        memory: arena and caches.
     """
 
     def __init__(
-        self, program: LoweredProgram, library: Library, weights: Mapping[str, Array], blocks: Mapping[str, int]
+        self, program: LoweredProgram, library: Library, weights: Mapping[str, Array], memory: OwnMemory | OurMemory
     ) -> None:
-        self._program = program
+        self.memory = memory
         self._given = arguments_of(program)
         self._library = library
         self._step = self._library.function(STEP)
         self._weights = [weights[u.name].reshape(-1).view(stored_type(u)) for u in program.weights]
         self._weight_tensors = [tensor(array) for array in self._weights]
-        self._caches: list[Array] = []
-        self._memory: dict[str, list[Array]] = {group.name: [] for group in program.cache_groups}
-        for group in program.cache_groups:
-            for _ in group.layers:
-                for size in (group.key_head_size, group.value_head_size):
-                    count = blocks[group.name] * group.block_size * group.kv_heads * size
-                    self._caches.append(aligned(4 * count, zero=True).view(np.float32))
-                    self._memory[group.name].append(self._caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
-        self._cache_tensors = [tensor(array) for array in self._caches]
-        self._arena = aligned(0)
+        self._cache_tensors = [tensor(array) for array in memory.caches]
+        self._inputs: dict[str, tuple[Array, Any]] = {}
+        self._arena: Array | None = None
         self._arena_tensors: list[Any] = []
-
-    def memory_of(self, group: str) -> list[Array]:
-        """The keys and the values of each layer, [P, bytes of a block]."""
-        return self._memory[group]
+        self._logits = program.outputs["logits"]
+        place = next(b.offset for b in program.buffers if b.name == self._logits.name)
+        assert place is not None, "memory is planned before a program is stored"
+        self._place = place
 
     def run(self, step: StepInput) -> Array:
         """The logits [R, V], in memory that the next step writes."""
-        sizes = (len(step.ids), len(step.kv_len), len(step.rows))
-        self._grow(self._program.arena_bytes.evaluate(*sizes))
+        arena = self.memory.begin(step)
+        if self._arena is None or arena.ctypes.data != self._arena.ctypes.data or arena.size != self._arena.size:
+            self._arena_tensors = [tensor(arena.view(dtype)) for dtype in self._given.arena]
+        self._arena = arena
         self._library.enter()
-        inputs = [tensor(aligned_copy(array)) for array in self._inputs(step)]
+        inputs = [self._input(name, array) for name, array in self._named(step)]
         self._step(*inputs, *self._arena_tensors, self._weight_tensors, self._cache_tensors)
-        out = self._program.outputs["logits"]
-        place = next(b.offset for b in self._program.buffers if b.name == out.name)
-        assert place is not None, "memory is planned before a program is stored"
-        start = place.evaluate(*sizes) // 4 + out.offset.evaluate(*sizes)
-        rows, columns = (size.evaluate(*sizes) for size in out.shape)
-        return self._arena.view(np.float32)[start : start + rows * columns].reshape(rows, columns)
+        self.memory.end()
+        sizes = sizes_of(step)
+        start = self._place.evaluate(*sizes) // 4 + self._logits.offset.evaluate(*sizes)
+        rows, columns = (size.evaluate(*sizes) for size in self._logits.shape)
+        return arena.view(np.float32)[start : start + rows * columns].reshape(rows, columns)
 
-    def _inputs(self, step: StepInput) -> list[Array]:
+    def _named(self, step: StepInput) -> list[tuple[str, Array]]:
         named = {
             "ids": step.ids,
             "positions": step.positions,
@@ -177,12 +207,21 @@ class TvmStep:
             **{f"slots:{name}": array for name, array in step.slots.items()},
             **{f"block_table:{name}": array for name, array in step.block_tables.items()},
         }
-        return [named[name] for name in self._given.inputs]
+        return [(name, named[name]) for name in self._given.inputs]
 
-    def _grow(self, size: int) -> None:
-        if size > self._arena.nbytes:
-            self._arena = aligned(size + size // 2)
-            self._arena_tensors = [tensor(self._arena.view(dtype)) for dtype in self._given.arena]
+    def _input(self, name: str, array: Array) -> Any:
+        """It in memory where TVM takes it, which stays as long as its shape does."""
+        kept = self._inputs.get(name)
+        if kept is None or kept[0].shape != array.shape:
+            memory = aligned(array.nbytes)[: array.nbytes].view(array.dtype).reshape(array.shape)
+            kept = self._inputs[name] = (memory, tensor(memory))
+        kept[0][...] = array
+        return kept[1]
+
+
+def sizes_of(step: StepInput) -> tuple[int, int, int]:
+    """T, B and R."""
+    return len(step.ids), len(step.kv_len), len(step.rows)
 
 
 def aligned(size: int, *, zero: bool = False) -> npt.NDArray[np.uint8]:
@@ -191,13 +230,6 @@ def aligned(size: int, *, zero: bool = False) -> npt.NDArray[np.uint8]:
     memory = (np.zeros if zero else np.empty)(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
-
-
-def aligned_copy(array: Array) -> Array:
-    """A step's input where TVM takes it."""
-    memory = aligned(array.nbytes)[: array.nbytes].view(array.dtype).reshape(array.shape)
-    memory[...] = array
-    return memory
 
 
 def checked_library(bundle: Bundle, name: str) -> bytes:

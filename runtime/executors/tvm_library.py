@@ -17,12 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.plugins.cpu.executable import RUN_LOOP_FOR_TVM, RUN_STEP_FOR_TVM
 from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError
+from enginewright.runtime.bundle.tvm_section import RUN_STEP
 
 INSTALL = "Install it with: pip install 'enginewright[tvm]'"
 _MISSING = object()
 _BIND, _BIG_CORES = "TVM_BIND_THREADS", 1
 _RUNTIME = "libtvm_runtime.so"
+_LAUNCH = "__TVMBackendParallelLaunch"
+"""Where a library keeps the address of TVM's function that runs loops; TVM sets it when it loads the library."""
 _CPU, _POOLED = 1, 2
 """TVM's numbers of a kind of device, and of memory that is taken again."""
 
@@ -71,12 +75,13 @@ class Library:
     Args:
         content: of the library's file.
         source: its path, for messages.
-        threads: that its loops are run by.
+        threads: that its loops are run by; None: they run as ``RUN_LOOP_FOR_TVM`` does, and steps may be
+            ``RUN_STEP_FOR_TVM``'s.
 
     Raises BundleError if it isn't one, or not of this version of TVM; MissingDependencyError without TVM.
     """
 
-    def __init__(self, content: bytes, source: Path, threads: int) -> None:
+    def __init__(self, content: bytes, source: Path, threads: int | None) -> None:
         ffi = load_runtime()
         self._threads = threads
         self._pools = threading.local()
@@ -86,6 +91,8 @@ class Library:
                 path = Path(folder, source.name)
                 path.write_bytes(content)
                 self._machine = ffi.load_module(str(path))["vm_load_executable"]()
+                if threads is None:
+                    _take_over(ffi, path)
             self._machine["vm_initialization"](_CPU, 0, _POOLED)
         except (RuntimeError, AttributeError, ValueError) as e:
             raise BundleError(f"{source}: TVM can't load it: {e}", hint="Export the bundle again.") from e
@@ -103,7 +110,7 @@ class Library:
 
         Left alone, it would take half of the processors that there are, and tie each thread to one.
         """
-        if getattr(self._pools, "made", False):
+        if self._threads is None or getattr(self._pools, "made", False):
             return
         before = os.environ.get(_BIND)
         os.environ[_BIND] = "0"
@@ -114,6 +121,17 @@ class Library:
             if before is not None:
                 os.environ[_BIND] = before
         self._pools.made = True
+
+
+def _take_over(ffi: ModuleType, path: Path) -> None:
+    """Gives a library that was loaded our function for steps, and our threads in the place of TVM's."""
+    run_step = ffi.Function.__from_extern_c__(RUN_STEP_FOR_TVM)
+    ffi.register_global_func(RUN_STEP, run_step, override=True)
+    try:
+        launch = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), _LAUNCH)
+    except ValueError:  # it has no loop for several threads
+        return
+    launch.value = RUN_LOOP_FOR_TVM
 
 
 def tensor(array: npt.NDArray[Any]) -> Any:

@@ -14,6 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import enginewright as ew
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.runtime.bundle.tvm_section import KernelsName
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 21, 31, 32, 33, 48, 63, 64, 65, 90, 128, 150, 200, 255, 256, 320, 400)
 GENERATED = (1, 17, 64, 150)  # by transformers, one token after the other
@@ -134,3 +138,22 @@ def test_greedy_tokens_equal_transformers(
     with capsys.disabled():
         print(f"\n{way}: {len(prompts)} prompts of {NEW_TOKENS} tokens, the rule for ties was needed {ties} times")
     assert ties <= 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kernels", [None, "enginewright"])
+def test_tvm_s_greedy_tokens_equal_the_cpu_target_s(
+    kernels: KernelsName | None, smollm2_gguf: Path, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    """Alone and in a batch; with TVM's kernels, and with ours in their place."""
+    recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(kernels=kernels)})
+    export(smollm2_gguf, tmp_path / "b", recipe=recipe, targets=("cpu", "tvm"))
+    params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    found = {}
+    for target in ("cpu", "tvm"):
+        with ew.LLM(tmp_path / "b", target=target) as llm:
+            assert llm.info()["executor"].get("kernels") == (kernels if target == "tvm" else None)
+            alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
+            assert alone == [list(result.token_ids) for result in llm.generate(prompts, params)]
+            found[target] = alone
+    assert found["tvm"] == found["cpu"]

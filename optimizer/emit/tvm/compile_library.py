@@ -10,8 +10,7 @@ from tvm import relax, tirx
 from tvm.support import cc
 
 from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
-
-from .levels import Level
+from enginewright.runtime.bundle.tvm_section import Level
 
 _LOOPS = "enginewright"
 _TRIPLE = "x86_64-unknown-linux-gnu"

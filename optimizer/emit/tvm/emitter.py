@@ -20,7 +20,7 @@ from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.plugins.shared.lowered_program import Operand
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
 from enginewright.runtime.bundle.reader import PROGRAM_FILE
-from enginewright.runtime.bundle.tvm_section import TvmSection, library_name
+from enginewright.runtime.bundle.tvm_section import LEVELS, OURS, TvmSection, library_name
 from enginewright.runtime.executors.tvm_library import INSTALL, tvm_version
 
 
@@ -43,13 +43,13 @@ class TvmEmitter:
                 f"target {self.name}: compiling it needs TVM (apache-tvm), which is not installed", hint=INSTALL
             )
         from .compile_library import compile_library, linker  # only this target needs the package
-        from .levels import LEVELS
         from .step_function import step_module
 
         linker()
         lowering = lower_for_tvm(program)
         planned, levels = lowering.program, options.tvm.levels
-        modules = {name: step_module(planned, LEVELS[name]) for name in levels}
+        ours = OURS if options.tvm.kernels else frozenset()
+        modules = {name: step_module(planned, LEVELS[name], ours) for name in levels}
         total, folder = len(planned.weights), target_folder(self.name)
         progress(ProgressEvent("emit", 0, total))
         for done, use in enumerate(planned.weights, 1):
@@ -60,7 +60,7 @@ class TvmEmitter:
         for done, name in enumerate(levels, 1):
             writer.write_bytes(f"{folder}/{library_name(name)}", compile_library(modules[name], LEVELS[name]))
             progress(ProgressEvent("kernels", done, len(levels), f"x86-64-{name}"))
-        return TargetManifest(tvm=TvmSection(version=version, levels=levels))
+        return TargetManifest(tvm=TvmSection(version=version, levels=levels, kernels=options.tvm.kernels))
 
 
 def lower_for_tvm(program: Program) -> Lowering:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
+from enginewright.runtime.bundle.tvm_section import Level
+
 from .kernel import Expr, vector
-from .levels import Level
 
 _MULTIPLY = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 _LOW_BYTES = 0x00FF00FF

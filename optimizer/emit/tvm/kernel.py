@@ -27,9 +27,7 @@ from enginewright.plugins.shared.lowered_program import (
     Step,
     WeightUse,
 )
-from enginewright.runtime.bundle.tvm_section import stored_type
-
-from .levels import Level
+from enginewright.runtime.bundle.tvm_section import Level, stored_type
 
 Expr = Any
 """Of TVM: a number, or what a kernel computes."""

@@ -14,8 +14,7 @@ from enginewright.plugins.shared.lowered_program import WeightUse
 from enginewright.plugins.shared.panel_layouts import PANEL
 
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
-from .number_formats import first_of_pair, fp8_to_float, half_to_float, second_of_pair
-from .vector_math import ACTIVATIONS
+from .vector_math import ACTIVATIONS, first_of_pair, fp8_to_float, half_to_float, second_of_pair
 
 GROUPS = 64
 """Most parts that the panels of a weight are cut into; each goes to one thread, neighbours to the same one."""

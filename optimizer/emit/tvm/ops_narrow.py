@@ -19,9 +19,9 @@ from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
 
 from .integer_dots import Dots
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
-from .number_formats import floats, fp8_to_float, half_to_float
 from .ops_linear import Product, expert_rows, over_panels
 from .ops_rows import float_embedding, total
+from .vector_math import floats, fp8_to_float, half_to_float
 
 _BIAS = {"i8": 128, "i4": 8, "u4": 0}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,10 @@ from tvm import relax, tirx
 
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.runtime.bundle.tvm_section import STEP, StepArguments, arguments_of, stored_type
+from enginewright.runtime.bundle.tvm_section import RUN_STEP, STEP, Level, StepArguments, arguments_of, stored_type
 
 from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
 from .kernel import Argument, Handler, Kernel
-from .levels import Level
 
 HANDLERS: dict[str, Handler] = {
     **ops_rows.HANDLERS,
@@ -30,10 +29,11 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A step's call: of which kernel, with what."""
+    """A step's call: of which kernel, with what. ``kernel`` is None where it is ours, of the step ``index``."""
 
-    kernel: str
-    arguments: tuple[Argument, ...]
+    index: int
+    kernel: str | None
+    arguments: tuple[Argument, ...] = ()
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Kernels:
     calls: list[Call] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, kernel: Kernel, write: Handler) -> None:
+    def add(self, index: int, kernel: Kernel, write: Handler) -> None:
         name = self.names.get(kernel.signature)
         if name is None:
             name = f"{kernel.step.op}_{len(self.names)}"
@@ -52,11 +52,14 @@ class Kernels:
                 write(kernel)
             self.functions[name] = made[0]
             self.names[kernel.signature] = name
-        self.calls.append(Call(name, tuple(kernel.arguments)))
+        self.calls.append(Call(index, name, tuple(kernel.arguments)))
 
 
-def kernels_of(program: LoweredProgram, level: Level) -> Kernels:
-    """Raises UnsupportedModelError naming the first step without a kernel."""
+def kernels_of(program: LoweredProgram, level: Level, ours: Collection[str] = ()) -> Kernels:
+    """``ours``: ops that are left to our kernels.
+
+    Raises UnsupportedModelError naming the first step without a kernel.
+    """
     kernels = Kernels()
     for index, step in enumerate(program.steps):
         write = HANDLERS.get(step.op)
@@ -65,13 +68,16 @@ def kernels_of(program: LoweredProgram, level: Level) -> Kernels:
                 f"step {index} ({step.op} at {step.where}): the tvm target has no such op",
                 hint="Use --target cpu, or a recipe that doesn't need it.",
             )
-        kernels.add(Kernel(step, program, level), write)
+        if step.op in ours:
+            kernels.calls.append(Call(index, None))
+            continue
+        kernels.add(index, Kernel(step, program, level), write)
     return kernels
 
 
-def step_module(program: LoweredProgram, level: Level) -> tvm.IRModule:
-    """The kernels, and ``step``, which calls them. Raises as ``kernels_of``."""
-    kernels = kernels_of(program, level)
+def step_module(program: LoweredProgram, level: Level, ours: Collection[str] = ()) -> tvm.IRModule:
+    """The kernels, and ``step``, which calls them. Arguments as of, and raises as ``kernels_of``."""
+    kernels = kernels_of(program, level, ours)
     given = arguments_of(program)
     uses = {use.name: use for use in program.weights}
     parameters = _Parameters(given, [stored_type(uses[name]) for name in given.weights])
@@ -80,6 +86,10 @@ def step_module(program: LoweredProgram, level: Level) -> tvm.IRModule:
     with builder.function(STEP, parameters.all, attrs={"relax.force_pure": False}, pure=False):
         taken: dict[Argument, relax.Expr] = {}
         for call in kernels.calls:
+            if call.kernel is None:
+                number = relax.prim_value(tirx.IntImm("int64", call.index))
+                builder.emit(relax.Call(relax.ExternFunc(RUN_STEP), [number], ty_args=[relax.TupleType([])]))
+                continue
             arguments = []
             for argument in call.arguments:
                 if argument not in taken:

@@ -1,4 +1,4 @@
-"""Elementary functions on vectors of floats, in add, multiply and fma alone: no library of C is called.
+"""Elementary functions on vectors of floats, in add, multiply and fma alone (no library of C is called), and formats.
 
 The polynomials are those of plugins/cpu/kernels/vector_math.h, which says where they are from.
 """
@@ -14,6 +14,10 @@ from .kernel import Expr, f32, vector
 Lanes = int
 
 
+def floats(lanes: Lanes) -> str:
+    return "float32" if lanes == 1 else f"float32x{lanes}"
+
+
 def polynomial(x: Expr, coefficients: Sequence[float], lanes: Lanes) -> Expr:
     """By Horner, the highest power first."""
     value = vector(f32(coefficients[0]), lanes)
@@ -25,26 +29,21 @@ def polynomial(x: Expr, coefficients: Sequence[float], lanes: Lanes) -> Expr:
 def _power_of_2(n: Expr, lanes: Lanes) -> Expr:
     """2^n for whole n from -126 to 127, by the bits of a float."""
     integer = "int32" if lanes == 1 else f"int32x{lanes}"
-    floating = "float32" if lanes == 1 else f"float32x{lanes}"
     bits = (T.cast(n, integer) + vector(T.int32(127), lanes)) << vector(T.int32(23), lanes)
-    return T.reinterpret(floating, bits)
+    return T.reinterpret(floats(lanes), bits)
 
 
 def exp(x: Expr, lanes: Lanes) -> Expr:
     """e^x within 2 ulp: exactly 1 at 0, exactly 0 below -110 and at -inf."""
     low, high = vector(f32(-110.0), lanes), vector(f32(89.0), lanes)
     x = T.Bind(T.Select(x < low, low, T.Select(x > high, high, x)))  # a NaN stays
-    n = T.Bind(T.call_llvm_pure_intrin(_float(lanes), "llvm.nearbyint", x * vector(f32(1.44269504), lanes)))
+    n = T.Bind(T.call_llvm_pure_intrin(floats(lanes), "llvm.nearbyint", x * vector(f32(1.44269504), lanes)))
     r = T.fma(n, vector(f32(-0.693359375), lanes), x)
     r = T.Bind(T.fma(n, vector(f32(2.12194440e-4), lanes), r))
     p = polynomial(r, (0.0013950601, 0.00836895313, 0.041666206, 0.166665182, 0.5), lanes)
     p = T.Bind(T.fma(p * r, r, r) + vector(f32(1.0), lanes))
-    half = T.Bind(T.call_llvm_pure_intrin(_float(lanes), "llvm.nearbyint", n * vector(f32(0.5), lanes)))
+    half = T.Bind(T.call_llvm_pure_intrin(floats(lanes), "llvm.nearbyint", n * vector(f32(0.5), lanes)))
     return T.Bind(p * _power_of_2(half, lanes) * _power_of_2(n - half, lanes))
-
-
-def _float(lanes: Lanes) -> str:
-    return "float32" if lanes == 1 else f"float32x{lanes}"
 
 
 def _copysign(magnitude: Expr, sign: Expr, lanes: Lanes) -> Expr:
@@ -139,3 +138,29 @@ ACTIVATIONS: Mapping[str, Callable[[Expr, Lanes], Expr]] = {
     "sigmoid": sigmoid,
     "tanh": tanh,
 }
+
+
+# ---- floats of fewer bits, by the bits of those of 32
+
+
+def half_to_float(bits: Expr, lanes: Lanes) -> Expr:
+    """f16 given as its bits."""
+    return T.cast(T.reinterpret("float16" if lanes == 1 else f"float16x{lanes}", bits), floats(lanes))
+
+
+def first_of_pair(words: Expr, lanes: Lanes) -> Expr:
+    """Of words with two bf16 the one in the low half."""
+    return T.reinterpret(floats(lanes), words << vector(T.int32(16), lanes))
+
+
+def second_of_pair(words: Expr, lanes: Lanes) -> Expr:
+    """The other one."""
+    return T.reinterpret(floats(lanes), T.bitwise_and(words, vector(T.int32(-65536), lanes)))
+
+
+def fp8_to_float(codes: Expr, lanes: Lanes) -> Expr:
+    """e4m3 given as bytes, of finite values: its bits where a float has them, and the exponent's bias by a product."""
+    bits = T.Bind(T.cast(codes, "int32" if lanes == 1 else f"int32x{lanes}"))
+    magnitude = T.bitwise_and(bits, vector(T.int32(0x7F), lanes)) << vector(T.int32(20), lanes)
+    sign = T.bitwise_and(bits, vector(T.int32(0x80), lanes)) << vector(T.int32(24), lanes)
+    return T.reinterpret(floats(lanes), T.bitwise_or(magnitude, sign)) * vector(f32(2.0**120), lanes)

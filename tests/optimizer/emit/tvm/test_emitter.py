@@ -19,7 +19,7 @@ from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.shared.progress import silent
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import FEATURES, LevelName
+from enginewright.runtime.bundle.tvm_section import FEATURES, OURS, KernelsName, LevelName
 from enginewright.runtime.executors import tvm_blocks
 from enginewright.runtime.executors.machine import processor_features
 from enginewright.runtime.llm import LLM
@@ -28,8 +28,8 @@ from tests.conftest import make_tiny_model
 from tests.passes.small_programs import decoder
 
 
-def recipe_of(*levels: str, name: str = "f32") -> Recipe:
-    options = TvmOptions.model_validate({"levels": levels})
+def recipe_of(*levels: str, name: str = "f32", kernels: KernelsName | None = None) -> Recipe:
+    options = TvmOptions.model_validate({"levels": levels, "kernels": kernels})
     return load_recipe(name).model_copy(update={"tvm": options})
 
 
@@ -157,6 +157,40 @@ def test_weights_of_fewer_bits_are_as_far_from_the_source_as_on_the_cpu_target(
     report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
     distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
     assert 0 < distances["tvm"] < 1.1 * distances["cpu"]
+
+
+@pytest.mark.parametrize("name", ["f32", *(pytest.param(n, marks=pytest.mark.soak) for n in ("bf16", "int8", "int4"))])
+def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
+    """Products and attention of a library are calls of ours, whose results do not depend on company or threads."""
+    asked = recipe_of("v3", name=name, kernels="enginewright")
+    report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
+    distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
+    assert distances["tvm"] < 1.1 * distances["cpu"] + 1e-9  # of f32 both are noise
+    library = (tmp_path / "b/targets/tvm/step-v3.so").read_bytes()
+    assert b"__tvm_ffi_rms_norm_" in library and not [op for op in OURS if f"__tvm_ffi_{op}_".encode() in library]
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 250, n).tolist() for n in (1, 12, 13, 70)]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(tmp_path / "b", target="tvm", threads=2) as llm, LLM(tmp_path / "b", target="tvm", threads=1) as other:
+        assert llm.info()["executor"]["kernels"] == "enginewright"
+        found, whole = llm.generate(prompts, params), [llm.logits(prompt) for prompt in prompts]
+        assert found == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and take turns
+    with LLM(tmp_path / "b", target="tvm", threads=3, prefill_chunk=7) as llm:
+        for prompt, logits in zip(prompts, whole, strict=True):
+            assert np.array_equal(llm.logits(prompt), logits)
+
+
+def test_our_kernels_and_a_prefix_from_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe_of("v3", kernels="enginewright"), targets=("tvm",))
+    prompt = np.random.default_rng(3).integers(3, 256, 90).tolist()
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
+    found = []
+    for threads in (1, 2):
+        with LLM(tmp_path / "b", target="tvm", threads=threads, prefix_folder=tmp_path / "kept") as llm:
+            found.append(llm.generate([prompt], params))
+            assert (llm.info()["prefix_cache"]["from_disk"] > 0) == (threads == 2)
+    assert found[0] == found[1]
 
 
 def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:

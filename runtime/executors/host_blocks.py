@@ -1,0 +1,49 @@
+"""KV blocks in memory that numpy sees: what executors on such memory copy, keep on a disk, and are told apart by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from enginewright.runtime.bundle.manifest import target_folder
+from enginewright.runtime.bundle.reader import Bundle
+
+Array = npt.NDArray[Any]
+
+
+class HostBlocks:
+    """A base of executors; see ``kv_cache.disk_tier.BlockMemory``."""
+
+    def memory_of(self, group: str) -> Iterable[npt.NDArray[np.uint8]]:
+        """The keys and the values of each layer, [P, ...] of bytes."""
+        raise NotImplementedError
+
+    def read_block(self, group: str, block: int) -> npt.NDArray[np.uint8]:
+        """See ``BlockMemory``."""
+        return np.concatenate([memory[block].reshape(-1) for memory in self.memory_of(group)])
+
+    def write_block(self, group: str, block: int, payload: npt.NDArray[np.uint8]) -> None:
+        """See ``BlockMemory``."""
+        at = 0
+        for memory in self.memory_of(group):
+            size = memory[block].size
+            memory[block] = payload[at : at + size].reshape(memory[block].shape)
+            at += size
+
+    def copy_blocks(self, copies: Mapping[str, Array]) -> None:
+        """``copies``: as a step's."""
+        for group, pairs in copies.items():
+            source, to = pairs.T
+            for memory in self.memory_of(group):
+                memory[to] = memory[source]
+
+
+def cache_identity(bundle: Bundle, target: str, *versions: object) -> bytes:
+    """Of ``BlockMemory``: ``versions`` are what runs the target's files."""
+    folders = ("weights/", target_folder(target) + "/")
+    files = [(name, file.sha256) for name, file in bundle.files.items() if name.startswith(folders)]
+    return json.dumps([*versions, sorted(files)]).encode()
