@@ -27,8 +27,9 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.executors.tvm_blocks import TvmExecutor
 
-PAST, PROMPT, BATCHES, BLOCKS, STEPS = 128, 512, (1, 8, 16), 512, 6
-PAUSE = 0.3
+PAST, PROMPT, BATCHES, BLOCKS = 128, 512, (1, 8, 16), 512
+ROUND = 0.25
+PAUSE = 1.0
 """Seconds after which the threads of the engine before sleep."""
 EAGER, OURS = "transformers eager", "tvm, our kernels"
 
@@ -68,19 +69,23 @@ def eager(model: Any, past: int, new: int, requests: int, vocabulary: int) -> Ca
     return run
 
 
-def measure(runs: dict[str, Callable[[], object]], rounds: int, steps: int) -> dict[str, float]:
-    """Seconds of a step, the best round of each."""
+def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of a step, the best round of each; a round is as many steps as take ``ROUND`` seconds, or one."""
     best = dict.fromkeys(runs, float("inf"))
-    for run in runs.values():
+    steps = {}
+    for name, run in runs.items():
         run()
+        start = time.perf_counter()
+        run()
+        steps[name] = max(1, round(ROUND / (time.perf_counter() - start)))
     for _ in range(rounds):
         for name, run in runs.items():
             time.sleep(PAUSE)
             run()
             start = time.perf_counter()
-            for _ in range(steps):
+            for _ in range(steps[name]):
                 run()
-            best[name] = min(best[name], (time.perf_counter() - start) / steps)
+            best[name] = min(best[name], (time.perf_counter() - start) / steps[name])
     return best
 
 
@@ -126,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for target, executor in executors.items():
             step = step_of(executor.cache_groups, past, new, requests, vocabulary)
             runs[target] = lambda executor=executor, step=step: executor.submit(step).result()
-        seconds[name] = measure(runs, given.rounds, 1 if past == 0 else STEPS)
+        seconds[name] = measure(runs, given.rounds)
         print(name, {run: f"{1000 * s:.1f} ms" for run, s in seconds[name].items()}, flush=True)
     about = {target: executor.describe() for target, executor in executors.items()}
     found = {"rounds": given.rounds, "past": PAST, "engines": about, "kl": kl, "seconds": seconds}

@@ -6,7 +6,6 @@ manifest is replaced. What is killed in between leaves the bundle as it was.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from enginewright.plugins.shared.errors import BundleError, TargetError
-from enginewright.runtime.bundle.hashed_file import HashedFile, sync_folder, writing
-from enginewright.runtime.bundle.manifest import FileSection, TargetManifest, target_folder, target_manifest_path
+from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.paged_section import PagedSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import EngineSection
@@ -30,7 +28,7 @@ from enginewright.runtime.executors.tensorrt_checks import (
 )
 
 from .emit.shared.engine_report import BuiltPlan
-from .shared.files import hash_files
+from .shared.files import add_file, hash_files, replace_manifest
 from .shared.progress import Progress, ProgressEvent, silent
 
 MakeEngines = Callable[[Bundle, str, PagedSection, int], Iterable[BuiltPlan]]
@@ -130,7 +128,7 @@ def build_target(
     finished = manifest.model_copy(
         update={"state": "ready", "needs": None, "tensorrt": ready, "files": dict(sorted(files.items()))}
     )
-    _write_manifest(bundle.path, target, finished)
+    replace_manifest(bundle.path, target, finished)
     for name in old - new:
         (bundle.path / target_folder(target) / name).unlink(missing_ok=True)
     return BuildReport(
@@ -195,38 +193,5 @@ def _make(bundle: Bundle, target: str, paged: PagedSection, gpu: Gpu, make: Make
 
 
 def _write_engine(folder: Path, phase: Literal["decode", "prefill"], plan: bytes) -> EngineSection:
-    """Writes an engine under a name of its own, so that one that is there stays what its manifest says."""
-    unfinished = folder / f".{phase}.{os.getpid()}.partial"
-    unfinished.unlink(missing_ok=True)
-    file = HashedFile(unfinished, folder / f"{phase}.engine")
-    try:
-        try:
-            file.write(plan, needed=len(plan))
-            file.sync()
-        finally:
-            file.close()
-        digest = file.digest()
-        name = f"{phase}-{digest[:12]}.engine"
-        with writing(folder / name, len(plan)):
-            os.replace(unfinished, folder / name)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    return EngineSection(file=name, bytes=len(plan), sha256=digest, phase=phase)
-
-
-def _write_manifest(root: Path, target: str, manifest: TargetManifest) -> None:
-    path = root / target_manifest_path(target)
-    text = manifest.to_json()
-    TargetManifest.from_json(text, source=str(path))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    unfinished.unlink(missing_ok=True)
-    file = HashedFile(unfinished, path)
-    try:
-        file.write(text.encode(), needed=len(text))
-        file.sync()
-    finally:
-        file.close()
-    with writing(path, len(text)):
-        os.replace(unfinished, path)
-        sync_folder(path.parent)
+    name, file = add_file(folder, phase, ".engine", plan)
+    return EngineSection(file=name, bytes=file.bytes, sha256=file.sha256, phase=phase)

@@ -1,7 +1,8 @@
-"""``optimize tune``: choices of the cpu target that suit this machine."""
+"""``optimize tune``: choices of the targets cpu and tvm that suit this machine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,8 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize tune smollm2.bundle\n\n"
     "  optimize tune smollm2.bundle --seconds 120\n\n"
-    "  optimize tune smollm2.bundle --dry-run --json"
+    "  optimize tune smollm2.bundle --dry-run --json\n\n"
+    "  optimize tune smollm2.bundle --target tvm --seconds 300"
 )
 
 
@@ -27,14 +29,26 @@ def command(
     bundle: BundlePath,
     seconds: Annotated[float, typer.Option(help="How long to measure, at most; short times try fewer choices.")] = 40.0,
     threads: Threads = 0,
+    target: Annotated[str, typer.Option("--target", "-t", help="What to tune: cpu or tvm.")] = "cpu",
+    records: Annotated[
+        Path | None, typer.Option(help="Of tvm: compile with these records of an earlier run, and measure nothing.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no table.")] = False,
 ) -> None:
     """Measures how work is best cut into tasks on this machine, and keeps it in BUNDLE.tune.json.
 
-    The cpu target takes it up from there. No result changes by a bit; the bundle itself is not touched.
+    The cpu target takes it up from there. Of the target tvm, products are timed with other schedules, and its library
+    in the bundle is compiled again with what is faster. No result changes by a bit.
     """
+    if target not in ("cpu", "tvm"):
+        raise typer.BadParameter(f"{target!r} is not one of cpu, tvm", param_hint="--target")
+    if target == "tvm":
+        _tune_tvm(bundle, seconds, threads, records, write=not dry_run, as_json=as_json, quiet=quiet)
+        return
+    if records is not None:
+        raise typer.BadParameter("only the target tvm has records", param_hint="--records")
     from enginewright.optimizer.tune.tune import tune
     from enginewright.runtime.bundle.reader import Bundle
 
@@ -55,6 +69,36 @@ def command(
             f"{seconds:g} seconds were too short for {untried} of {found.candidates} choices: pass a larger --seconds"
         )
     print(f"{found.path}{'' if found.written else ' was not written'}")
+
+
+def _tune_tvm(
+    path: Path, seconds: float, threads: int, records: Path | None, *, write: bool, as_json: bool, quiet: bool
+) -> None:
+    from enginewright.optimizer.tune.tune_tvm import tune_tvm
+    from enginewright.runtime.bundle.reader import Bundle
+
+    with stage_bars(hidden=quiet) as show:
+        found = tune_tvm(
+            Bundle.open(path), seconds=seconds, threads=threads, records=records, write=write, progress=show
+        )
+    if as_json:
+        print_json(found.to_json())
+        return
+    width = max((len(t.product) for t in found.tried), default=0)
+    for tried in () if quiet else found.tried:
+        faster = "  faster" if tried.faster else ""
+        print(f"{tried.product:<{width}}  {tried.name:<10}{tried.value:>6}{tried.gain:>8.3f}x{faster}")
+    for name, gain in () if quiet else found.gains.items():
+        print(f"{name:<28}{gain:>8.3f}x")
+    if not found.records:
+        print("nothing is faster here than the schedules that it has")
+    for name, schedule in found.records.items():
+        print(f"{name}: " + ", ".join(f"{field} {value}" for field, value in schedule.model_dump().items()))
+    if (untried := found.candidates - len(found.tried)) > 0:
+        print(
+            f"{seconds:g} seconds were too short for {untried} of {found.candidates} choices: pass a larger --seconds"
+        )
+    print(f"{found.path} for x86-64-{found.level}" if found.path else f"{path} was not changed")
 
 
 def _print_tried(found: TuneResult) -> None:

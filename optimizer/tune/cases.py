@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from enginewright.optimizer.report.step_runner import StepRunner
 from enginewright.plugins.shared.contracts import StepInput
@@ -37,6 +39,21 @@ def cases_of(context: int) -> tuple[Case, ...]:
     return tuple(found)
 
 
+class Timed(Protocol):
+    """What is compared."""
+
+    def time(self, case: int) -> float:
+        """Seconds of a step of a case."""
+
+
+def repeats_of(run: Callable[[], object], seconds: float = _SECONDS) -> int:
+    """How often a step is run to take so long."""
+    run()  # brings the weights into memory, and finds places for what is computed
+    start = time.perf_counter()
+    run()
+    return max(1, round(seconds / max(time.perf_counter() - start, 1e-6)))
+
+
 class Contender:
     """A program with some choices, ready to run.
 
@@ -52,13 +69,7 @@ class Contender:
         self._runner = StepRunner(bundle, [case.sizes for case in cases], threads=threads, tuning=choices)
         self._runner.fill_caches()
         self._steps: list[StepInput] = [self._runner.step(case.sizes) for case in cases]
-        self.repeats = []
-        for step in self._steps:
-            self._runner.program.run(step)  # brings the weights into memory, and finds places for what is computed
-            start = time.perf_counter()
-            self._runner.program.run(step)
-            took = time.perf_counter() - start
-            self.repeats.append(max(1, round(_SECONDS / max(took, 1e-6))))
+        self.repeats = [repeats_of(partial(self._runner.program.run, step)) for step in self._steps]
 
     @property
     def isa(self) -> str:

@@ -16,7 +16,7 @@ from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import TuningFile
 
-from .cases import Case, Contender, cases_of
+from .cases import Case, Contender, Timed, cases_of
 
 STAGE = "tune"
 LEAST_GAIN = 1.03
@@ -116,8 +116,7 @@ def tune(
         BundleError: the target isn't ready, or the file can't be written.
         CapacityError: as for a program that is opened to be served.
     """
-    if not 0 < seconds <= 86_400:
-        raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
+    check_seconds(seconds)
     began = time.perf_counter()
     cases = cases_of(bundle.model.context_length)
     plan = [(name, value) for name, values in CANDIDATES.items() for value in values]
@@ -170,7 +169,13 @@ def _is_part(tried: Tried, best: Contender) -> bool:
     return found == tried.value
 
 
-def compare(one: Contender, other: Contender, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+def check_seconds(seconds: float) -> None:
+    """Raises RequestError if it is out of range."""
+    if not 0 < seconds <= 86_400:
+        raise RequestError(f"seconds: {seconds:g} is out of range", hint="It must be above 0, and a day at most.")
+
+
+def compare(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
     """Case -> time of ``one`` over that of ``other``: medians of rounds in which they alternate, and in who begins."""
     ratios: dict[str, list[float]] = {case.name: [] for case in cases}
     for turn in range(rounds):

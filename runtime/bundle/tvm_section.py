@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from enginewright.plugins.shared.lowered_program import LoweredProgram, WeightUse
 from enginewright.plugins.shared.records import Record
@@ -24,6 +24,13 @@ KernelsName = Literal["enginewright"]
 LevelName = Literal["v2", "v3", "v4", "v4-vnni"]
 
 
+class TunedLibrary(Record, frozen=True, kw_only=True):
+    """What ``optimize tune`` compiled for a level: files of the target's folder, the library and its records."""
+
+    library: str
+    records: str
+
+
 class TvmSection(Record, frozen=True, kw_only=True):
     """Beside the target's program.json.
 
@@ -31,11 +38,17 @@ class TvmSection(Record, frozen=True, kw_only=True):
         version: of TVM, which made the libraries and must run them.
         levels: of x86-64 that there is a library for, the plainest first.
         kernels: whose kernels products and attention are, if they aren't the library's own.
+        tuned: by level, libraries that are run in the place of the exported ones.
     """
 
     version: str
     levels: Annotated[tuple[LevelName, ...], Meta(min_length=1)]
     kernels: KernelsName | None = None
+    tuned: dict[LevelName, TunedLibrary] = field(default_factory=dict)
+
+    def library(self, level: LevelName) -> str:
+        """The file of a level's library."""
+        return self.tuned[level].library if level in self.tuned else library_name(level)
 
 
 def library_name(level: str) -> str:
@@ -83,7 +96,7 @@ def stored_type(use: WeightUse) -> str:
     return kinds.get(use.dtype, "uint8")
 
 
-def best_level(levels: Sequence[str], features: Sequence[str]) -> str | None:
+def best_level(levels: Sequence[LevelName], features: Sequence[str]) -> LevelName | None:
     """The last of ``levels`` whose instructions a processor has; None if it has none's."""
     here = set(features)
     fitting = [name for name in levels if FEATURES[name] <= here]

@@ -20,10 +20,10 @@ from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import (
     STEP,
+    LevelName,
     TvmSection,
     arguments_of,
     best_level,
-    library_name,
     stored_type,
 )
 from enginewright.runtime.kv_cache.cache_groups import check_free
@@ -64,7 +64,7 @@ class TvmExecutor(HostBlocks):
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._threads = threads or available_threads()
         self._level, self._kernels = level, section.kernels
-        name = f"{target_folder(target)}/{library_name(level)}"
+        name = f"{target_folder(target)}/{section.library(level)}"
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
         ours = CpuProgram(program, weights, blocks=self.blocks, threads=self._threads) if section.kernels else None
         library = Library(checked_library(bundle, name), bundle.path / name, None if ours else self._threads)
@@ -254,7 +254,7 @@ def tvm_section(bundle: Bundle, target: str) -> TvmSection:
     return section
 
 
-def check_section(section: TvmSection) -> str:
+def check_section(section: TvmSection) -> LevelName:
     """The level whose library runs here. Raises TargetError if none does, or if TVM is another one."""
     found = tvm_version()
     if found is not None and (problem := tvm_problem(section, found)) is not None:

@@ -29,6 +29,8 @@ from enginewright.plugins.shared.lowered_program import (
 )
 from enginewright.runtime.bundle.tvm_section import Level, stored_type
 
+from .schedules import OWN, Schedules, product_of
+
 Expr = Any
 """Of TVM: a number, or what a kernel computes."""
 
@@ -153,11 +155,13 @@ class Kernel:
     Args:
         step: of ``program``.
         level: what it is compiled for.
+        schedules: of products that have a record.
     """
 
-    def __init__(self, step: Step, program: LoweredProgram, level: Level) -> None:
+    def __init__(self, step: Step, program: LoweredProgram, level: Level, schedules: Schedules) -> None:
         self.step, self.level = step, level
         self._uses = {use.name: use for use in program.weights}
+        self.schedule = schedules.get(product_of(step, self._uses), OWN)
         self._places = {buffer.name: buffer.offset for buffer in program.buffers}
         self._groups = {f"{g.name}/{layer}": g for g in program.cache_groups for layer in g.layers}
         self.arguments: list[Argument] = []

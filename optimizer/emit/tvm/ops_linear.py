@@ -5,7 +5,7 @@ x [M, K] in rows     weight [ceil(N/32)][K][32]     every sum is one chain over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm.tirx.script.builder import ir as T
@@ -16,12 +16,8 @@ from enginewright.plugins.shared.panel_layouts import PANEL
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
 from .vector_math import ACTIVATIONS, first_of_pair, fp8_to_float, half_to_float, second_of_pair
 
-GROUPS = 64
-"""Most parts that the panels of a weight are cut into; each goes to one thread, neighbours to the same one."""
-ROW_BLOCK = 96
-"""Rows of x that stay in the second-level cache while panels go by."""
-_SUMS, _STREAMS = 24, 4
-"""Vectors of sums, and panels, that a block of a few rows has at most: so many streams keep the memory busy."""
+_SUMS = 24
+"""Vectors of sums that a block of a few rows has at most."""
 
 
 @dataclass
@@ -93,8 +89,8 @@ def over_panels(
 
     ``first``: the row to begin at. Which blocks there are hangs on the number of rows alone.
     """
-    most, panels = k.level.rows, -(-columns // PANEL)
-    groups = min(panels, GROUPS)
+    most, panels = min(k.level.rows, k.schedule.rows), -(-columns // PANEL)
+    groups = min(panels, k.schedule.groups)
     begin = int64(0) if first is None else first
     with T.parallel(int64(0), int64(groups)) as g:
         start = T.Bind(T.floordiv(g * int64(panels), int64(groups)))
@@ -110,7 +106,7 @@ def over_panels(
                 block(r, 1, begin, panel)
 
         def many() -> None:
-            blocks = T.Bind(T.ceildiv(rows, int64(ROW_BLOCK)))
+            blocks = T.Bind(T.ceildiv(rows, int64(k.schedule.row_block)))
             with T.serial(int64(0), blocks) as b:
                 row = T.Bind(T.floordiv(rows * b, blocks))
                 count = T.Bind(T.floordiv(rows * (b + int64(1)), blocks) - row)
@@ -128,9 +124,23 @@ def over_panels(
                 many()
 
 
+def along_depth(k: Kernel, start: Expr, stop: Expr) -> Iterator[Expr]:
+    """Each place from ``start`` to before ``stop``, in loops that last while the caller's loop does."""
+    times = k.schedule.unroll
+    if times > 1:
+        whole = T.Bind(T.floordiv(stop - start, int64(times)))
+        with T.serial(int64(0), whole) as n:
+            first = T.Bind(start + n * int64(times))
+            for j in range(times):
+                yield first + int64(j)
+        start = start + whole * int64(times)
+    with T.serial(start, stop) as i:
+        yield i
+
+
 def streams(k: Kernel, r: int) -> int:
     """How many panels a block of r rows takes at once."""
-    return max(1, min(_STREAMS, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
+    return max(1, min(k.schedule.streams, _SUMS // (2 * r))) if k.level.vectors == 2 else 1
 
 
 def _linear(k: Kernel) -> None:
@@ -206,7 +216,7 @@ def _float_product(
                     at = ((panel + int64(q)) * int64(groups) + g) * int64(PANEL) + int64(v * LANES)
                     factors.append(T.Bind(half_to_float(load(scales.buffer, scales.base + at, LANES), LANES)))
                 end = T.Bind(T.min((g + int64(1)) * int64(size), int64(depth)))
-                with T.serial(T.Bind(g * int64(size)), end) as i:
+                for i in along_depth(k, T.Bind(g * int64(size)), end):
                     start = T.Bind(base + i * int64(PANEL))
                     places = [start + int64(q * PANEL * depth + v * LANES) for q, v in vectors]
                     loaded = [load(weight.buffer, place, LANES) for place in places]
@@ -238,7 +248,7 @@ def bf16_product(
             vectors = [(i, half + v) for i in range(p) for v in range(k.level.vectors)]
             sums = [[Local(vector(f32(0.0), LANES), LANES) for _ in vectors] for _ in range(r)]
             base = T.Bind(weight.base + panel * int64(PANEL * pairs))
-            with T.serial(int64(0), int64(pairs)) as i:
+            for i in along_depth(k, int64(0), int64(pairs)):
                 at = T.Bind(base + i * int64(PANEL))
                 loaded = [
                     T.Bind(load(weight.buffer, at + int64(q * PANEL * pairs + v * LANES), LANES)) for q, v in vectors

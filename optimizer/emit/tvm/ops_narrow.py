@@ -19,7 +19,7 @@ from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
 
 from .integer_dots import Dots
 from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, load, vector
-from .ops_linear import Product, expert_rows, over_panels
+from .ops_linear import Product, along_depth, expert_rows, over_panels
 from .ops_rows import float_embedding, total
 from .vector_math import floats, fp8_to_float, half_to_float
 
@@ -153,7 +153,7 @@ def integer_product(
                 begin = [T.Bind(n * T.int32(0 if own_sums else -_BIAS[use.dtype])) for n in number]
                 totals = [[Local(vector(begin[j], lanes), lanes, "int32") for _ in parts] for j in range(r)]
                 end = T.Bind(T.min((g + int64(1)) * int64(per_group), int64(steps)))
-                with T.serial(T.Bind(g * int64(per_group)), end) as i:
+                for i in along_depth(k, T.Bind(g * int64(per_group)), end):
                     at = T.Bind(base + i * int64(PANEL))
                     loaded = [T.Bind(load(weight.buffer, at + int64(v * lanes), lanes)) for v in parts]
                     for half in range(step // 4):

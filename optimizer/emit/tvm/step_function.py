@@ -15,6 +15,7 @@ from enginewright.runtime.bundle.tvm_section import RUN_STEP, STEP, Level, StepA
 
 from . import ops_attention, ops_elementwise, ops_linear, ops_narrow, ops_routing, ops_rows
 from .kernel import Argument, Handler, Kernel
+from .schedules import NONE, Schedules
 
 HANDLERS: dict[str, Handler] = {
     **ops_rows.HANDLERS,
@@ -55,8 +56,10 @@ class Kernels:
         self.calls.append(Call(index, name, tuple(kernel.arguments)))
 
 
-def kernels_of(program: LoweredProgram, level: Level, ours: Collection[str] = ()) -> Kernels:
-    """``ours``: ops that are left to our kernels.
+def kernels_of(
+    program: LoweredProgram, level: Level, ours: Collection[str] = (), schedules: Schedules = NONE
+) -> Kernels:
+    """``ours``: ops that are left to our kernels; ``schedules``: records of products.
 
     Raises UnsupportedModelError naming the first step without a kernel.
     """
@@ -71,13 +74,15 @@ def kernels_of(program: LoweredProgram, level: Level, ours: Collection[str] = ()
         if step.op in ours:
             kernels.calls.append(Call(index, None))
             continue
-        kernels.add(index, Kernel(step, program, level), write)
+        kernels.add(index, Kernel(step, program, level, schedules), write)
     return kernels
 
 
-def step_module(program: LoweredProgram, level: Level, ours: Collection[str] = ()) -> tvm.IRModule:
+def step_module(
+    program: LoweredProgram, level: Level, ours: Collection[str] = (), schedules: Schedules = NONE
+) -> tvm.IRModule:
     """The kernels, and ``step``, which calls them. Arguments as of, and raises as ``kernels_of``."""
-    kernels = kernels_of(program, level, ours)
+    kernels = kernels_of(program, level, ours, schedules)
     given = arguments_of(program)
     uses = {use.name: use for use in program.weights}
     parameters = _Parameters(given, [stored_type(uses[name]) for name in given.weights])

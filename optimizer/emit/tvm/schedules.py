@@ -1,0 +1,81 @@
+"""How the loops of a product are cut: what ``optimize tune`` looks for. No result depends on it by a bit.
+
+A record is for all products of one op, type and shape of a program, whatever comes behind their sums.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.lowered_program import LoweredProgram, Step, WeightUse
+from enginewright.plugins.shared.records import Record
+
+TUNED = ("linear", "quantized_linear")
+"""Ops that have records. Those of experts have none: how many rows each gets is what a step's tokens make it."""
+
+Small = Annotated[int, Meta(ge=1, le=64)]
+
+
+class Schedule(Record, frozen=True, kw_only=True):
+    """Of a product.
+
+    Attributes:
+        rows: of the block of sums in registers, at most; no more than the level's.
+        row_block: rows of x that stay in the second-level cache while panels go by.
+        groups: most parts that the panels are cut into; each goes to one thread, neighbours to the same one.
+        streams: most panels that a block of few rows takes at once, which keeps the memory busy.
+        unroll: steps along K that are written one after the other.
+    """
+
+    rows: Small = 64
+    row_block: Annotated[int, Meta(ge=1, le=4096)] = 96
+    groups: Annotated[int, Meta(ge=1, le=1024)] = 64
+    streams: Small = 4
+    unroll: Small = 1
+
+
+OWN = Schedule()
+"""Where there is no record."""
+
+Schedules = Mapping[str, Schedule]
+NONE: Schedules = {}
+
+
+def product_of(step: Step, uses: Mapping[str, WeightUse]) -> str:
+    """Under which its record is kept: "linear f32 960x576"; "" of what has none."""
+    if step.op not in TUNED:
+        return ""
+    use = next(uses[operand.name] for operand in step.inputs if operand.kind == "weight")
+    return f"{step.op} {use.dtype} {'x'.join(map(str, use.shape))}"
+
+
+def products_of(program: LoweredProgram) -> dict[str, int]:
+    """All of them -> the first step of each."""
+    uses = {use.name: use for use in program.weights}
+    found: dict[str, int] = {}
+    for index, step in enumerate(program.steps):
+        if name := product_of(step, uses):
+            found.setdefault(name, index)
+    return found
+
+
+def to_json(schedules: Schedules) -> str:
+    """Stable text: the same records give the same bytes."""
+    content = {name: schedule.model_dump(mode="json") for name, schedule in schedules.items()}
+    return json.dumps(content, sort_keys=True, indent=1) + "\n"
+
+
+def from_json(text: str | bytes, source: str) -> dict[str, Schedule]:
+    """Raises BundleError naming ``source``."""
+    try:
+        return {str(name): Schedule.model_validate(value) for name, value in json.loads(text).items()}
+    except (ValueError, AttributeError, msgspec.ValidationError) as e:
+        raise BundleError(
+            f"{source}: not records of optimize tune --target tvm: {e}", hint="Tune again without --records."
+        ) from e

@@ -1,0 +1,302 @@
+"""Looks for schedules of the tvm target's products that are faster than its own, and compiles its library with them.
+
+A product is compiled alone with each choice and timed beside the best so far. What is found is compared once more as a
+whole program, then written into the target's folder: the library, and the records that it was compiled with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, Schedules, from_json, products_of, to_json
+from enginewright.optimizer.report.step_runner import random_step
+from enginewright.optimizer.shared.files import add_file, replace_manifest
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.bundle.manifest import FileSection, target_folder
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tvm_section import LEVELS, LevelName, TunedLibrary
+from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
+from enginewright.runtime.executors.tvm_library import INSTALL, Library
+
+from .cases import cases_of, repeats_of
+from .tune import STAGE, check_seconds, compare, mean, worth
+
+CANDIDATES: Mapping[str, tuple[int, ...]] = {
+    "rows": (4, 6, 8),
+    "unroll": (2, 4),
+    "streams": (1, 2, 8),
+    "row_block": (48, 192),
+    "groups": (16, 256),
+}
+"""Field of a schedule -> what is tried beside its own value."""
+
+TARGET = "tvm"
+_ROUNDS, _LAST_ROUNDS = 7, 9
+_SECONDS = 0.005
+"""Of one measurement of a case of a product."""
+_FILL = 0x3C
+"""As all bytes of what products read: 0.01 as a float."""
+
+
+@dataclass(frozen=True)
+class TriedSchedule:
+    """A value beside the best of a product so far; ``gain`` and ``gains`` as of ``tune.Tried``."""
+
+    product: str
+    name: str
+    value: int
+    gain: float
+    gains: dict[str, float]
+    faster: bool
+
+
+@dataclass(frozen=True)
+class TunedTvm:
+    """What was found.
+
+    Attributes:
+        path: the library that was written; None if none was.
+        level: of x86-64 that it is for.
+        records: of products whose own schedules aren't the fastest.
+        gain, gains: of the whole program; 1 if nothing was found, or nothing was compared.
+        candidates: how many there are; ``tried`` has those that there was time for.
+    """
+
+    path: Path | None
+    level: LevelName
+    records: dict[str, Schedule]
+    gain: float
+    gains: dict[str, float]
+    tried: tuple[TriedSchedule, ...]
+    candidates: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "path": str(self.path) if self.path else None,
+            "level": self.level,
+            "records": {name: schedule.model_dump() for name, schedule in self.records.items()},
+            "gain": self.gain,
+            "gains": self.gains,
+            "tried": [asdict(t) for t in self.tried],
+            "candidates": self.candidates,
+            "seconds": self.seconds,
+        }
+
+
+def tune_tvm(
+    bundle: Bundle,
+    *,
+    seconds: float = 40.0,
+    threads: int = 0,
+    records: Path | None = None,
+    write: bool = True,
+    progress: Progress = silent,
+) -> TunedTvm:
+    """Measures, and compiles the library of this processor's level again.
+
+    Args:
+        bundle: opened, with a ready target tvm.
+        seconds: how long to measure, at most. Products come by the size of their weights, the largest first.
+        threads: 0 takes one for each core.
+        records: a file that an earlier run wrote, also of another bundle or machine: nothing is measured then.
+        write: whether the bundle is changed.
+        progress: called with the stage "tune".
+
+    Raises:
+        RequestError: ``seconds`` is out of range.
+        BundleError: the target isn't ready, the records aren't its, or its folder can't be written.
+        TargetError: it doesn't run here, or its products are the cpu target's kernels.
+        MissingDependencyError: TVM or a linker is missing.
+    """
+    check_seconds(seconds)
+    began = time.perf_counter()
+    compiler = _Compiler(bundle, threads)
+    if records is not None:
+        found = from_json(_read(records), str(records))
+        if unknown := sorted(found.keys() - compiler.products.keys()):
+            raise BundleError(f"{records}: the bundle has no product {unknown[0]}", hint="Tune it without --records.")
+        path = _write(bundle, compiler.level, compiler.library(found), found) if write else None
+        return TunedTvm(path, compiler.level, found, 1.0, {}, (), 0, time.perf_counter() - began)
+    search = _Search(compiler, began + seconds, progress)
+    found = search.run()
+    names = [case.name for case in compiler.cases]
+    gains, path = dict.fromkeys(names, 1.0), None
+    if found:
+        progress(ProgressEvent(STAGE, len(search.plan), len(search.plan) + 1, "all of them beside the own ones"))
+        library = compiler.library(found)
+        own, best = compiler.whole(compiler.library({})), compiler.whole(library)
+        gains = compare(own, best, compiler.cases, _LAST_ROUNDS)
+        if not worth(gains.values()):
+            found = {}
+        elif write:
+            path = _write(bundle, compiler.level, library, found)
+    progress(ProgressEvent(STAGE, len(search.plan) + 1, len(search.plan) + 1))
+    return TunedTvm(
+        path=path,
+        level=compiler.level,
+        records=found,
+        gain=mean(gains.values()),
+        gains=gains,
+        tried=tuple(search.tried),
+        candidates=len(search.plan),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Compiler:
+    """Compiles a bundle's program, or a product of it, with some schedules."""
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        section = tvm_section(bundle, TARGET)
+        if section.kernels is not None:
+            raise TargetError(
+                f"{bundle.path}: the products of target tvm are {section.kernels}'s kernels, which it doesn't compile",
+                hint="Tune the target cpu, or export without `kernels` in the recipe's [tvm].",
+            )
+        self.level = check_section(section)
+        if importlib.util.find_spec("tvm") is None:
+            raise MissingDependencyError("tuning target tvm needs TVM (apache-tvm)", hint=INSTALL)
+        from enginewright.optimizer.emit.tvm import compile_library, step_function  # only this needs the package
+
+        compile_library.linker()
+        self._compile, self._module = compile_library.compile_library, step_function.step_module
+        self._threads = threads or available_threads()
+        self.program = bundle.program(TARGET)
+        self._weights = {use.name: bundle.weight(use.name) for use in self.program.weights}
+        sizes = {use.name: self._weights[use.name].nbytes for use in self.program.weights}
+        first = products_of(self.program)
+
+        def weight_bytes(product: str) -> int:
+            step = self.program.steps[first[product]]
+            return sum(sizes[o.name] for o in step.inputs if o.kind == "weight")
+
+        self.products = {name: first[name] for name in sorted(first, key=lambda n: (-weight_bytes(n), n))}
+        self.cases = cases_of(bundle.model.context_length)
+        vocabulary = bundle.model.vocab_size
+        self._steps = [random_step(self.program.cache_groups, vocabulary, case.sizes) for case in self.cases]
+        self._blocks = {
+            group.name: max(int(step.block_tables[group.name].max()) + 1 for step in self._steps)
+            for group in self.program.cache_groups
+        }
+
+    def library(self, schedules: Schedules, program: LoweredProgram | None = None) -> bytes:
+        level = LEVELS[self.level]
+        return self._compile(self._module(program or self.program, level, schedules=schedules), level)
+
+    def whole(self, library: bytes) -> _Contender:
+        return _Contender(self, self.program, library)
+
+    def product(self, name: str, schedule: Schedule) -> _Contender:
+        """A program of one step."""
+        program = self.program.model_copy(update={"steps": (self.program.steps[self.products[name]],)})
+        return _Contender(self, program, self.library({name: schedule}, program), _SECONDS)
+
+    def steps_with(self, program: LoweredProgram, library: bytes) -> list[partial[Any]]:
+        """What runs each case's step."""
+        loaded = Library(library, Path("tuned.so"), self._threads)
+        step = TvmStep(program, loaded, self._weights, OwnMemory(program, self._blocks))
+        for one in self._steps:
+            step.memory.begin(one).fill(_FILL)
+        for memories in step.memory.blocks.values():
+            for memory in memories:
+                memory.fill(_FILL)
+        return [partial(step.run, one) for one in self._steps]
+
+
+class _Contender:
+    """A program with some schedules, ready to run."""
+
+    def __init__(self, compiler: _Compiler, program: LoweredProgram, library: bytes, seconds: float = 0.02) -> None:
+        self._runs = compiler.steps_with(program, library)
+        self._repeats = [repeats_of(run, seconds) for run in self._runs]
+
+    def time(self, case: int) -> float:
+        """Seconds of a step of a case: the mean of some."""
+        run, repeats = self._runs[case], self._repeats[case]
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - start) / repeats
+
+
+class _Search:
+    """One value after the other, product after product, until the time is over."""
+
+    def __init__(self, compiler: _Compiler, end: float, progress: Progress) -> None:
+        self._compiler, self._end, self._progress = compiler, end, progress
+        rows = LEVELS[compiler.level].rows
+        values = [(n, v) for n, of in CANDIDATES.items() for v in of if n != "rows" or v < rows]
+        self.plan = [(product, name, value) for product in compiler.products for name, value in values]
+        self.tried: list[TriedSchedule] = []
+
+    def run(self) -> dict[str, Schedule]:
+        """Product -> its fastest schedule, where that isn't its own."""
+        found: dict[str, Schedule] = {}
+        best: dict[str, _Contender] = {}
+        longest = 0.0
+        for done, (product, name, value) in enumerate(self.plan):
+            # The last comparison compiles the whole program twice: about what each of its kernels takes alone.
+            last = 2 * longest * len(self._compiler.products)
+            if time.perf_counter() + (2 if product not in best else 1) * longest + last > self._end:
+                break
+            self._progress(ProgressEvent(STAGE, done, len(self.plan) + 1, f"{product}: {name} {value:,}"))
+            start = time.perf_counter()
+            so_far = found.get(product, OWN)
+            if product not in best:
+                best = {product: self._compiler.product(product, so_far)}  # one at a time is in memory
+            schedule = so_far.model_copy(update={name: value})
+            other = self._compiler.product(product, schedule)
+            gains = compare(best[product], other, self._compiler.cases, _ROUNDS)
+            faster = worth(gains.values())
+            self.tried.append(TriedSchedule(product, name, value, mean(gains.values()), gains, faster))
+            if faster:
+                found[product], best[product] = schedule, other
+            longest = max(longest, time.perf_counter() - start)
+        return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BundleError(f"{path}: {e.strerror}", hint="Name a file that optimize tune --target tvm wrote.") from e
+
+
+def _write(bundle: Bundle, level: LevelName, library: bytes, records: Schedules) -> Path:
+    """Both into the target's folder; then its manifest says so, and what was tuned before goes."""
+    folder, manifest = bundle.path / target_folder(TARGET), bundle.target(TARGET)
+    section = manifest.tvm
+    assert section is not None, "it was asked for"
+    before = section.tuned.get(level)
+    old = {before.library, before.records} if before is not None else set()
+    new: dict[str, FileSection] = {}
+    try:
+        of_library, new_file = add_file(folder, f"step-{level}", ".so", library)
+        new[of_library] = new_file
+        of_records, new_file = add_file(folder, f"schedules-{level}", ".json", to_json(records).encode())
+        new[of_records] = new_file
+        tuned = section.tuned | {level: TunedLibrary(library=of_library, records=of_records)}
+        kept = {name: file for name, file in manifest.files.items() if name not in old}
+        update = {
+            "tvm": section.model_copy(update={"tuned": dict(sorted(tuned.items()))}),
+            "files": dict(sorted((kept | new).items())),
+        }
+        replace_manifest(bundle.path, TARGET, manifest.model_copy(update=update))
+    except BaseException:
+        for name in new.keys() - manifest.files.keys():
+            (folder / name).unlink(missing_ok=True)
+        raise
+    for name in old - new.keys():
+        (folder / name).unlink(missing_ok=True)
+    return folder / of_library

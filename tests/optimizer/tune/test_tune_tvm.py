@@ -1,0 +1,213 @@
+"""Schedules of the tvm target: no bit depends on them, the same records give the same bytes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.emit.tvm.schedules import OWN, Schedule, from_json, products_of, to_json
+from enginewright.optimizer.export import export
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.optimizer.tune import tune_tvm as module
+from enginewright.optimizer.tune.cases import Case, Timed
+from enginewright.optimizer.tune.tune_tvm import CANDIDATES, tune_tvm
+from enginewright.plugins.shared.contracts import FloatArray
+from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, TargetError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.tvm_section import FEATURES, LEVELS, LevelName
+from enginewright.runtime.executors.machine import processor_features
+from enginewright.runtime.llm import LLM
+from tests.conftest import make_tiny_model
+
+OTHER = Schedule(rows=4, row_block=7, groups=3, streams=2, unroll=3)
+"""None of it divides the sizes of the model."""
+PROMPTS = [np.random.default_rng(7).integers(3, 250, n).tolist() for n in (1, 5, 12, 13, 70)]
+
+
+LEVEL: LevelName = "v2"
+"""Compiled the fastest: it has the smallest blocks of sums."""
+
+
+def exported(path: Path, name: str = "f32", level: LevelName = LEVEL) -> Path:
+    recipe = load_recipe(name).model_copy(update={"tvm": TvmOptions(levels=(level,))})
+    export(make_tiny_model("Llama"), path, recipe=recipe, targets=("tvm",))
+    return path
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("tvm") / "tiny.bundle")
+
+
+@pytest.fixture
+def bundle(fresh: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(fresh, tmp_path / "own.bundle")
+
+
+def logits(bundle: Path) -> list[FloatArray]:
+    with LLM(bundle, target="tvm", threads=2) as llm:
+        return [llm.logits(prompt) for prompt in PROMPTS]
+
+
+def records_for(bundle: Path, path: Path, schedule: Schedule = OTHER) -> Path:
+    path.write_text(to_json(dict.fromkeys(products_of(Bundle.open(bundle).program("tvm")), schedule)))
+    return path
+
+
+def of_tvm(bundle: Path) -> set[str]:
+    return {path.name for path in (bundle / "targets/tvm").iterdir()}
+
+
+def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
+    before = logits(bundle)
+    found = tune_tvm(Bundle.open(bundle), records=records_for(bundle, tmp_path / "records.json"))
+    assert found.path is not None and found.path.is_file() and set(found.records.values()) == {OTHER}
+    assert (bundle / f"targets/tvm/step-{level}.so").read_bytes() != found.path.read_bytes()
+    Bundle.open(bundle).verify_hashes()
+    for one, other in zip(before, logits(bundle), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_no_bit_depends_on_records_which_give_the_same_bytes_each_time(bundle: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy.bundle")
+    check_bits(bundle, tmp_path)
+    tune_tvm(Bundle.open(copy), records=tmp_path / "records.json")
+    assert of_tvm(copy) == of_tvm(bundle)
+    for name in of_tvm(copy):
+        assert (copy / "targets/tvm" / name).read_bytes() == (bundle / "targets/tvm" / name).read_bytes(), name
+    kept = next(name for name in of_tvm(bundle) if name.startswith(f"schedules-{LEVEL}-"))
+    assert (bundle / "targets/tvm" / kept).read_bytes() == (tmp_path / "records.json").read_bytes()
+    again = records_for(bundle, tmp_path / "again.json", Schedule(unroll=2))
+    tune_tvm(Bundle.open(bundle), records=again)
+    assert len(of_tvm(bundle)) == len(of_tvm(copy)) and kept not in of_tvm(bundle)  # what was tuned before is gone
+    Bundle.open(bundle).verify_hashes()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("f32", "v3"), ("f32", "v4"), ("bf16", "v3"), ("fp8", "v3"), ("int8", "v3"), ("int8", "v4-vnni"), ("int4", "v3")],
+)
+def test_no_bit_depends_on_records_of_other_levels_and_types(name: str, level: LevelName, tmp_path: Path) -> None:
+    if not FEATURES[level] <= set(processor_features()):
+        pytest.skip(f"this processor isn't of x86-64-{level}")
+    check_bits(exported(tmp_path / "b", name, level), tmp_path, level)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
+    """Streams of 8 are faster everywhere; the whole program is by ``last``. What is timed runs."""
+    pairs = iter([1.2 if (name, value) == ("streams", 8) else 1.0 for _ in range(9) for name, value in values()])
+
+    def compared(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
+        assert all(contender.time(i) > 0 for contender in (one, other) for i in range(len(cases)))
+        gain = last if rounds == module._LAST_ROUNDS else next(pairs)
+        return {case.name: gain for case in cases}
+
+    monkeypatch.setattr(module, "compare", compared)
+    monkeypatch.setattr(module, "_SECONDS", 1e-6)
+
+
+def values() -> list[tuple[str, int]]:
+    return [(n, v) for n, of in CANDIDATES.items() for v in of if n != "rows" or v < LEVELS[LEVEL].rows]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two choices a product."""
+    monkeypatch.setattr(module, "CANDIDATES", {"streams": (1, 8)})
+    monkeypatch.setitem(globals(), "CANDIDATES", {"streams": (1, 8)})
+
+
+@pytest.mark.matrix
+@pytest.mark.usefixtures("few")
+def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of_tvm(bundle)
+    pretend(monkeypatch, last=1.1)
+    result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "tvm", "--seconds", "600", "--threads", "1"])
+    assert result.exit_code == 0, result.output
+    products = products_of(Bundle.open(bundle).program("tvm"))
+    new = sorted(of_tvm(bundle) - before)
+    assert [name.partition(f"-{LEVEL}-")[0] for name in new] == ["schedules", "step"]
+    found = from_json((bundle / "targets/tvm" / new[0]).read_bytes(), "records")
+    assert found == dict.fromkeys(products, OWN.model_copy(update={"streams": 8}))
+    assert result.stdout.count("1.200x  faster") == len(products) and "streams 8" in result.stdout
+    assert result.stdout.rstrip().endswith(f"{new[1]} for x86-64-{LEVEL}")
+    with LLM(bundle, target="tvm") as llm:
+        assert llm.logits([5, 6, 7]).shape[0] == 3
+
+
+@pytest.mark.matrix
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("arguments", "last"), [((), 1.0), (("--dry-run",), 1.1)])
+def test_the_bundle_stays_as_it_was(
+    arguments: tuple[str, ...], last: float, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the whole program isn't faster, and where nothing is to be written."""
+    before = of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()
+    pretend(monkeypatch, last=last)
+    options = ["--target", "tvm", "--seconds", "600", "--threads", "1", "--json", *arguments]
+    result = CliRunner().invoke(app, ["tune", str(bundle), *options])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["path"] is None and bool(found["records"]) == (last > 1) and found["gain"] == pytest.approx(last)
+    assert (of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()) == before
+
+
+def test_a_full_disk_leaves_the_bundle_as_it_was(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of_tvm(bundle)
+
+    def full(root: Path, target: str, manifest: object) -> None:
+        raise CapacityError("no space")
+
+    monkeypatch.setattr(module, "replace_manifest", full)
+    with pytest.raises(CapacityError):
+        tune_tvm(Bundle.open(bundle), records=records_for(bundle, tmp_path / "records.json"))
+    assert of_tvm(bundle) == before
+    Bundle.open(bundle).verify_hashes()
+
+
+def test_too_short_a_time_measures_nothing_more(bundle: Path) -> None:
+    before = of_tvm(bundle)
+    result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "tvm", "--seconds", "0.001"])
+    assert result.exit_code == 0, result.output
+    count = len(products_of(Bundle.open(bundle).program("tvm"))) * len(values())
+    assert f"0.001 seconds were too short for {count} of {count} choices: pass a larger --seconds" in result.stdout
+    assert of_tvm(bundle) == before
+
+
+def test_records_of_a_product(fresh: Path) -> None:
+    products = products_of(Bundle.open(fresh).program("tvm"))
+    assert all(name.split()[:2] == ["linear", "f32"] for name in products) and len(products) > 3
+
+
+def test_refusals(bundle: Path, tmp_path: Path) -> None:
+    opened = Bundle.open(bundle)
+    with pytest.raises(RequestError, match="seconds: 0 is out of range"):
+        tune_tvm(opened, seconds=0)
+    with pytest.raises(BundleError, match=r"absent\.json: No such file"):
+        tune_tvm(opened, records=tmp_path / "absent.json")
+    (tmp_path / "other.json").write_text('{"linear f32 3x5": {"rows": 2}}')
+    with pytest.raises(BundleError, match=r"other\.json: the bundle has no product linear f32 3x5\n"):
+        tune_tvm(opened, records=tmp_path / "other.json")
+    for text in ("[]", "{", '{"a": {"rows": 0}}', '{"a": {"columns": 1}}', '{"a": 3}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(BundleError, match=r"bad\.json: not records of optimize tune --target tvm"):
+            tune_tvm(opened, records=tmp_path / "bad.json")
+    for arguments, said in ((["--target", "onnx"], "not one of cpu, tvm"), (["--records", "x"], "only the target tvm")):
+        result = CliRunner().invoke(app, ["tune", str(bundle), *arguments])
+        assert result.exit_code == 2 and said in result.output.replace("\n", " ")
+
+
+def test_our_kernels_have_no_schedules(tmp_path: Path) -> None:
+    recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=(LEVEL,), kernels="enginewright")})
+    export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))
+    with pytest.raises(TargetError, match=r"products of target tvm are enginewright's kernels.*\n.*target cpu"):
+        tune_tvm(Bundle.open(tmp_path / "b"))
