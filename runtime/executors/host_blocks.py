@@ -1,4 +1,4 @@
-"""KV blocks in memory that numpy sees: what executors on such memory copy, keep on a disk, and are told apart by."""
+"""KV blocks in memory that numpy sees: what executors on such memory copy, keep on a disk, and are identified by."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_weights_of_fewer_bits_are_as_far_from_the_source_as_on_the_cpu_target(
 
 @pytest.mark.parametrize("name", ["f32", *(pytest.param(n, marks=pytest.mark.soak) for n in ("bf16", "int8", "int4"))])
 def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
-    """Products and attention of a library are calls of ours, whose results do not depend on company or threads."""
+    """Products and attention of a library are calls of ours, whose results are the same in any batch."""
     asked = recipe_of("v3", name=name, kernels="enginewright")
     report = export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked, targets=("cpu", "tvm"))
     distances = {v.target: v.random_tokens.kl_mean for v in report.verification}
@@ -174,7 +174,7 @@ def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
     with LLM(tmp_path / "b", target="tvm", threads=2) as llm, LLM(tmp_path / "b", target="tvm", threads=1) as other:
         assert llm.info()["executor"]["kernels"] == "enginewright"
         found, whole = llm.generate(prompts, params), [llm.logits(prompt) for prompt in prompts]
-        assert found == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and take turns
+        assert found == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and alternate
     with LLM(tmp_path / "b", target="tvm", threads=3, prefill_chunk=7) as llm:
         for prompt, logits in zip(prompts, whole, strict=True):
             assert np.array_equal(llm.logits(prompt), logits)
