@@ -40,8 +40,9 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.executors.slot_steps import SlotSteps
 from enginewright.runtime.executors.slots import SlotRun
+from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import SamplingParams, sampling_batch
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer

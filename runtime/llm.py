@@ -25,7 +25,7 @@ from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
 from .kv_cache.cache_groups import PoolPlan, parse_size
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, save_prefix
-from .request_maker import RequestMaker
+from .request_maker import Asked, RequestMaker
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request
 from .requests.sampling import SamplingParams
@@ -302,7 +302,7 @@ class LLM:
         prompt = arguments.checked_ids(found, context, context, self.model.vocab_size)
         logits = np.empty((len(prompt), self.model.vocab_size), np.float32)
         request = Request(prompt, SamplingParams(), max_tokens=0, logits=logits)
-        with contextlib.closing(stream(self._loop, request)) as pieces:
+        with contextlib.closing(stream(self._loop, Asked((request,), request.params))) as pieces:
             for _ in pieces:
                 pass
         return logits
@@ -343,7 +343,7 @@ class LLM:
         disk = open_tier(self._executor, self._cache, folder)
         try:
             self.generate([prompt], SamplingParams(max_tokens=1), tenant=tenant, progress=False)
-            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant)
+            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant).requests[0]
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
         finally:
             disk.store.close()
@@ -359,7 +359,7 @@ class LLM:
         """
         disk = open_tier(self._executor, self._cache, folder)
         try:
-            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant)
+            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant).requests[0]
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
         finally:
             disk.store.close()

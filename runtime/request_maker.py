@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from enginewright.plugins.shared.contracts import ModelInfo
@@ -10,6 +13,8 @@ from enginewright.plugins.shared.errors import BundleError, RequestError
 
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_type
+from .requests.beam_search import BeamSearch
+from .requests.outputs import RequestOutput
 from .requests.request import Request
 from .requests.sampling import SamplingParams
 from .scheduler.continuous import ContinuousScheduler
@@ -18,6 +23,33 @@ from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .text.chat_template import Message
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a prompt became.
+
+    Attributes:
+        requests: one for each answer; one for all of a beam search's.
+        params: what the caller gave; a request's may have logprobs that its result doesn't show.
+    """
+
+    requests: tuple[Request, ...]
+    params: SamplingParams
+
+    def result(self) -> RequestOutput:
+        """Of requests that have ended."""
+        outputs = [request.to_output() for request in self.requests]
+        if self.params.best_of is not None:
+            outputs.sort(key=lambda one: -(one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1))
+            outputs = outputs[: self.params.n]
+            if self.params.logprobs is None:
+                outputs = [replace(one, logprobs=None) for one in outputs]
+        if len(outputs) == 1:
+            return outputs[0]
+        failed = next((one for one in outputs if one.error is not None), None)
+        best = replace(outputs[0], others=tuple(outputs[1:]))
+        return best if failed is None else replace(best, error=failed.error)
 
 
 class RequestMaker:
@@ -46,14 +78,14 @@ class RequestMaker:
 
     def of_prompts(
         self, prompts: Any, params: Params, sampling_params: Params, tenant: str
-    ) -> tuple[list[Request], bool]:
+    ) -> tuple[list[Asked], bool]:
         """The requests, and whether the prompt was one, and not a list."""
         given, single = arguments.listed(prompts)
         return self._requests(self._encoded(given, single), params, sampling_params, tenant), single
 
     def of_chats(
         self, messages: Any, params: Params, sampling_params: Params, variables: Mapping[str, Any], tenant: str
-    ) -> tuple[list[Request], bool]:
+    ) -> tuple[list[Asked], bool]:
         """The same of conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
         most, found = self._model.context_length - 1, []
@@ -64,14 +96,12 @@ class RequestMaker:
             found.append(Encoded(ids, text, name))
         return self._requests(found, params, sampling_params, tenant), single
 
-    def of_prompt(self, prompt: Prompt, params: Params, tenant: str) -> Request:
-        """The request of one prompt."""
+    def of_prompt(self, prompt: Prompt, params: Params, tenant: str) -> Asked:
+        """The same of one prompt."""
         return self._requests(self._encoded([prompt], True), params, None, tenant)[0]
 
-    def of_chat(
-        self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any], tenant: str
-    ) -> Request:
-        """The request of one conversation."""
+    def of_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any], tenant: str) -> Asked:
+        """The same of one conversation."""
         variables = arguments.template_variables(None, variables)
         requests, single = self.of_chats(messages, params, None, variables, tenant)
         if not single:
@@ -85,31 +115,87 @@ class RequestMaker:
 
     def _requests(
         self, prompts: Sequence[Encoded], params: Params, sampling_params: Params, tenant: str
-    ) -> list[Request]:
+    ) -> list[Asked]:
         check_type("tenant", tenant, (str,), "a name")
         each = arguments.params_for(len(prompts), params, sampling_params)
         return [self._request(prompt, one, tenant) for prompt, one in zip(prompts, each, strict=True)]
 
-    def _request(self, encoded_prompt: Encoded, params: SamplingParams, tenant: str) -> Request:
+    def _request(self, encoded_prompt: Encoded, params: SamplingParams, tenant: str) -> Asked:
         context = self._model.context_length
         prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self._model.vocab_size)
-        text = None
-        if self._tokenizer is not None:
-            text = OutputText(self._tokenizer.detokenizer(prompt), params.stop)
-        elif params.stop:
-            raise RequestError("stop: strings need a tokenizer, and the bundle has none", hint="Use stop_token_ids.")
-        longest = context - len(prompt)
+        if self._tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
+            name = "stop" if params.stop else "bad_words"
+            hint = "Use stop_token_ids." if params.stop else "Pass lists of token ids."
+            raise RequestError(f"{name}: strings need a tokenizer, and the bundle has none", hint=hint)
+        bad_words = self._bad_words(params.bad_words)
+        self._check_tokens(params, bad_words)
         wanted = params.max_tokens
         if wanted is None:  # the last new token needs no place in the cache
-            wanted = max(self._scheduler.most_cached(context - 1) - len(prompt) + 1, 1)
-        request = Request(
+            wanted = max(self._scheduler.most_cached(context - 1, params.num_beams) - len(prompt) + 1, 1)
+        drawn = params
+        if params.best_of is not None and params.logprobs is None:
+            drawn = replace(params, logprobs=0)
+        text = partial(self._text, prompt, params.stop)
+        each = partial(
+            Request,
             prompt,
-            params,
+            drawn,
             end_token_ids=self._model.eos_token_ids,
-            max_tokens=min(wanted, longest),
+            max_tokens=min(wanted, context - len(prompt)),
             prompt_text=encoded_prompt.text,
-            text=text,
             tenant=tenant,
         )
-        self._scheduler.check(request)
-        return request
+        if params.num_beams > 1:
+            requests = [self._search(each(), each, text)]
+        else:
+            requests = [each(text=text(), bad_words=bad_words, sample=i) for i in range(params.answers)]
+        self._scheduler.check(requests[0])
+        return Asked(tuple(requests), params)
+
+    def _text(self, prompt: Sequence[int], stop: Sequence[str]) -> OutputText | None:
+        return None if self._tokenizer is None else OutputText(self._tokenizer.detokenizer(prompt), stop)
+
+    def _search(self, plain: Request, each: Callable[..., Request], text: Callable[[], OutputText | None]) -> Request:
+        """The request of a beam search; ``plain`` is it without."""
+        size = self._model.vocab_size
+        search = BeamSearch(plain.params, plain.end_tokens, plain.max_tokens, size, text)
+        if search.candidates == size:
+            raise RequestError(f"num_beams: {plain.params.num_beams} are too many for a vocabulary of {size}")
+        root = each(search=search)
+        search.members.append(root)
+        return root
+
+    def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
+        """Their tokens: of a text as it stands at the beginning of a text, and behind a space."""
+        found: list[Sequence[int]] = []
+        for word in words:
+            if not isinstance(word, str):
+                found.append(word)
+                continue
+            bare = word.lstrip() or word
+            for spelling in (bare, f" {bare}"):
+                ids = self.tokenizer.encode(spelling, add_special_tokens=False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
+
+    def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
+        """That all are in the vocabulary, and that the first new token can be one."""
+        size = self._model.vocab_size
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_words": [token for word in bad_words for token in word],
+        }
+        for name, tokens in named.items():
+            wrong = next((token for token in tokens if token >= size), None)
+            if wrong is not None:
+                raise RequestError(f"{name}: token {wrong} is outside the vocabulary of {size}")
+        if params.allowed_token_ids:
+            ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._model.eos_token_ids))
+            banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
+            banned |= {word[0] for word in bad_words if len(word) == 1} | (ends if params.min_tokens else set())
+            if banned.issuperset(params.allowed_token_ids):
+                raise RequestError(
+                    "allowed_token_ids: logit_bias, bad_words or min_tokens ban each of them", hint="Allow more tokens."
+                )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 
 from .engine_loop import EngineLoop
+from .request_maker import Asked
 from .requests.outputs import RequestOutput, StreamPiece
-from .requests.request import Request
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,8 +26,9 @@ MANY_PROMPTS = 8
 """So many on a terminal get a bar unless told otherwise."""
 
 
-def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | None) -> None:
+def run_all(engine: EngineLoop, asked: Sequence[Asked], progress: bool | None) -> None:
     """Returns when all have ended; whatever ends it before aborts them. ``progress``: see ``progress_bar``."""
+    requests = [request for one in asked for request in one.requests]
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
         with progress_bar(len(requests), progress) as advance:
@@ -43,8 +44,9 @@ def run_all(engine: EngineLoop, requests: Sequence[Request], progress: bool | No
             engine.abort(request)
 
 
-async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
+async def arun_all(engine: EngineLoop, asked: Sequence[Asked]) -> None:
     """``run_all`` for coroutines."""
+    requests = [request for one in asked for request in one.requests]
     events, put = _async_queue()
     try:
         for request in requests:
@@ -57,44 +59,57 @@ async def arun_all(engine: EngineLoop, requests: Sequence[Request]) -> None:
             engine.abort(request)
 
 
-def stream(engine: EngineLoop, request: Request) -> Generator[StreamPiece, None, None]:
-    """The pieces of a request; closing the generator aborts it. Raises the error that it ends with."""
+def stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, None]:
+    """The pieces of a prompt's requests; closing the generator aborts them. Raises the error that one ends with."""
+    _check_streamed(asked)
+    return _stream(engine, asked)
+
+
+def _stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, None]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     try:
-        engine.submit(request, events.put)
-        finished = False
-        while not finished:
+        for request in asked.requests:
+            engine.submit(request, events.put)
+        unfinished = len(asked.requests)
+        while unfinished:
             piece = _piece(events.get())
-            finished = piece.finish_reason is not None
-            if piece.finish_reason == "error":
-                raise _error_of(request)
+            unfinished -= piece.finish_reason is not None
+            _check_piece(piece, asked)
             yield piece
     finally:
-        engine.abort(request)
+        for request in asked.requests:
+            engine.abort(request)
 
 
-async def astream(engine: EngineLoop, request: Request) -> AsyncGenerator[StreamPiece, None]:
+def astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPiece, None]:
     """``stream`` for coroutines."""
+    _check_streamed(asked)
+    return _astream(engine, asked)
+
+
+async def _astream(engine: EngineLoop, asked: Asked) -> AsyncGenerator[StreamPiece, None]:
     events, put = _async_queue()
     try:
-        engine.submit(request, put)
-        finished = False
-        while not finished:
+        for request in asked.requests:
+            engine.submit(request, put)
+        unfinished = len(asked.requests)
+        while unfinished:
             piece = _piece(await events.get())
-            finished = piece.finish_reason is not None
-            if piece.finish_reason == "error":
-                raise _error_of(request)
+            unfinished -= piece.finish_reason is not None
+            _check_piece(piece, asked)
             yield piece
     finally:
-        engine.abort(request)
+        for request in asked.requests:
+            engine.abort(request)
 
 
-def results(requests: Sequence[Request], raise_errors: bool) -> list[RequestOutput]:
+def results(asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
     """Of requests that have ended, in their order."""
-    failed = [request for request in requests if request.error is not None]
-    if failed and raise_errors:
-        raise _error_of(failed[0])
-    return [request.to_output() for request in requests]
+    found = [one.result() for one in asked]
+    failed = next((output.error for output in found if output.error is not None), None)
+    if failed is not None and raise_errors:
+        raise failed
+    return found
 
 
 def wanted(progress: bool | None, use_tqdm: bool | None) -> bool | None:
@@ -154,9 +169,21 @@ def _async_queue() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
     return events, put
 
 
-def _error_of(request: Request) -> EnginewrightError:
-    assert request.error is not None
-    return request.error
+def _check_streamed(asked: Asked) -> None:
+    params = asked.params
+    for name, wrong in (("best_of", params.best_of is not None), ("num_beams", params.num_beams > 1)):
+        if wrong:
+            raise RequestError(
+                f"{name}: which answers are given is known at their end, so they can't be streamed",
+                hint="Call generate or chat, or leave it out.",
+            )
+
+
+def _check_piece(piece: StreamPiece, asked: Asked) -> None:
+    if piece.finish_reason == "error":
+        error = asked.requests[piece.index].error
+        assert error is not None
+        raise error
 
 
 def _piece(event: Event) -> StreamPiece:

@@ -30,8 +30,9 @@ from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepO
 from enginewright.plugins.shared.lowered_program import CacheGroupModel, Step
 from enginewright.plugins.shared.step_costs import OPS, StepCost, StepSizes
 from enginewright.runtime.engine import Engine
+from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import SamplingParams, sampling_batch
+from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 from .step_kinds import CountedSteps, StepKind

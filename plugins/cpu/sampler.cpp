@@ -79,6 +79,12 @@ const char* check(const RowSampling& p) {
   if (!(p.repetition_penalty > 0 && p.repetition_penalty < kInfinity)) {
     return "has a repetition_penalty that is not in (0, inf)";
   }
+  if (!(p.typical_p > 0 && p.typical_p <= 1)) return "has a typical_p that is not in (0, 1]";
+  if (!std::isfinite(p.frequency_penalty)) return "has a frequency_penalty that is not finite";
+  if (!std::isfinite(p.presence_penalty)) return "has a presence_penalty that is not finite";
+  for (const float bias : p.bias) {
+    if (!(bias < kInfinity)) return "has a bias that is NaN or +infinity";
+  }
   return nullptr;
 }
 
@@ -92,24 +98,52 @@ void refuse(const SampleResult& result, int64_t row) {
   std::fill_n(result.top_logprobs + row * result.top, result.top, kNaN);
 }
 
-// Finite logits stay finite, whatever the penalty.
-float penalized(float logit, float penalty) {
+// Finite logits stay finite, whatever is done to them.
+float within_range(float logit) {
   constexpr float kMost = std::numeric_limits<float>::max();
+  return std::clamp(logit, -kMost, kMost);
+}
+
+float penalized(float logit, float penalty) {
   if (logit == -kInfinity) return logit;
-  return std::clamp(logit < 0 ? logit * penalty : logit / penalty, -kMost, kMost);
+  return within_range(logit < 0 ? logit * penalty : logit / penalty);
 }
 
 }  // namespace
 
-const float* Sampler::penalize(const float* logits, int64_t vocab, const RowSampling& parameters,
-                               Largest& largest, Scratch& scratch) const {
-  if (parameters.repetition_penalty == 1 || parameters.seen.empty()) return logits;
-  scratch.penalized.assign(logits, logits + vocab);
-  for (const int32_t id : parameters.seen) {
-    scratch.penalized[id] = penalized(logits[id], parameters.repetition_penalty);
+const float* Sampler::change(const float* logits, int64_t vocab, const RowSampling& parameters,
+                             Largest& largest, Scratch& scratch) const {
+  const RowSampling& p = parameters;
+  const bool repeated = p.repetition_penalty != 1 && !p.seen.empty();
+  const bool counted = (p.frequency_penalty != 0 || p.presence_penalty != 0) && !p.counted.empty();
+  if (!repeated && !counted && p.biased.empty() && p.allowed.empty()) return logits;
+  std::vector<float>& changed = scratch.changed;
+  if (p.allowed.empty()) {
+    changed.assign(logits, logits + vocab);
+  } else {
+    changed.assign(static_cast<size_t>(vocab), -kInfinity);
+    for (const int32_t id : p.allowed) changed[id] = logits[id];
   }
-  largest = loops_.find_largest(scratch.penalized.data(), vocab);
-  return scratch.penalized.data();
+  for (size_t i = 0; i < p.biased.size(); ++i) {
+    float& logit = changed[p.biased[i]];
+    const float sum = logit + p.bias[i];
+    logit = logit == -kInfinity || p.bias[i] == -kInfinity ? -kInfinity : within_range(sum);
+  }
+  if (repeated) {
+    scratch.before.clear();
+    for (const int32_t id : p.seen) scratch.before.push_back(changed[id]);
+    for (size_t i = 0; i < p.seen.size(); ++i) {
+      changed[p.seen[i]] = penalized(scratch.before[i], p.repetition_penalty);
+    }
+  }
+  for (size_t i = 0; counted && i < p.counted.size(); ++i) {
+    float& logit = changed[p.counted[i]];
+    if (logit == -kInfinity) continue;
+    logit = within_range(logit - p.frequency_penalty * static_cast<float>(p.counts[i]));
+    logit = within_range(logit - p.presence_penalty);
+  }
+  largest = loops_.find_largest(changed.data(), vocab);
+  return changed.data();
 }
 
 // Keeps a buffer of at most 2 * count candidates and cuts it to the best `count` whenever it is full:
@@ -206,7 +240,48 @@ Sampler::Kept Sampler::weigh(const float* logits, int64_t vocab, float top, cons
   if (parameters.min_p > 0) {  // the most likely token weighs 1
     for (int64_t i = 0; i < kept.count; ++i) weights[i] = weights[i] < parameters.min_p ? 0.0f : weights[i];
   }
+  if (parameters.typical_p < 1) cut_untypical(logits, kept.count, top, parameters, scratch);
   return kept;
+}
+
+// Zeroes the weights whose surprise is farthest from the mean: of the others, the nearest sum to typical_p.
+void Sampler::cut_untypical(const float* logits, int64_t count, float top, const RowSampling& parameters,
+                            Scratch& scratch) const {
+  std::vector<float>& weights = scratch.weights;
+  std::vector<Surprise>& surprises = scratch.surprises;
+  const double sum = sum_blocks(loops_, weights, count, scratch.block_sums);
+  const double log_sum = std::log(sum);
+  const auto surprise = [&](int64_t i) {
+    return log_sum - (static_cast<double>(logits[i]) - top) / parameters.temperature;
+  };
+  surprises.clear();
+  double mean = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (weights[i] <= 0) continue;
+    mean += weights[i] / sum * surprise(i);
+    surprises.push_back({0, i});
+  }
+  for (Surprise& one : surprises) one.distance = std::abs(surprise(one.at) - mean);
+  // Halve [low, high) around the place where the running sum reaches the target; all before `low` is kept.
+  double wanted = static_cast<double>(parameters.typical_p) * sum;
+  auto low = surprises.begin();
+  auto high = surprises.end();
+  while (high - low > 1) {
+    const auto middle = low + (high - low) / 2;
+    std::nth_element(low, middle, high);
+    double half = 0;
+    for (auto it = low; it != middle; ++it) half += weights[it->at];
+    if (half >= wanted) {
+      high = middle;
+    } else {
+      wanted -= half;
+      low = middle;
+    }
+  }
+  const double farthest = low->distance;  // all that are as far are kept
+  for (auto it = low; it != surprises.end(); ++it) {
+    if (it->distance > farthest) weights[it->at] = 0;
+  }
 }
 
 void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
@@ -246,7 +321,11 @@ void Sampler::sample(const float* logits, int64_t rows, int64_t vocab, int64_t s
       return;
     }
     Largest largest = raw;
-    const float* drawn_from = penalize(row_logits, vocab, own, largest, scratch);
+    const float* drawn_from = change(row_logits, vocab, own, largest, scratch);
+    if (!sound(largest)) {
+      refuse(result, row);
+      return;
+    }
     result.tokens[row] = static_cast<int32_t>(largest.at);
     if (own.temperature != 0) {
       const Kept kept = weigh(drawn_from, vocab, largest.value, own, scratch);
@@ -266,7 +345,8 @@ void Sampler::distribution(const float* logits, int64_t vocab, const RowSampling
   if (problem) throw std::invalid_argument(std::string("sampled row 0 ") + problem);
   Largest largest = loops_.find_largest(logits, vocab);
   if (!sound(largest)) throw std::runtime_error("sampled row 0 has logits that are not finite");
-  const float* drawn_from = penalize(logits, vocab, parameters, largest, scratch_[0]);
+  const float* drawn_from = change(logits, vocab, parameters, largest, scratch_[0]);
+  if (!sound(largest)) throw std::runtime_error("sampled row 0 has no token that isn't banned");
   const Kept kept = weigh(drawn_from, vocab, largest.value, parameters, scratch_[0]);
   std::fill(weights, weights + vocab, 0.0f);
   for (int64_t i = 0; i < kept.count; ++i) weights[kept.ids ? kept.ids[i] : i] = scratch_[0].weights[i];

@@ -1,12 +1,21 @@
 // Draws a token from each row of logits, and reports log probabilities.
 //
-// A repetition penalty r != 1 first changes the logits of the tokens that a row has seen: those above 0 are
-// divided by r, the others multiplied (Keskar et al. 2019). For a row with temperature t > 0 the distribution
-// is then softmax(logits / t), cut in this order:
-//   top_k   keeps the k most likely tokens (Fan et al. 2018);
-//   top_p   of what is left, renormalised, keeps the fewest most likely tokens that sum to at least p
-//           (Holtzman et al. 2020);
-//   min_p   keeps tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
+// First a row's logits change, in this order:
+//   allowed             all tokens but these are banned: their logit is -infinity;
+//   bias                is added to the logits that it names; -infinity bans a token;
+//   repetition_penalty  r: logits of tokens that the row has seen are divided by r if above 0, else
+//   multiplied
+//                       (Keskar et al. 2019);
+//   frequency_penalty   times how often the row has a token in its output is subtracted, then
+//   presence_penalty    once for each token that it has there at all (as in OpenAI's API and vLLM).
+// For a row with temperature t > 0 the distribution is then softmax(logits / t), cut in this order:
+//   top_k      keeps the k most likely tokens (Fan et al. 2018);
+//   top_p      of what is left, renormalised, keeps the fewest most likely tokens that sum to at least p
+//              (Holtzman et al. 2020);
+//   min_p      keeps tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024);
+//   typical_p  of what is left, renormalised, keeps the fewest tokens that sum to at least p among those
+//   whose
+//              surprise, -log of their probability, is nearest to its mean (Meister et al. 2023).
 // Equal logits are ordered by id, lowest first, so the result is one fixed function of (logits, parameters,
 // seed, counter). Temperature 0 takes the largest logit. Weights are exp in float, all sums are double in a
 // fixed order. Log probabilities are those of the logits as they came.
@@ -28,9 +37,18 @@ struct RowSampling {
   float top_p = 1;    // 1: off
   float min_p = 0;    // 0: off
   uint64_t seed = 0;
-  uint64_t counter = 0;             // index of the new token in its request
-  float repetition_penalty = 1;     // 1: off
-  std::span<const int32_t> seen{};  // ids in [0, vocab), in any order; one that comes twice counts once
+  uint64_t counter = 0;          // index of the new token in its request
+  float typical_p = 1;           // 1: off
+  float repetition_penalty = 1;  // 1: off
+  float frequency_penalty = 0;   // 0: off
+  float presence_penalty = 0;    // 0: off
+  // Token ids are in [0, vocab), in any order.
+  std::span<const int32_t> seen{};     // one that comes twice counts once
+  std::span<const int32_t> counted{};  // of the output, each once
+  std::span<const int32_t> counts{};   // how often each of `counted` is there
+  std::span<const int32_t> biased{};   // each once
+  std::span<const float> bias{};       // of each of `biased`; not NaN, nor +infinity
+  std::span<const int32_t> allowed{};  // empty: all
 };
 
 constexpr int32_t kNoToken = -1;  // of a row that can't be sampled
@@ -47,8 +65,8 @@ struct SampleResult {
 class Sampler {
  public:
   // logits: [rows, vocab], `stride` elements from row to row. A row whose logits are NaN, +infinity, or all
-  // -infinity gets kNoToken; the others are as they would be without it. Throws std::invalid_argument naming
-  // the row for a parameter out of range. Keeps its scratch memory.
+  // -infinity, or whose options ban every token, gets kNoToken; the others are as without it. Throws
+  // std::invalid_argument naming the row for a parameter out of range. Keeps its scratch memory.
   void sample(const float* logits, int64_t rows, int64_t vocab, int64_t stride, const RowSampling* parameters,
               const SampleResult& result, ThreadPool& pool);
 
@@ -64,14 +82,24 @@ class Sampler {
       return logit > other.logit || (logit == other.logit && id < other.id);
     }
   };
+  // How far a token's surprise is from the mean, and the token's place in the weights.
+  struct Surprise {
+    double distance;
+    int64_t at;
+    bool operator<(const Surprise& other) const {
+      return distance < other.distance || (distance == other.distance && at < other.at);
+    }
+  };
   struct Scratch {
-    std::vector<float> penalized;    // the row's logits after its repetition penalty
-    std::vector<Candidate> best;     // of a partial selection
-    std::vector<float> logits;       // of the tokens that top_k kept, in order of id
-    std::vector<int32_t> ids;        // their ids
-    std::vector<float> weights;      // of these, or of all tokens
-    std::vector<double> block_sums;  // of the weights
-    std::vector<double> range_sums;  // of weights that are about alike
+    std::vector<float> changed;       // the row's logits after biases and penalties
+    std::vector<float> before;        // those that a repetition penalty changes, as they were
+    std::vector<Candidate> best;      // of a partial selection
+    std::vector<float> logits;        // of the tokens that top_k kept, in order of id
+    std::vector<int32_t> ids;         // their ids
+    std::vector<float> weights;       // of these, or of all tokens
+    std::vector<double> block_sums;   // of the weights
+    std::vector<double> range_sums;   // of weights that are about alike
+    std::vector<Surprise> surprises;  // of tokens that typical_p chooses from
   };
   struct Kept {
     int64_t count;       // of weights in scratch
@@ -79,12 +107,14 @@ class Sampler {
   };
 
   // What is drawn from: the row's own logits, or, with `largest` of them, those in scratch.
-  const float* penalize(const float* logits, int64_t vocab, const RowSampling& parameters, Largest& largest,
-                        Scratch& scratch) const;
+  const float* change(const float* logits, int64_t vocab, const RowSampling& parameters, Largest& largest,
+                      Scratch& scratch) const;
   void select_best(const float* logits, int64_t vocab, int64_t count, std::vector<Candidate>& best) const;
   Kept weigh(const float* logits, int64_t vocab, float top, const RowSampling& parameters,
              Scratch& scratch) const;
   void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const;
+  void cut_untypical(const float* logits, int64_t count, float top, const RowSampling& parameters,
+                     Scratch& scratch) const;
   void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
                          const SampleResult& result, Scratch& scratch) const;
 

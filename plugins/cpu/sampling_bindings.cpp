@@ -2,9 +2,11 @@
 
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "bindings.h"
 #include "thread_pool.h"
@@ -27,7 +29,10 @@ struct Option {
 constexpr Option<float> kFloats[] = {{"temperature", &RowSampling::temperature},
                                      {"top_p", &RowSampling::top_p},
                                      {"min_p", &RowSampling::min_p},
-                                     {"repetition_penalty", &RowSampling::repetition_penalty}};
+                                     {"typical_p", &RowSampling::typical_p},
+                                     {"repetition_penalty", &RowSampling::repetition_penalty},
+                                     {"frequency_penalty", &RowSampling::frequency_penalty},
+                                     {"presence_penalty", &RowSampling::presence_penalty}};
 constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k}};
 constexpr Option<uint64_t> kNumbers[] = {{"seed", &RowSampling::seed}, {"counter", &RowSampling::counter}};
 
@@ -60,25 +65,63 @@ bool set(std::vector<RowSampling>& rows, const Option<T> (&table)[N], const std:
   return false;
 }
 
-// seen: the tokens of all rows, one row's behind the other's; seen_start[i] : seen_start[i + 1] are row i's.
-void set_seen(std::vector<RowSampling>& rows, nb::handle starts_of, nb::handle tokens, int64_t vocab) {
-  const Vector<int32_t> starts = array<int32_t>("seen_start", starts_of, rows.size() + 1);
-  const int32_t* start = starts.data();
-  const Vector<int32_t> seen =
-      array<int32_t>("seen", tokens, static_cast<size_t>(std::max(start[rows.size()], 0)));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (start[0] != 0 || start[i + 1] < start[i]) {
-      throw std::invalid_argument("sampling: seen_start must begin with 0 and never fall");
+// Lists of different lengths: the rows' lists lie one behind the other, and <first name>_start[i] :
+// <first name>_start[i + 1] is row i's. Those of token ids are checked to be in the vocabulary.
+template <class T>
+struct List {
+  const char* name;
+  const char* starts;
+  std::span<const T> RowSampling::* field;
+  bool ids;
+};
+constexpr List<int32_t> kIntegerLists[] = {{"seen", "seen_start", &RowSampling::seen, true},
+                                           {"counted", "counted_start", &RowSampling::counted, true},
+                                           {"counts", "counted_start", &RowSampling::counts, false},
+                                           {"biased", "biased_start", &RowSampling::biased, true},
+                                           {"allowed", "allowed_start", &RowSampling::allowed, true}};
+constexpr List<float> kFloatLists[] = {{"bias", "biased_start", &RowSampling::bias, false}};
+
+template <class T, size_t N>
+bool set_lists(std::vector<RowSampling>& rows, const List<T> (&table)[N], const std::string& name,
+               const nb::dict& options, int64_t vocab) {
+  for (const List<T>& list : table) {
+    if (name != list.name) continue;
+    const Vector<int32_t> starts = array<int32_t>(list.starts, options[list.starts], rows.size() + 1);
+    const int32_t* start = starts.data();
+    const Vector<T> values =
+        array<T>(name, options[list.name], static_cast<size_t>(std::max(start[rows.size()], 0)));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (start[0] != 0 || start[i + 1] < start[i]) {
+        throw std::invalid_argument(std::string("sampling: ") + list.starts +
+                                    " must begin with 0 and never fall");
+      }
     }
-  }
-  for (size_t i = 0; i < seen.size(); ++i) {
-    if (seen.data()[i] < 0 || seen.data()[i] >= vocab) {
-      throw std::invalid_argument("sampling: seen has token " + std::to_string(seen.data()[i]) +
-                                  ", which is not in [0, " + std::to_string(vocab) + ")");
+    for (size_t i = 0; list.ids && i < values.size(); ++i) {
+      if (values.data()[i] < 0 || static_cast<int64_t>(values.data()[i]) >= vocab) {
+        throw std::invalid_argument("sampling: " + name + " has token " +
+                                    std::to_string(static_cast<int64_t>(values.data()[i])) +
+                                    ", which is not in [0, " + std::to_string(vocab) + ")");
+      }
     }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i].*list.field = {values.data() + start[i], static_cast<size_t>(start[i + 1] - start[i])};
+    }
+    return true;
   }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i].seen = {seen.data() + start[i], static_cast<size_t>(start[i + 1] - start[i])};
+  return false;
+}
+
+bool is_starts(const std::string& name) {
+  const auto same = [&](const auto& list) { return name == list.starts; };
+  return std::ranges::any_of(kIntegerLists, same) || std::ranges::any_of(kFloatLists, same);
+}
+
+// Of two that go together, and have one list of starts.
+void check_pair(const nb::dict& options, const char* one, const char* other, const char* starts) {
+  if (options.contains(one) != options.contains(other) || options.contains(one) != options.contains(starts)) {
+    throw std::invalid_argument(std::string("sampling: ") + one +
+                                (std::string_view(one) == other ? "" : std::string(", ") + other) + " and " +
+                                starts + " go together");
   }
 }
 
@@ -130,18 +173,19 @@ SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, i
     throw std::invalid_argument("logprobs = " + std::to_string(top) + " is not in [0, " +
                                 std::to_string(vocab) + "]");
   }
+  check_pair(options, "seen", "seen", "seen_start");
+  check_pair(options, "allowed", "allowed", "allowed_start");
+  check_pair(options, "counted", "counts", "counted_start");
+  check_pair(options, "biased", "bias", "biased_start");
   for (const auto& [key, value] : options) {
     const auto name = nb::cast<std::string>(key);
-    if (name == "seen_start" || name == "seen") continue;
+    if (is_starts(name)) continue;
     if (!set(rows, kFloats, name, value) && !set(rows, kIntegers, name, value) &&
-        !set(rows, kNumbers, name, value)) {
+        !set(rows, kNumbers, name, value) && !set_lists(rows, kIntegerLists, name, options, vocab) &&
+        !set_lists(rows, kFloatLists, name, options, vocab)) {
       throw std::invalid_argument("sampling: there is no option " + name);
     }
   }
-  if (options.contains("seen") != options.contains("seen_start")) {
-    throw std::invalid_argument("sampling: seen and seen_start go together");
-  }
-  if (options.contains("seen")) set_seen(rows, options["seen_start"], options["seen"], vocab);
   tokens = new_array<int32_t>({count}, &result.tokens);
   if (top < 0) return;
   const size_t columns = static_cast<size_t>(top);

@@ -80,19 +80,30 @@ SAMPLING_OPTIONS: Mapping[str, float] = {
     "min_p": 0,
     "seed": 0,
     "counter": 0,
+    "typical_p": 1,
     "repetition_penalty": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
 }
 """The arrays [R] of a ``SamplingBatch``, and the value of each that changes nothing. The C++ sampler knows them by
 name: a new option is a field here, one of ``RowSampling`` (sampler.h), and a line in sampling_bindings.cpp."""
 
+SAMPLING_LISTS: Mapping[str, tuple[str, ...]] = {
+    "seen_start": ("seen",),
+    "counted_start": ("counted", "counts"),
+    "biased_start": ("biased", "bias"),
+    "allowed_start": ("allowed",),
+}
+"""The lists of a ``SamplingBatch``, which have a length for each row: row r's are [start[r] : start[r + 1]]."""
+
 
 @dataclass
 class SamplingBatch:
-    """Sampling state of the R sampled rows; every array is [R] but the last two.
+    """Sampling state of the R sampled rows. What each option does, and in which order, is in plugins/cpu/sampler.h.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 are off. The random
-    number of a row is a function of (``seed``, ``counter``) alone, where counter is the index of the new token in its
-    request's output, so that a request draws the same tokens in any batch.
+    ``temperature`` 0 is greedy; SAMPLING_OPTIONS has the values that are off. The random number of a row is a function
+    of (``seed``, ``counter``) alone, where counter is the index of the new token in its request's output, so that a
+    request draws the same tokens in any batch. None: off for every row.
     """
 
     temperature: FloatArray
@@ -101,15 +112,28 @@ class SamplingBatch:
     min_p: FloatArray
     seed: npt.NDArray[np.uint64]
     counter: npt.NDArray[np.uint64]
-    repetition_penalty: FloatArray | None = None  # None: no row has one
-    seen_start: Int32Array | None = None  # [R+1]: seen[seen_start[r]:seen_start[r+1]] are the tokens that row r's
-    seen: Int32Array | None = None  # penalty applies to; one that comes twice counts once
+    typical_p: FloatArray | None = None
+    repetition_penalty: FloatArray | None = None
+    frequency_penalty: FloatArray | None = None
+    presence_penalty: FloatArray | None = None
+    seen_start: Int32Array | None = None  # the tokens that a row's repetition penalty applies to; one that comes twice
+    seen: Int32Array | None = None  # counts once
+    counted_start: Int32Array | None = None  # the tokens of its output, each once,
+    counted: Int32Array | None = None
+    counts: Int32Array | None = None  # and how often
+    biased_start: Int32Array | None = None  # the tokens whose logits change, each once,
+    biased: Int32Array | None = None
+    bias: FloatArray | None = None  # by so much; -infinity bans a token
+    allowed_start: Int32Array | None = None  # the only tokens that may come; a row with none has no such limit
+    allowed: Int32Array | None = None
     logprobs: int | None = None  # how many top logprobs to return for each row, and its token's; None: no logprobs
 
     def options(self) -> dict[str, npt.NDArray[np.generic]]:
         """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
-        names = (*SAMPLING_OPTIONS, "seen_start", "seen")
-        return {name: array for name in names if (array := getattr(self, name)) is not None}
+        return {name: array for name in _OPTION_NAMES if (array := getattr(self, name)) is not None}
+
+
+_OPTION_NAMES = (*SAMPLING_OPTIONS, *SAMPLING_LISTS, *(name for names in SAMPLING_LISTS.values() for name in names))
 
 
 @dataclass
@@ -159,6 +183,7 @@ class ExecutorCaps:
     made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
     -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
     whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
+    ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
     """
 
     ragged: bool = True
@@ -168,6 +193,7 @@ class ExecutorCaps:
     lora: bool = False
     shared_blocks: bool = False
     kept_slots: bool = False
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from .cuda_driver import Gpu, load_cuda
 from .cuda_kernels import CarriedLauncher
 from .cuda_ops import Launcher
 from .cuda_program import CudaProgram, weight_tensor
+from .cuda_sampling import LACKS
 from .cuda_steps import Capture, CudaSteps, Graph
 from .packed_steps import StepLimits
 
@@ -59,7 +60,9 @@ class CudaExecutor:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
-        self.caps = ExecutorCaps(max_tokens=section.chunk, max_requests=section.requests, shared_blocks=True)
+        self.caps = ExecutorCaps(
+            max_tokens=section.chunk, max_requests=section.requests, shared_blocks=True, lacks=LACKS
+        )
         self._target = target
         self._place = place_of(section)
         self._place.enter()

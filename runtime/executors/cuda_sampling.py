@@ -19,6 +19,15 @@ ALIGNED_WORDS = 4
 
 SEEN_START = "seen_start"
 
+LACKS = (
+    *("typical_p", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
+)
+"""Sampling parameters that no kernel knows yet."""
+
+KERNEL_OPTIONS = {name: off for name, off in SAMPLING_OPTIONS.items() if name not in LACKS}
+"""Those of ``contracts.SAMPLING_OPTIONS`` that kernels know."""
+
 _TYPES: Mapping[str, str] = {"top_k": "int32", "seed": "int64", "counter": "int64", SEEN_START: "int32"}
 """Of options, where they aren't float32, by torch's and numpy's name. Kernels take 64 bits with a sign, whose bits are
 the same."""
@@ -35,7 +44,7 @@ def places_of(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 def option_words(rows: int) -> dict[str, int]:
     """Words of 32 bits that each option of so many rows takes; ``seen_start`` has one more row."""
-    return {name: rows * option_type(name).itemsize // 4 for name in SAMPLING_OPTIONS} | {SEEN_START: rows + 1}
+    return {name: rows * option_type(name).itemsize // 4 for name in KERNEL_OPTIONS} | {SEEN_START: rows + 1}
 
 
 def option_arrays(address: int, places: Mapping[str, int], rows: int) -> dict[str, DeviceArray]:
@@ -66,7 +75,7 @@ def write_options(staged: Int32Array, places: Mapping[str, int], sampling: Sampl
     Raises RequestError for a value out of range, as the cpu target's sampler does.
     """
     arrays = {} if sampling is None else sampling.options()
-    for name, off in SAMPLING_OPTIONS.items():
+    for name, off in KERNEL_OPTIONS.items():
         whole = np.full(rows, off, option_type(name))
         if (array := arrays.get(name)) is not None:
             _check(name, array)
@@ -94,7 +103,7 @@ def drawing_of(sampling: SamplingBatch) -> Drawing:
 def chosen_rows(sampling: SamplingBatch, rows: npt.NDArray[np.int64]) -> SamplingBatch:
     """The options of some rows, in their order."""
     cut: dict[str, Any] = {
-        name: None if (array := getattr(sampling, name)) is None else array[rows] for name in SAMPLING_OPTIONS
+        name: None if (array := getattr(sampling, name)) is None else array[rows] for name in KERNEL_OPTIONS
     }
     if sampling.seen is not None and sampling.seen_start is not None:
         starts, ends = sampling.seen_start[rows], sampling.seen_start[rows + 1]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.shared.contracts import (
+    SAMPLING_LISTS,
     SAMPLING_OPTIONS,
     CacheGroup,
     ExecutorCaps,
@@ -182,8 +183,9 @@ def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
         for name, array in sampling.options().items()
         if name in SAMPLING_OPTIONS
     }
-    if sampling.seen_start is not None:
-        longer["seen_start"] = _longer(sampling.seen_start, more, int(sampling.seen_start[-1]))
+    for name in SAMPLING_LISTS:
+        if (starts := getattr(sampling, name)) is not None:
+            longer[name] = _longer(starts, more, int(starts[-1]))
     return replace(sampling, **longer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError, CapacityError
@@ -13,6 +14,7 @@ from enginewright.runtime.bundle.segments import SegmentSchedule
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from .cuda_driver import Device
+from .cuda_sampling import LACKS
 from .gpu_sampling import open_sampler
 from .packed_steps import StepLimits
 from .tensorrt_base import EngineExecutor, engine_section
@@ -65,6 +67,8 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
             folder = bundle.path / target_folder(self._target) / KERNELS_FOLDER
             rows = min(self._limits.rows, self._limits.requests)
             sampler = open_sampler(device, folder, rows, vocab, ())
+            if sampler.sampler is not None:
+                self.caps = replace(self.caps, lacks=LACKS)
             return PackedSteps(
                 memory,
                 self._program(bundle, section, memory),

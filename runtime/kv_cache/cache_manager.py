@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,43 +21,10 @@ from enginewright.runtime.requests.request import Request
 
 from .block_pool import BlockPool
 from .disk_tier import DiskTier
-from .prefix_index import NO_BLOCK, Match, Namespace, Node, PrefixIndex
+from .prefix_index import NO_BLOCK, Match, Namespace, Node, Place, PrefixIndex, PrefixUse, is_ahead
 
 LEAST_COPIED = 4
 """Fewer tokens of a block are computed rather than copied: a copy moves the whole block."""
-
-
-@dataclass
-class PrefixUse:
-    """What the prefix cache did so far.
-
-    Attributes:
-        requests, hits: that began (after a preemption, too) and might have found a prefix, and those that did.
-        tokens, reused: that they had, and that they found.
-        copied_blocks: of prefixes that end within a block, over all groups.
-        from_disk: tokens of ``reused`` that were read from a disk.
-    """
-
-    requests: int = 0
-    hits: int = 0
-    tokens: int = 0
-    reused: int = 0
-    copied_blocks: int = 0
-    from_disk: int = 0
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where in the index a request is.
-
-    Attributes:
-        node, blocks: of its last full block that can be found, or the root; so many blocks lie up to there.
-        ran: whether a step of it is over; before that, a block that is to be copied has nothing in it.
-    """
-
-    node: Node
-    blocks: int
-    ran: bool = False
 
 
 class CacheManager:
@@ -95,7 +62,7 @@ class CacheManager:
         self.windows = tuple(g.name for g in groups if g.window and shared_blocks)
         self._step_tokens = step_tokens
         self._shared_blocks = shared_blocks
-        self._places: dict[Request, _Place] = {}
+        self._places: dict[Request, Place] = {}
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
         """Most tokens that a request of so many tokens ever holds blocks for in a group."""
@@ -118,10 +85,10 @@ class CacheManager:
         if (index := self.index) is None:
             return self._has_blocks_for(request, promised, force)
         size, match = index.block_size, Match((), 0)
-        if not request.scores:  # whose every row is computed
+        if not request.wants_prompt:  # whose every row is computed
             match = index.find(request.namespace, request.tokens, len(request.tokens) - 1)
         tokens = index.usable(match, self._first_blocks, LEAST_COPIED)
-        if not request.scores and any(_is_ahead(other, request, tokens // size * size + size) for other in others):
+        if not request.wants_prompt and any(is_ahead(other, request, tokens // size * size + size) for other in others):
             return False
         whole = tokens // size
         for i, (name, group) in enumerate(self.groups.items()):
@@ -138,13 +105,37 @@ class CacheManager:
         request.capacity = whole * size if self.groups else 0
         node = match.nodes[whole - 1] if whole else index.root(request.namespace)
         node.users += 1
-        self._places[request] = place = _Place(node, whole)
+        self._places[request] = place = Place(node, whole)
         if not self._read(index, request, place) and tokens % size:
             if NO_BLOCK in match.nodes[whole].blocks:  # evicted for a record that turned out to be damaged
                 self.release(request)
                 return self.begin(request, others, promised, force=force)
             self._copy(request, match.nodes[whole])
         self._count(request)
+        return True
+
+    def fork(self, source: Request, request: Request) -> bool:
+        """``request``, which has no blocks, begins with all that ``source`` has computed, of the same tokens.
+
+        Full blocks are shared; the one that the next token goes to is copied, so that each writes to its own. Returns
+        False, and it has no blocks, if there is none for that.
+        """
+        parts = {name: source.computed % group.block_size for name, group in self.groups.items()}
+        if any(part and not self.pools[name].available(request.tenant) for name, part in parts.items()):
+            return False
+        for name, group in self.groups.items():
+            whole = source.computed // group.block_size
+            request.tables[name] = table = source.tables[name][:whole]
+            for block in table:
+                if block != NO_BLOCK:
+                    self.pools[name].share(block)
+            if parts[name]:
+                self._copy_block(request, name, source.tables[name][whole])
+        request.computed = source.computed
+        request.capacity = min(len(request.tables[name]) * g.block_size for name, g in self.groups.items())
+        if (place := self._places.get(source)) is not None:
+            place.node.users += 1
+            self._places[request] = Place(place.node, place.blocks)
         return True
 
     def lacking(self, request: Request, tokens: int) -> dict[str, int]:
@@ -191,15 +182,23 @@ class CacheManager:
         for name in self.windows:
             self._give_back(request, name)
 
-    def release(self, request: Request) -> None:
-        """Takes all blocks of a request. What it computed can be found as long as nobody needs the memory."""
+    def release(self, request: Request, *, partly: bool = True) -> None:
+        """Takes all blocks of a request. What it computed can be found as long as nobody needs the memory; without
+        ``partly`` no more than its full blocks."""
         place = self._places.pop(request, None)
         if place is not None:
             assert self.index is not None
             size = self.index.block_size
             whole, part = divmod(request.computed, size)
             # What lies in the last block can be found, too, unless the request failed.
-            if part and place.ran and whole == place.blocks and request.error is None and not place.node.detached:
+            if (
+                partly
+                and part
+                and place.ran
+                and whole == place.blocks
+                and request.error is None
+                and not place.node.detached
+            ):
                 self._add(self.index, request, place.node, whole, part)
             place.node.users -= 1
             self.index.prune(place.node)
@@ -237,25 +236,29 @@ class CacheManager:
 
     def _copy(self, request: Request, node: Node) -> None:
         """The block in which a prefix ends becomes the request's own."""
-        memory = None if self.disk is None else self.disk.memory
         sources = tuple(node.blocks)  # taking a block may evict them, but nothing writes to them before the copy
-        for source, (name, pool) in zip(sources, self.pools.items(), strict=True):
-            payload = None if memory is None else memory.read_block(name, source)
-            request.tables[name].append(block := pool.allocate(request.tenant))
-            if memory is None or payload is None:
-                self.copies.setdefault(name, []).append((source, block))
-            else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
-                memory.write_block(name, block, payload)
-                self._not_cleared(name, block)
+        for source, name in zip(sources, self.pools, strict=True):
+            self._copy_block(request, name, source)
             request.capacity = len(request.tables[name]) * self.groups[name].block_size
             self.use.copied_blocks += 1
 
-    def _read(self, index: PrefixIndex, request: Request, place: _Place) -> bool:
+    def _copy_block(self, request: Request, name: str, source: int) -> None:
+        """The request's next block of a group is a copy of ``source``."""
+        memory = None if self.disk is None else self.disk.memory
+        payload = None if memory is None else memory.read_block(name, source)
+        request.tables[name].append(block := self.pools[name].allocate(request.tenant))
+        if memory is None or payload is None:
+            self.copies.setdefault(name, []).append((source, block))
+        else:  # at once: what is read from the disk for the next request is written at once, maybe to the source
+            memory.write_block(name, block, payload)
+            self._not_cleared(name, block)
+
+    def _read(self, index: PrefixIndex, request: Request, place: Place) -> bool:
         """What the next blocks hold comes from the disk, as far as it can be believed; whether that is any.
 
         The last token is computed. Where a group has a window, it is all or nothing: a part might lack the window's.
         """
-        if self.disk is None or request.scores:
+        if self.disk is None or request.wants_prompt:
             return False
         size, first = index.block_size, place.blocks
         names = self.disk.find(place.node, request.tokens[first * size : len(request.tokens) - 1], size)
@@ -294,7 +297,7 @@ class CacheManager:
             del table[length:]
 
     def _count(self, request: Request) -> None:
-        if not request.scores:
+        if not request.wants_prompt:
             self.use.requests += 1
             self.use.hits += request.computed > 0
             self.use.tokens += len(request.tokens)
@@ -388,13 +391,3 @@ class CacheManager:
 
     def _drop(self, group: int, block: int) -> None:
         list(self.pools.values())[group].drop(block)
-
-
-def _is_ahead(other: Request, request: Request, end: int) -> bool:
-    """Whether ``other`` has yet to compute tokens of a prompt of which the first ``end`` are this one's, too."""
-    return (
-        other.computed < end <= min(len(other.tokens), len(request.tokens))
-        and other.remaining > 1
-        and other.namespace == request.namespace
-        and other.tokens[:end] == request.tokens[:end]
-    )

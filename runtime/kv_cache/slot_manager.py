@@ -38,7 +38,7 @@ class SlotManager(CacheManager):
         """See ``CacheManager.begin``."""
         if not self._has_blocks_for(request, promised, force):
             return False
-        slot, tokens = (None, 0) if request.scores else self._best(request)
+        slot, tokens = (None, 0) if request.wants_prompt else self._best(request)
         if slot is not None:
             del self._kept[slot]
             for name, pool in self.pools.items():
@@ -49,14 +49,14 @@ class SlotManager(CacheManager):
         self._count(request)
         return True
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Request, *, partly: bool = True) -> None:
         """See ``CacheManager.release``."""
         table = next(iter(request.tables.values()), None)
         if table and request.computed and request.error is None:
             self._kept[table[0]] = _Kept(request.namespace, request.tokens[: request.computed])
             for pool in self.pools.values():
                 pool.keep(table[0], request.tenant)
-        super().release(request)
+        super().release(request, partly=partly)
 
     def forget(self, namespace: Namespace | None) -> int:
         """See ``CacheManager.forget``."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
+from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -96,6 +100,10 @@ class RequestOutput:
         error: what went wrong where finish_reason is "error"; tokens and text are those before.
         metrics: when it happened.
         num_cached_tokens: of the prompt, that were found in the prefix cache; None without one. (vLLM's name.)
+        prompt_logprobs: one entry a token of the prompt if the request asked for them, the first None; else None.
+        score: of a beam search's answer: see ``SamplingParams.num_beams``.
+        others: the results of the other answers where ``n`` is more than 1; the tokens and the text above are those of
+            the first.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -109,6 +117,9 @@ class RequestOutput:
     error: EnginewrightError | None = field(default=None, compare=False)
     metrics: RequestMetrics = field(default=RequestMetrics(0.0), compare=False)
     num_cached_tokens: int | None = field(default=None, compare=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    score: float | None = None
+    others: tuple[RequestOutput, ...] = ()
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -117,21 +128,22 @@ class RequestOutput:
 
     @property
     def outputs(self) -> list[CompletionOutput]:
-        """One entry, as vLLM has it: ``logprobs`` maps the top tokens, and the new one, to theirs."""
+        """One entry an answer, as vLLM has it: ``logprobs`` maps the top tokens, and the new one, to theirs."""
+        return [answer._completion(index) for index, answer in enumerate((self, *self.others))]
+
+    def _completion(self, index: int) -> CompletionOutput:
         entries = None
         if self.logprobs is not None:
             entries = [_logprob_dict(entry) for entry in self.logprobs]
-        return [
-            CompletionOutput(
-                index=0,
-                text=self.text,
-                token_ids=self.token_ids,
-                cumulative_logprob=self.cumulative_logprob,
-                logprobs=entries,
-                finish_reason=self.finish_reason,
-                stop_reason=self.stop_reason,
-            )
-        ]
+        return CompletionOutput(
+            index=index,
+            text=self.text,
+            token_ids=self.token_ids,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=entries,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
 
     @property
     def finished(self) -> bool:
@@ -144,12 +156,27 @@ class StreamPiece:
     """What came since the last piece. ``text`` may be empty: a character or a possible stop string is incomplete.
 
     The texts of all pieces together are the ``text`` of the ``RequestOutput``; ``finish_reason`` is set on the last.
+    Where ``n`` is more than 1, each piece is of the answer ``index``.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    index: int = 0
+
+
+def logprobs_of(logits: FloatArray, token: int, count: int) -> TokenLogprobs:
+    """Of ``token`` and the ``count`` most probable ones, by logits [V]; of equal ones the lowest first."""
+    largest = float(logits.max())
+    log_sum = largest + math.log(float(np.exp(logits.astype(np.float64) - largest).sum()))
+    top: list[tuple[int, float]] = []
+    if count:
+        least = np.partition(logits, len(logits) - count)[-count]
+        ids = np.flatnonzero(logits >= least)
+        best = ids[np.argsort(-logits[ids], kind="stable")][:count]
+        top = [(int(i), float(logits[i]) - log_sum) for i in best]
+    return TokenLogprobs(token, float(logits[token]) - log_sum, tuple(top))
 
 
 def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -6,14 +6,19 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.text.output_text import OutputText
 
-from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
+from .logit_rules import LogitRules
+from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs, logprobs_of
 from .request_class import NO_TARGETS, RequestClass
-from .sampling import SamplingParams, seed_of
+from .sampling import SamplingParams, sample_seed, seed_of
+
+if TYPE_CHECKING:
+    from .beam_search import Answer, BeamSearch
 
 _numbers = itertools.count()
 
@@ -35,6 +40,9 @@ class Request:
         priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
         request_class: what it is promised.
         clock: seconds, for its times.
+        bad_words: tokens of each of ``params.bad_words``.
+        sample: which of the request's answers this is; see ``sample_seed``.
+        search: the beam search that it is a sequence of.
     """
 
     def __init__(
@@ -51,9 +59,14 @@ class Request:
         priority: int | None = None,
         request_class: RequestClass = NO_TARGETS,
         clock: Callable[[], float] = time.monotonic,
+        bad_words: Sequence[Sequence[int]] = (),
+        sample: int = 0,
+        search: BeamSearch | None = None,
     ) -> None:
         self.params = params
         self.request_id = str(next(_numbers))
+        self.sample = sample
+        self.search = search
         self.prompt_text = prompt_text
         self._clock = clock
         self.queued = clock()
@@ -64,7 +77,7 @@ class Request:
         self.request_class = request_class
         self.rank: tuple[float, ...] = ()  # the policy's: requests run in this order
         self.stop_reason: int | str | None = None
-        self.seed = seed_of(prompt) if params.seed is None else params.seed
+        self.seed = sample_seed(seed_of(prompt) if params.seed is None else params.seed, sample)
         most = params.max_tokens if max_tokens is None else max_tokens
         if most is None:
             raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
@@ -79,14 +92,15 @@ class Request:
         self.capacity = 0  # tokens that its blocks can hold
         self.finish_reason: FinishReason | None = None
         self.error: EnginewrightError | None = None  # why, where that is "error"
-        self.seen = array("i")  # distinct tokens so far, in any order; empty without a repetition penalty
-        self._seen: set[int] | None = None
-        if params.repetition_penalty != 1:
-            self._seen = set(self.tokens)
-            self.seen.extend(self._seen)
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
+        self.rules = LogitRules.of(params, prompt, self._end_token_ids, bad_words)
+        # Of the prompt's tokens; those of the first ``scored`` are known.
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None] * self.prompt_length
+        self._scored = 0
         self._text = text
         self._whole_text: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -101,6 +115,16 @@ class Request:
     def scores(self) -> bool:
         """Whether it wants the logits of its prompt, and no new tokens."""
         return self.logits is not None
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether it wants the logits of prompt tokens that it has not got yet, so that all are computed."""
+        return self.scores or (self._prompt_logprobs is not None and self._scored < self.prompt_length)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Those that end its text."""
+        return self._end_token_ids
 
     @property
     def finished(self) -> bool:
@@ -120,19 +144,19 @@ class Request:
         """Most tokens that it can ever have in the cache: the last new token never gets there."""
         return self.prompt_length if self.scores else self.prompt_length + self.max_tokens - 1
 
+    @property
+    def token_logprobs(self) -> Sequence[TokenLogprobs]:
+        """Of its new tokens, where they were asked for or it is a beam search's."""
+        return self._logprobs
+
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes a new token, and finishes if it is the last."""
         self.tokens.append(token)
-        if self._seen is not None and token not in self._seen:
-            self._seen.add(token)
-            self.seen.append(token)
+        if self.rules is not None:
+            self.rules.push(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        now = self._clock()
-        first, last = self.token_times or (now, now)
-        if now - last > self._longest_interval:
-            self._longest_interval = now - last
-        self.token_times = (first, now)
+        self._timed()
         if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
             if token in self.params.stop_token_ids:
                 self.stop_reason = token
@@ -140,8 +164,69 @@ class Request:
         elif self.output_length >= self.max_tokens:
             self.finish("length")
 
+    def branch(self) -> Request:
+        """Another sequence of its beam search, with the same tokens."""
+        other = Request(
+            self.tokens[: self.prompt_length],
+            self.params,
+            max_tokens=self.max_tokens,
+            tenant=self.tenant,
+            priority=self.priority,
+            request_class=self.request_class,
+            clock=self._clock,
+            search=self.search,
+        )
+        other.rank = self.rank
+        other.become(self)
+        return other
+
+    def become(self, other: Request) -> None:
+        """Takes the tokens of another sequence of its beam search."""
+        self.tokens = other.tokens.copy()
+        self._logprobs = other._logprobs.copy()
+
+    def extend(self, entry: TokenLogprobs) -> None:
+        """One token more of a beam search's sequence."""
+        self.tokens.append(entry.token_id)
+        self._logprobs.append(entry)
+        self._timed()
+
+    def accept_answers(self) -> None:
+        """Ends with the answers of its beam search; its tokens are those of the best."""
+        assert self.search is not None
+        best = self.search.answers[0]
+        self.tokens[self.prompt_length :] = best.tokens
+        self._logprobs = list(best.logprobs)
+        self._text = self._text_of(best.tokens)
+        self._timed()
+        if best.tokens[-1] in self.params.stop_token_ids:
+            self.stop_reason = best.tokens[-1]
+        self.finish("stop" if best.stopped else "length")
+
+    def _timed(self) -> None:
+        """A token has come."""
+        now = self._clock()
+        first, last = self.token_times or (now, now)
+        if now - last > self._longest_interval:
+            self._longest_interval = now - last
+        self.token_times = (first, now)
+
+    def _text_of(self, tokens: Sequence[int]) -> OutputText | None:
+        assert self.search is not None
+        text = self.search.new_text()
+        for token in tokens:
+            if text is not None and token not in self._end_token_ids:
+                text.push(token)
+        return text
+
     def accept_logits(self, start: int, logits: FloatArray) -> None:
         """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
+        if self._prompt_logprobs is not None:
+            count = self.params.prompt_logprobs or 0
+            for at, row in enumerate(logits[: self.prompt_length - 1 - start], start + 1):
+                self._prompt_logprobs[at] = logprobs_of(row, self.tokens[at], count)
+            self._scored = max(self._scored, start + len(logits))
+            return
         assert self.logits is not None
         if callable(self.logits):
             self.logits(start, logits)
@@ -173,11 +258,14 @@ class Request:
             text=text,
             finish_reason=self.finish_reason,
             logprobs=None if self.params.logprobs is None else tuple(self._logprobs[first:]),
+            index=self.sample,
         )
 
     def to_output(self) -> RequestOutput:
         """The whole result; call it after the last ``take_piece``."""
         assert self.finish_reason is not None
+        answers = [] if self.search is None else self.search.answers[: self.params.n]
+        first, last = self.token_times or (None, None)
         return RequestOutput(
             prompt_token_ids=tuple(self.tokens[: self.prompt_length]),
             token_ids=tuple(self.tokens[self.prompt_length :]),
@@ -190,10 +278,33 @@ class Request:
             error=self.error,
             metrics=RequestMetrics(
                 self.queued,
-                *(self.token_times or (None, None)),
+                first,
+                last,
                 started=self.started,
                 intervals=max(self.output_length - 1, 0),
                 longest_interval=self._longest_interval,
             ),
             num_cached_tokens=self.cached_tokens,
+            prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
+            score=answers[0].score if answers else None,
+            others=tuple(map(self._other, answers[1:])),
+        )
+
+    def _other(self, answer: Answer) -> RequestOutput:
+        """One of a beam search's answers behind the best."""
+        text = self._text_of(answer.tokens)
+        if text is not None:
+            text.finish()
+        reason: FinishReason = "stop" if answer.stopped else "length"
+        stopped_by = answer.tokens[-1] if answer.tokens[-1] in self.params.stop_token_ids else None
+        return RequestOutput(
+            prompt_token_ids=tuple(self.tokens[: self.prompt_length]),
+            token_ids=answer.tokens,
+            text="" if text is None else text.take(),
+            finish_reason=reason,
+            logprobs=None if self.params.logprobs is None else answer.logprobs,
+            stop_reason=stopped_by,
+            prompt=self.prompt_text,
+            request_id=self.request_id,
+            score=answer.score,
         )

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
+from enginewright.runtime.requests.logit_rules import NO_RULES, PLAIN, sampling_batch
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import sampling_batch
 
 
 @dataclass(slots=True, eq=False)
@@ -19,23 +19,23 @@ class Chunk:
     """Tokens start..start+count-1 of a request, in one step. Never changed; not frozen, as many are made each step.
 
     Attributes:
+        samples: whether the step gives the request a new token: the chunk ends with its last known token.
+        scores: whether the request wants the logits of all the chunk's tokens.
         rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
     """
 
     request: Request
     start: int
     count: int
+    samples: bool = field(init=False)
+    scores: bool = field(init=False)
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
         # Kept, because the request's tokens grow when the step is committed.
-        last = self.start + self.count == len(self.request.tokens)
-        self.rows = self.count if self.request.scores else int(last)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step gives the request a new token: the chunk ends with its last known token."""
-        return self.rows == 1 and not self.request.scores
+        self.scores = self.request.wants_prompt
+        self.samples = self.start + self.count == len(self.request.tokens) and self.request.logits is None
+        self.rows = self.count if self.scores else int(self.samples)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,17 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     positions = np.arange(len(owner), dtype=np.int32) + (starts - q_start[:-1])[owner]
     row_end = np.cumsum(rows, dtype=np.int32)  # [B]
     tables = {name: _block_table(chunks, name) for name in groups}
-    sampled = [(c.request.params, c.request.seed, c.request.output_length) for c in chunks for _ in range(c.rows)]
-    seen = [c.request.seen for c in chunks for _ in range(c.rows)]
+    sampled, ruled, most = [], [], 0
+    for c in chunks:
+        plain = c.rows - c.samples  # of a prompt's tokens, which are known
+        sampled += [PLAIN] * plain
+        ruled += [NO_RULES] * plain
+        if c.samples:
+            request = c.request
+            sampled.append((request.params, request.seed, request.output_length))
+            ruled.append((request.rules, request.tokens, request.output_length))
+            if request.search is not None:
+                most = max(most, request.search.candidates)
     tokens = chain.from_iterable(c.request.tokens[c.start : c.start + c.count] for c in chunks)
     return StepInput(
         ids=np.fromiter(tokens, np.int32, len(owner)),
@@ -91,8 +100,8 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         block_tables=tables,
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
-        sampling=sampling_batch(sampled, seen) if sampled else None,
-        return_logits=any(c.request.scores for c in chunks),
+        sampling=sampling_batch(sampled, ruled, most) if sampled else None,
+        return_logits=any(c.scores for c in chunks),
     )
 
 

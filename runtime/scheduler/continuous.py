@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.requests.beam_search import BeamSearch
+from enginewright.runtime.requests.logit_rules import PLAIN
 from enginewright.runtime.requests.outputs import TokenLogprobs
 from enginewright.runtime.requests.request import Request
 
@@ -24,6 +26,7 @@ from ..kv_cache.cache_groups import bytes_for, format_bytes
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
 from .base import Batch, Chunk
+from .branching import branch, places, places_taken, together
 from .step_inputs import StepInputs
 
 
@@ -91,17 +94,42 @@ class ContinuousScheduler:
 
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""
-        if (held := self.most_cached(request.most_cached)) < request.most_cached:
-            need = bytes_for(tuple(self.groups.values()), request.most_cached)
+        for name in self.caps.lacks:
+            if getattr(request.params, name) != getattr(PLAIN[0], name):
+                raise RequestError(
+                    f"{name}: this target draws tokens on its own device, where that isn't built yet",
+                    hint="Leave it out, or open the bundle with another target.",
+                )
+        search = request.search
+        beams = 1 if search is None else search.params.num_beams
+        if beams > 1 and not self.caps.shared_blocks:
+            raise RequestError("num_beams: this target's caches are of whole requests", hint="Use the cpu target.")
+        if beams > self._most_running:
+            raise CapacityError(
+                f"num_beams: {beams} sequences, and {self._most_running} requests run at a time",
+                hint="Use fewer beams, or open the model with a larger max_requests.",
+            )
+        if (held := self.most_cached(request.most_cached, beams)) < request.most_cached:
+            need = beams * bytes_for(tuple(self.groups.values()), request.most_cached)
+            if beams > 1:
+                raise CapacityError(
+                    f"num_beams: each of {beams} sequences may need {request.most_cached} tokens in the KV cache, "
+                    f"which has room for {held} of each",
+                    hint=f"Use fewer beams, lower max_tokens, or open the model with memory of at least {need} bytes "
+                    f"({format_bytes(need)}).",
+                )
             raise CapacityError(
                 f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
                 hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), "
                 "or lower max_tokens.",
             )
 
-    def most_cached(self, tokens: int) -> int:
-        """So many tokens, or what the KV cache can hold of one request if that is fewer. Safe from any thread."""
-        held = {name: self.pools[name].total_blocks * group.block_size for name, group in self.groups.items()}
+    def most_cached(self, tokens: int, sequences: int = 1) -> int:
+        """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
+        from any thread."""
+        held = {
+            name: self.pools[name].total_blocks // sequences * group.block_size for name, group in self.groups.items()
+        }
         too_small = [held[name] for name, g in self.groups.items() if self.cache.most_held(g, tokens) > held[name]]
         return min([tokens, *too_small])
 
@@ -112,11 +140,9 @@ class ContinuousScheduler:
     def abort(self, request: Request) -> None:
         if request.finished:
             return
-        for queue in (self.running, self.waiting):
-            if request in queue:
-                queue.remove(request)
-        self.cache.release(request)
-        request.finish("abort")
+        for one in together(request):
+            self._remove(one)
+            one.finish("abort")
 
     def abort_all(self) -> None:
         for request in [*self.running, *self.waiting]:
@@ -136,6 +162,9 @@ class ContinuousScheduler:
                 prefills += self._admitted(tokens_left - sum(c.count for c in prefills))
         if not self.caps.ragged and prefills:  # one phase a step: they alternate
             decodes = []
+        if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
+            self._preempt([request for request in self.running if request.search is not None])
+            prefills = self._admitted(tokens_left)
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
         chunks = decodes + prefills
@@ -156,7 +185,7 @@ class ContinuousScheduler:
         self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
-        advanced, row = [], 0
+        advanced, row, searches = [], 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
             request, first = chunk.request, row
@@ -166,16 +195,42 @@ class ContinuousScheduler:
             request.computed = chunk.start + chunk.count
             self.cache.stepped(request)
             if NO_TOKEN in tokens[first:row]:
-                request.fail(_not_finite(request))
-            elif request.scores:
+                self._fail(request)
+                advanced.append(together(request)[0])
+                continue
+            if chunk.scores:
                 assert output.logits is not None
                 request.accept_logits(chunk.start, output.logits[first:row])
-            elif chunk.samples:
-                request.accept(tokens[first], _logprobs(request, output, first))
-            if chunk.rows:
+            if chunk.samples and request.search is not None:
+                top = _top(output, row - 1, request.search.candidates)
+                request.search.take(request, top)
+                searches[request.search] = None
+                continue
+            if chunk.samples:
+                request.accept(tokens[row - 1], _logprobs(request, output, row - 1))
+            if chunk.samples or request.scores:
                 advanced.append(request)
             self._retire(request)
+        advanced += [search.root for search in searches if self._branched(search)]
         return advanced
+
+    def _branched(self, search: BeamSearch) -> bool:
+        """Has a beam search go on, if all its sequences are ready; whether it has ended."""
+        if search.ready and not branch(search, self.cache, self.running):
+            self._preempt(search.members)
+        return search.finished
+
+    def _fail(self, request: Request) -> None:
+        error = _not_finite(request)
+        for one in together(request):
+            one.fail(error)
+            self._remove(one)
+
+    def _remove(self, request: Request) -> None:
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        self.cache.release(request)
 
     def _retire(self, request: Request) -> None:
         if request.finished:
@@ -184,40 +239,52 @@ class ContinuousScheduler:
 
     def _decodes(self) -> list[Chunk]:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
-        chunks = []
+        chunks, preemptions = [], self.preemptions
         for request in self._oldest_first():
             if request.remaining == 1 and self._make_room(request):
                 chunks.append(Chunk(request, request.computed, 1))
-        return chunks
+        return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _make_room(self, request: Request) -> bool:
         """Takes a block for the next token if it needs one; False if ``request`` itself had to be preempted."""
-        while not self.cache.grow(request, request.computed + 1, force=request is self.running[0]):
-            if self._preempt_newest() is request:
+        while not self.cache.grow(request, request.computed + 1, force=self._is_first(request)):
+            newest = self._newest()
+            self._preempt(newest)
+            if request in newest:
                 return False
         return True
+
+    def _still_running(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Without those of requests that were preempted, as the older sequences of a beam search may be."""
+        running = set(self.running)
+        return [chunk for chunk in chunks if chunk.request in running]
+
+    def _is_first(self, request: Request) -> bool:
+        """Whether it is the oldest that runs, or a sequence of the oldest."""
+        first = self.running[0]
+        return request is first or (request.search is not None and request.search is first.search)
 
     def _prefills(self, decodes: Sequence[Chunk], tokens_left: int) -> list[Chunk]:
         """Chunks of running requests that lack more than one token, ``tokens_left`` tokens together at most."""
         if len(decodes) == len(self.running):  # as in most steps
             return []
         decoding = {id(c.request) for c in decodes}
-        chunks = []
+        chunks, preemptions = [], self.preemptions
         for request in self._oldest_first():
             if id(request) in decoding or tokens_left < 1:
                 continue
             count = self._chunk_size(request, tokens_left)
-            oldest = request is self.running[0]
+            oldest = self._is_first(request)
             while not self.cache.grow(request, request.computed + count, force=oldest):
-                newest = self.running[-1]
-                if newest is request or id(newest) in decoding:
+                newest = self._newest()
+                if any(one is request or id(one) in decoding for one in newest):
                     count = self.cache.fitting(request, count, force=oldest)
                 else:
-                    self._preempt_newest()
+                    self._preempt(newest)
             if count:
                 chunks.append(Chunk(request, request.computed, count))
                 tokens_left -= count
-        return chunks
+        return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _admitted(self, tokens_left: int) -> list[Chunk]:
         """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
@@ -227,8 +294,11 @@ class ContinuousScheduler:
         promised = dict.fromkeys(self.pools, 0)  # blocks that running prefills will still take
         for request in self.running:
             self._promise(request, promised)
-        while tokens_left > 0 and self.waiting and len(self.running) < self._most_running:
-            request, first = self.waiting[0], not self.running
+        while tokens_left > 0 and self.waiting:
+            request = self.waiting[0]
+            if places_taken(self.running) + places(request) > self._most_running:
+                break
+            first = not self.running or self._is_first(request)
             if not self.cache.begin(request, self.running, promised, force=first):
                 self._refused = request, self.cache.changes
                 break
@@ -257,16 +327,29 @@ class ContinuousScheduler:
     def _chunk_size(self, request: Request, tokens_left: int) -> int:
         return min(request.remaining, tokens_left, self.config.prefill_chunk or tokens_left)
 
-    def _preempt_newest(self) -> Request:
-        request = self.running.pop()
-        self.cache.release(request)
-        self.waiting.appendleft(request)
+    def _newest(self) -> list[Request]:
+        """The newest running request, or all running sequences of its beam search."""
+        newest = self.running[-1]
+        return [newest] if newest.search is None else [r for r in self.running if r.search is newest.search]
+
+    def _preempt(self, requests: Sequence[Request]) -> None:
+        for request in reversed(requests):
+            self.running.remove(request)
+            self.cache.release(request)
+            self.waiting.appendleft(request)
+            if request.search is not None:
+                request.search.forget()
         self.preemptions += 1
-        return request
 
 
 def _not_finite(request: Request) -> EnginewrightError:
     where = "of its prompt" if request.scores else f"for new token {request.output_length}"
+    if request.rules is not None and not request.scores:
+        return EnginewrightError(
+            f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
+            "bad_words and min_tokens ban all, or the model's logits are NaN or infinite",
+            hint="Allow more. Other requests went on.",
+        )
     return EnginewrightError(
         f"request: the model's logits {where} are NaN or infinite",
         hint="Check the bundle with `optimize verify`: its weights are damaged, or numbers overflow in its format. "
@@ -274,11 +357,15 @@ def _not_finite(request: Request) -> EnginewrightError:
     )
 
 
+def _top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
+    """The most probable tokens of a row, best first."""
+    assert output.top_ids is not None and output.top_logprobs is not None
+    return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
+
+
 def _logprobs(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
     n = request.params.logprobs
     if n is None:
         return None
     assert output.tokens is not None and output.token_logprobs is not None
-    assert output.top_ids is not None and output.top_logprobs is not None
-    top = zip(output.top_ids[row, :n].tolist(), output.top_logprobs[row, :n].tolist(), strict=True)
-    return TokenLogprobs(int(output.tokens[row]), float(output.token_logprobs[row]), tuple(top))
+    return TokenLogprobs(int(output.tokens[row]), float(output.token_logprobs[row]), tuple(_top(output, row, n)))

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
+from enginewright.runtime.requests.logit_rules import set_lists
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import packed_tokens
 
 from .base import Chunk, step_input
 
@@ -35,7 +35,8 @@ class StepInputs:
             step = self._next(self._last)
         else:
             step = step_input(chunks, self._groups)
-            decodes = all(chunk.count == 1 and chunk.samples for chunk in chunks)
+            # Sequences of a beam search change their blocks.
+            decodes = all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks)
             self._requests = requests if decodes else []
         self._starts = [start + 1 for start in starts]
         self._last = step
@@ -59,10 +60,10 @@ class StepInputs:
         )
 
     def _drawn_next(self, last: SamplingBatch) -> SamplingBatch:
-        """The parameters stay; the tokens that a repetition penalty applies to are one more."""
+        """The parameters stay; what rules say of the next tokens may change."""
         sampling = replace(last, counter=last.counter + 1)
-        if sampling.repetition_penalty is not None:
-            sampling.seen_start, sampling.seen = packed_tokens([request.seen for request in self._requests])
+        if any(request.rules is not None and request.rules.changing for request in self._requests):
+            set_lists(sampling, [(request.rules, request.tokens, request.output_length) for request in self._requests])
         return sampling
 
     def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:

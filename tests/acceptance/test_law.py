@@ -1,13 +1,16 @@
 """The law of results on the cpu target: a request's tokens and log-probabilities are, bit for bit, those that it gets
-alone. Everything that could change them is on at once, at random: company, chunks, threads, prefixes that are found
-(whole blocks and parts of them), eviction to a disk and back, also in a later engine, preemption, windows whose blocks
-are given back, and cancelled neighbours.
+alone. Everything that could change them is on at once, at random: company of every kind (greedy, sampled, one of
+several answers, beam searches, penalties and bans, log-probabilities), chunks, threads, prefixes that are found (whole
+blocks and parts of them), eviction to a disk and back, also in a later engine, preemption, windows whose blocks are
+given back, and cancelled neighbours.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.prefixes import open_tier
+from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -52,22 +56,52 @@ def random_request(rng: np.random.Generator, beginnings: Sequence[Sequence[int]]
         *beginning[: int(rng.integers(1, len(beginning) + 1))],
         *rng.integers(3, 256, rng.integers(0, 12)).tolist(),
     ]
+    if rng.random() < 0.15:
+        params = SamplingParams(
+            num_beams=(beams := int(rng.integers(2, 4))),
+            n=int(rng.integers(1, beams + 1)),
+            length_penalty=float(rng.choice([0, 1])),
+            early_stopping=bool(rng.random() < 0.5),
+            max_tokens=int(rng.integers(1, 12)),
+            logprobs=int(rng.integers(0, 4)) if rng.random() < 0.7 else None,
+        )
+        return new_request(prompt[:40], params, f"t{int(rng.integers(2))}")
     params = SamplingParams(
-        temperature=float(rng.choice([0, 0, 0.7, 1.5])),
+        temperature=(temperature := float(rng.choice([0, 0, 0.7, 1.5]))),
         top_k=int(rng.choice([0, 5])),
         top_p=float(rng.choice([1, 0.8])),
+        typical_p=float(rng.choice([1, 1, 0.9])),
         repetition_penalty=float(rng.choice([1, 1.3])),
+        frequency_penalty=float(rng.choice([0, 0, 0.7])),
+        presence_penalty=float(rng.choice([0, 0, -0.5])),
+        logit_bias={7: 1.5, 9: -math.inf} if rng.random() < 0.2 else {},
+        allowed_token_ids=range(5, 90) if rng.random() < 0.1 else (),
+        bad_words=[[11], [12, 13]] if rng.random() < 0.2 else (),
         seed=int(rng.integers(2**32)) if rng.random() < 0.5 else None,
         max_tokens=int(rng.integers(1, 30)),
         logprobs=int(rng.integers(0, 4)) if rng.random() < 0.7 else None,
+        prompt_logprobs=int(rng.integers(0, 3)) if rng.random() < 0.1 else None,
         ignore_eos=True,
     )
-    return Request(prompt, params, tenant=f"t{int(rng.integers(2))}")
+    sample = int(rng.integers(4)) if temperature else 0
+    return new_request(prompt, params, f"t{int(rng.integers(2))}", sample)
+
+
+def new_request(prompt: Sequence[int], params: SamplingParams, tenant: str, sample: int = 0) -> Request:
+    """One that is to be run; a few tokens end a beam search's sequences."""
+    if params.num_beams > 1:
+        search = BeamSearch(params, frozenset((20, 30)), params.max_tokens or 1, 256)
+        request = Request(prompt, params, end_token_ids=(20, 30), tenant=tenant, search=search)
+        search.members.append(request)
+        return request
+    words = [word for word in params.bad_words if not isinstance(word, str)]
+    return Request(prompt, params, tenant=tenant, sample=sample, bad_words=words)
 
 
 def again(request: Request) -> Request:
-    """The same request once more."""
-    return Request(request.tokens[: request.prompt_length], request.params, tenant=request.tenant)
+    """The same request once more; a sample is one of a request that has its seed."""
+    params = request.params if request.search is not None else replace(request.params, seed=request.seed)
+    return new_request(request.tokens[: request.prompt_length], params, request.tenant)
 
 
 def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
@@ -89,7 +123,7 @@ def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Pa
     opened = Bundle.open(bundle)
     names = [group.name for group in opened.program("cpu").cache_groups]
     blocks = dict.fromkeys(names, int(rng.integers(7, 16)))
-    single = CpuExecutor(opened, dict.fromkeys(names, 16), threads=1)
+    single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
     beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
@@ -135,8 +169,9 @@ def in_company(
         for request in [request for request in running if request.finished]:
             running.remove(request)
             seen[request.finish_reason or ""] += 1
-            if request.finish_reason != "length":
+            if request.finish_reason == "abort":
                 continue
+            seen["beams"] += request.search is not None
             seen["hits"] += bool(request.cached_tokens)
             if len(request.tokens) < 160 and rng.random() < 0.3:  # a conversation goes on
                 beginnings[int(rng.integers(len(beginnings)))] = request.tokens
@@ -175,7 +210,8 @@ def test_tokens_are_those_of_the_request_alone(
     seen: Counter[str] = Counter()
     for seed in (2, 3):
         seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 40, tmp_path / str(seed))
-    assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "preemptions", "from_disk")), seen
+    happened = ("length", "beams", "hits", "copies", "evictions", "preemptions", "from_disk")
+    assert all(seen[what] for what in happened), seen
 
 
 @pytest.mark.soak

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import copy
+import math
+import pickle
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.sampling import SamplingParams, sampling_batch, seed_of
+from enginewright.runtime.requests.logit_rules import sampling_batch
+from enginewright.runtime.requests.sampling import SamplingParams, sample_seed, seed_of
 
 
 def test_greedy_unless_told_otherwise() -> None:
@@ -98,17 +103,58 @@ def test_the_arrays_of_rows() -> None:
     assert sampling_batch([(SamplingParams(), 0, 0), (SamplingParams(logprobs=0), 0, 0)]).logprobs == 0
 
 
-def test_a_repetition_penalty_brings_the_tokens_that_were_seen() -> None:
-    rows = [(SamplingParams(repetition_penalty=1.5), 0, 0), (SamplingParams(), 0, 0)]
-    batch = sampling_batch(rows, [[4, 2], []])
-    options = batch.options()
-    assert {name: options[name].tolist() for name in ("repetition_penalty", "seen_start", "seen")} == {
-        "repetition_penalty": [1.5, 1.0],
-        "seen_start": [0, 2, 2],
-        "seen": [4, 2],
-    }
-    assert options["seen"].dtype == options["seen_start"].dtype == np.int32
-    without = sampling_batch([(SamplingParams(), 0, 0)], [[1, 2, 3]])  # off for all: nothing is made or passed on
-    assert without.seen is None and set(without.options()) == {
-        *("temperature", "top_k", "top_p", "min_p", "seed", "counter")
-    }
+def test_samples_have_seeds_of_their_own() -> None:
+    assert sample_seed(7, 0) == 7
+    assert sample_seed(7, 1) == 14818979533484651488
+    assert len({sample_seed(seed, i) for seed in (0, 7, 2**64 - 1) for i in range(50)}) == 150
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"frequency_penalty": math.nan}, "frequency_penalty: nan is out of range"),
+        ({"presence_penalty": 1e5}, "presence_penalty: 100000.0 is out of range"),
+        ({"typical_p": 0}, "typical_p: 0 is out of range"),
+        ({"logit_bias": {"1": 2.0}}, "logit_bias: {'1': 2.0} is out of range"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias: {1: nan}"),
+        ({"logit_bias": {1: math.inf}}, "logit_bias: {1: inf}"),
+        ({"logit_bias": [1]}, "logit_bias: [1] is out of range"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids: (-1,)"),
+        ({"bad_words": "word"}, None),
+        ({"bad_words": [""]}, "bad_words: '' is out of range"),
+        ({"bad_words": [[]]}, "bad_words: [] is out of range"),
+        ({"bad_words": [[1.5]]}, "bad_words: [1.5]"),
+        ({"bad_words": ["a"] * 1001}, "bad_words: 1001 is"),
+        ({"stop": ["a"] * 10_000}, "stop: 10000 is"),
+        ({"min_tokens": -1}, "min_tokens: -1"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: 9 is more than max_tokens, 8"),
+        ({"prompt_logprobs": 101}, "prompt_logprobs: 101"),
+        ({"n": 0}, "n: 0 is out of range"),
+        ({"n": 2}, "n: 2 answers of a greedy request are the same one"),
+        ({"best_of": 3}, "best_of: 3 answers of a greedy request"),
+        ({"n": 3, "best_of": 2, "temperature": 1.0}, "best_of: 2 is out of range"),
+        ({"num_beams": 33}, "num_beams: 33"),
+        ({"num_beams": 2, "n": 3}, "n: 3 answers of num_beams = 2"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature: 0.5 with num_beams = 2"),
+        ({"num_beams": 2, "stop": "a"}, "stop: ('a',) with num_beams = 2"),
+        ({"num_beams": 2, "logit_bias": {1: 1.0}}, "logit_bias: "),
+        ({"length_penalty": math.nan}, "length_penalty: nan"),
+        ({"early_stopping": "soon"}, "early_stopping: 'soon'"),
+        ({"early_stopping": 1}, "early_stopping: 1 "),
+    ],
+)
+def test_what_is_out_of_range_or_contradicts_itself_is_named(wrong: dict[str, Any], said: str | None) -> None:
+    if said is None:  # a text is one word
+        assert SamplingParams(**wrong).bad_words == ("word",)
+        return
+    with pytest.raises(RequestError, match="^" + re.escape(said)):
+        SamplingParams(**wrong)
+
+
+def test_parameters_can_be_copied_and_compared() -> None:
+    params = SamplingParams(logit_bias={3: 1.0, 4: -math.inf}, bad_words=["a", [1, 2]], n=2, temperature=1.0)
+    assert params == replace(params, logit_bias={4: -math.inf, 3: 1}) == copy.deepcopy(params)
+    assert params.bad_words == ("a", (1, 2))
+    assert hash(params) == hash(copy.copy(params))
+    assert SamplingParams(logit_bias=None, bad_words=None, n=None, best_of=None) == SamplingParams()  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(params)) == params

@@ -1,0 +1,64 @@
+"""The sequences of a beam search in the scheduler: they run, wait, and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginewright.runtime.kv_cache.cache_manager import CacheManager
+from enginewright.runtime.requests.beam_search import BeamSearch
+from enginewright.runtime.requests.request import Request
+
+
+def together(request: Request) -> list[Request]:
+    """The request, or all sequences of its beam search."""
+    return [request] if request.search is None else request.search.members
+
+
+def places(request: Request) -> int:
+    """How many sequences a waiting request will have, with those that are there already."""
+    search = request.search
+    return 1 if search is None or len(search.members) > 1 else search.params.num_beams
+
+
+def places_taken(running: Sequence[Request]) -> int:
+    """How many requests run, with the sequences that beam searches among them will have."""
+    begun = {r.search for r in running if r.search is not None}
+    return len(running) + sum(search.params.num_beams - len(search.members) for search in begun)
+
+
+def branch(search: BeamSearch, cache: CacheManager, running: list[Request]) -> bool:
+    """Has the sequences of a search go on as it chooses, or ends it. All of them are in ``running``.
+
+    Returns whether all that go on have their blocks; else they have to be computed anew.
+    """
+    branches = search.choose()
+    if search.finished:
+        root = search.root
+        for member in search.members:
+            running.remove(member)
+            cache.release(member)
+        root.accept_answers()
+        return True
+    going: dict[Request, list[int]] = {}
+    for i, one in enumerate(branches):
+        going.setdefault(one.parent, []).append(i)
+    spare = [member for member in search.members if member not in going]
+    for member in spare:
+        cache.release(member, partly=False)
+    complete = True
+    last = running.index(search.members[-1])
+    for parent, indices in going.items():
+        for i in indices[1:]:  # before the parent goes on, whose tokens they have
+            if spare:
+                child = spare.pop(0)
+                child.become(parent)
+            else:
+                child = parent.branch()
+                search.members.append(child)
+                last += 1
+                running.insert(last, child)
+            complete = cache.fork(parent, child) and complete
+            search.advanced(child, branches[i])
+        search.advanced(parent, branches[indices[0]])
+    assert not spare, "there are as many branches as beams"
+    return complete

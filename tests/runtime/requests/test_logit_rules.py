@@ -1,0 +1,100 @@
+"""Rules of a request's next tokens, and their arrays; what these do to logits is tested in tests/plugins/cpu."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginewright.runtime.requests.logit_rules import NO_RULES, PLAIN, LogitRules, sampling_batch, set_lists
+from enginewright.runtime.requests.sampling import SamplingParams
+
+PROMPT = [5, 6, 5]
+
+
+def rules(bad_words: list[list[int]] | None = None, **params: Any) -> LogitRules:
+    found = LogitRules.of(SamplingParams(**params), PROMPT, [1, 2], bad_words or [])
+    assert found is not None
+    return found
+
+
+def test_most_requests_have_none() -> None:
+    assert LogitRules.of(SamplingParams(temperature=1.0, top_p=0.5, logprobs=3), PROMPT, [1]) is None
+
+
+def test_penalties_follow_the_tokens() -> None:
+    one = rules(repetition_penalty=1.5, frequency_penalty=0.5)
+    assert one.changing
+    assert sorted(one.seen) == [5, 6] and not one.counted
+    for token in (7, 5, 7, 7):
+        one.push(token)
+    assert sorted(one.seen) == [5, 6, 7]
+    assert dict(zip(one.counted, one.counts, strict=True)) == {7: 3, 5: 1}  # of the output alone
+    assert not rules(presence_penalty=1.0).seen
+
+
+def test_ends_are_banned_until_there_are_enough_tokens() -> None:
+    one = rules(min_tokens=2, logit_bias={2: 3.0, 9: -1.0})
+    for length, biases in ((0, {2: -math.inf, 9: -1.0, 1: -math.inf}), (1, None), (2, {2: 3.0, 9: -1.0})):
+        ids, values = one.biases([*PROMPT, *[8] * length], length)
+        if biases is not None:
+            assert dict(zip(ids, values, strict=True)) == biases
+    assert one.changing
+
+
+def test_a_bad_word_ends_nowhere() -> None:
+    one = rules([[4], [6, 5, 3], [5, 8]])
+
+    def banned(tokens: list[int]) -> set[int]:
+        ids, values = one.biases(tokens, 5)
+        assert set(values) == {-math.inf}
+        return set(ids)
+
+    assert banned(PROMPT) == {4, 3, 8}
+    assert banned([*PROMPT, 9]) == {4}
+    assert banned([6]) == {4}
+    assert not rules([[4]]).changing and rules([[4, 5]]).changing
+
+
+def test_the_arrays_of_rows_with_and_without_rules() -> None:
+    params = [
+        SamplingParams(repetition_penalty=1.5),
+        SamplingParams(),
+        SamplingParams(presence_penalty=0.5, allowed_token_ids=[9, 3, 9]),
+        SamplingParams(logit_bias={4: 2.0}),
+    ]
+    each = [LogitRules.of(one, PROMPT) for one in params]
+    assert each[1] is None and each[2] is not None
+    each[2].push(3)
+    batch = sampling_batch([(one, 0, 0) for one in params], [(one, PROMPT, 0) for one in each])
+    options = {name: array.tolist() for name, array in batch.options().items()}
+    assert options["repetition_penalty"] == [1.5, 1, 1, 1]
+    assert options["presence_penalty"] == [0, 0, 0.5, 0]
+    assert options["seen_start"] == [0, 2, 2, 2, 2] and sorted(options["seen"]) == [5, 6]
+    assert (options["counted_start"], options["counted"], options["counts"]) == ([0, 0, 0, 1, 1], [3], [1])
+    assert (options["allowed_start"], options["allowed"]) == ([0, 0, 0, 2, 2], [3, 9])
+    assert (options["biased_start"], options["biased"], options["bias"]) == ([0, 0, 0, 0, 1], [4], [2.0])
+    assert not {"frequency_penalty", "typical_p"} & set(options)
+    assert all(array.dtype in (np.float32, np.int32, np.uint64) for array in batch.options().values())
+
+
+def test_what_nobody_has_is_not_there() -> None:
+    batch = sampling_batch([PLAIN, PLAIN], [NO_RULES, NO_RULES])
+    assert set(batch.options()) == {"temperature", "top_k", "top_p", "min_p", "seed", "counter"}
+    assert batch.logprobs is None and sampling_batch([PLAIN], (), 8).logprobs == 8
+
+
+def test_biases_that_end_are_taken_out_of_the_next_batch() -> None:
+    one = rules(min_tokens=1)
+    batch = sampling_batch([PLAIN], [(one, PROMPT, 0)])
+    assert batch.biased is not None and sorted(batch.biased) == [1, 2]
+    set_lists(batch, [(one, [*PROMPT, 8], 1)])
+    assert batch.biased is None and batch.bias is None and batch.biased_start is None
+
+
+@pytest.mark.parametrize("words", [1, 1000])
+def test_many_bad_words_cost_little(words: int) -> None:
+    one = rules([[3 + i, 4 + i] for i in range(words)])
+    assert len(one.biases([*PROMPT, 3], 1)[0]) == 1
