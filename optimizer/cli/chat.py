@@ -20,6 +20,7 @@ from .options import (
     MaxTokens,
     Memory,
     MinP,
+    Param,
     PrefixFolder,
     Provider,
     RepetitionPenalty,
@@ -69,6 +70,7 @@ def command(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
+    param: Param = None,
     target: Target = None,
     provider: Provider = None,
     context: Context = None,
@@ -83,8 +85,12 @@ def command(
     template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
-    params = SamplingParams(**sampling.given())
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, param)
+    params_given = sampling.given()
+    params = SamplingParams(**params_given)
+    for name in ("n", "best_of", "num_beams"):
+        if name in params_given:
+            raise typer.BadParameter(f"--param {name}: a turn of a conversation has one answer, as it comes")
     options = template_options(tools, variables)
     interactive = sys.stdin.isatty()
     if interactive and as_json:

@@ -20,6 +20,7 @@ from .options import (
     MaxTokens,
     Memory,
     MinP,
+    Param,
     PrefixFolder,
     Provider,
     RepetitionPenalty,
@@ -43,6 +44,7 @@ EPILOG = (
     '  optimize generate smollm2.bundle "Tell me a story." --temperature 0.8 --seed 7\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
     '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'
+    '  optimize generate smollm2.bundle "Name a fruit." --param num_beams=4 --param n=2\n\n'
     '  echo "Once upon a time" | optimize generate smollm2.bundle - --raw'
 )
 
@@ -59,6 +61,7 @@ def command(
     repetition_penalty: RepetitionPenalty = None,
     seed: Seed = None,
     stop: Stop = None,
+    param: Param = None,
     system: System = None,
     tools: Tools = None,
     variables: Set = None,
@@ -88,7 +91,7 @@ def command(
         raise typer.BadParameter("--tools and --set are for the chat template that --raw leaves out")
     if prompts.count("-") > 1:
         raise typer.BadParameter("stdin is one prompt: give - once")
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, param)
     params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
@@ -98,7 +101,8 @@ def command(
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)
         conversations = [_conversation(text, system) for text in texts]
-        if len(texts) == 1 and not as_json:
+        several = params.n > 1 or params.best_of is not None or params.num_beams > 1
+        if len(texts) == 1 and not as_json and not several:
             stream = llm.stream_chat(conversations[0], params, **options) if chat else llm.stream(texts[0], params)
             printer = StreamPrinter()
             printer.print(stream)
@@ -111,7 +115,7 @@ def command(
         results = llm.chat(conversations, params, **options) if chat else llm.generate(texts, params)
         seconds = time.perf_counter() - start
         info = llm.info()
-    tokens = sum(len(result.token_ids) for result in results)
+    tokens = sum(len(answer.token_ids) for result in results for answer in result.outputs)
     pairs = zip(texts, results, strict=True)
     if as_json:
         rows = [{"prompt": prompt} | result_row(result) for prompt, result in pairs]
@@ -121,7 +125,9 @@ def command(
             raise typer.Exit(EnginewrightError.exit_code)
         return
     for prompt, result in pairs:
-        print(f"> {prompt}\n{result.text}\n")
+        print(f"> {prompt}")
+        for one in result.outputs:
+            print(f"{f'[{one.index}] ' if several else ''}{one.text}\n")
     if not quiet:
         print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
     if stats:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +66,13 @@ Provider = Annotated[
         help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu or a PJRT plugin."
     ),
 ]
+Param = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Any other field of SamplingParams: n=3, num_beams=4, frequency_penalty=0.5; may be repeated.",
+    ),
+]
 Context = Annotated[int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")]
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
@@ -89,7 +99,40 @@ class Sampling:
     repetition_penalty: float | None
     seed: int | None
     stop: list[str] | None
+    param: list[str] | None = None
 
     def given(self) -> dict[str, Any]:
-        """Keyword arguments for SamplingParams: only what was said."""
-        return {name: value for name, value in vars(self).items() if value is not None and value != []}
+        """Keyword arguments for SamplingParams: only what was said. Raises BadParameter for an unknown --param."""
+        said = {name: value for name, value in vars(self).items() if value is not None and value != []}
+        for text in said.pop("param", []):
+            name, value = named_value("--param", text, "frequency_penalty=0.5")
+            _check_param(name, said)
+            said[name] = {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
+        return said
+
+
+def _check_param(name: str, said: Mapping[str, Any]) -> None:
+    from enginewright import SamplingParams
+
+    known = [field.name for field in fields(SamplingParams)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        raise typer.BadParameter(
+            f"--param {name}: SamplingParams has no such field" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    if name in said:
+        raise typer.BadParameter(f"--param {name}: it was said already")
+
+
+def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
+    """A name and a value, which is what it says if it is JSON (true, 3, [1, 2]), and text otherwise.
+
+    Raises BadParameter for what has no name.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"{option} {text}: not of the form NAME=VALUE, such as {example}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

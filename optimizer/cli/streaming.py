@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 def result_row(result: RequestOutput) -> dict[str, Any]:
     """A finished request as ``--json`` has it."""
     row = {key: getattr(result, key) for key in ("text", "token_ids", "prompt_token_ids", "finish_reason")}
+    if result.score is not None:
+        row["score"] = result.score
+    for key in ("logprobs", "prompt_logprobs"):
+        if (entries := getattr(result, key)) is not None:
+            row[key] = [None if entry is None else asdict(entry) for entry in entries]
+    if result.others:
+        row["others"] = [result_row(other) for other in result.others]
     return row if result.error is None else row | {"error": result.error.message}
 
 

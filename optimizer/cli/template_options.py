@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,8 @@ import typer
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.plugins.shared.json_document import parse_json
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
+
+from .options import named_value
 
 Tools = Annotated[
     Path | None, typer.Option(metavar="FILE", help="JSON file with a list of functions that the model may call.")
@@ -30,17 +31,12 @@ def template_options(tools: Path | None, variables: list[str] | None) -> dict[st
     """
     options: dict[str, Any] = {}
     for text in variables or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise typer.BadParameter(f"--set {text}: not of the form NAME=VALUE, such as enable_thinking=false")
+        name, value = named_value("--set", text, "enable_thinking=false")
         if name in _TAKEN:
             raise typer.BadParameter(
                 f"--set {text}: {name!r} can't be set, only variables that the template reads besides"
             )
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = value
     if tools is not None:
         options["tools"] = _read_tools(tools)
     return options

@@ -70,9 +70,32 @@ def test_sampling_options_reach_the_engine(tiny_bundle: Path) -> None:
     assert tokens("--system", "Be brief.") != greedy
 
 
+def test_any_field_of_the_parameters_can_be_given(tiny_bundle: Path) -> None:
+    given = ("--param", "n=2", "--param", "bad_words=[[5, 6]]", "--param", 'logit_bias={"7": -3}', "--temperature", "2")
+    result = generate(tiny_bundle, "Hello", "--raw", "--max-tokens", "5", *given, "--param", "logprobs=1", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["results"]
+    params = ew.SamplingParams(temperature=2, max_tokens=5, n=2, bad_words=[[5, 6]], logit_bias={7: -3}, logprobs=1)
+    with ew.LLM(tiny_bundle) as llm:
+        expected = llm.generate("Hello", params)[0]
+    assert row["token_ids"] == list(expected.token_ids)
+    assert [one["token_ids"] for one in row["others"]] == [list(one.token_ids) for one in expected.others]
+    assert len(row["logprobs"]) == 5 and row["logprobs"][0]["token_id"] == row["token_ids"][0]
+
+
+def test_answers_have_numbers(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "Hello", "--raw", "-n", "3", "--param", "num_beams=3", "--param", "n=2")
+    assert result.exit_code == 0, result.output
+    assert "> Hello\n[0] " in result.stdout and "\n[1] " in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
+        (["Hello", "--param", "beams=4"], 2, "no such field"),
+        (["Hello", "--param", "num_beam=4"], 2, "mean num_beams?"),
+        (["Hello", "--param", "num_beams"], 2, "name=value"),
+        (["Hello", "--param", "top_p=1", "--top-p", "0.5"], 2, "said already"),
         (["Hello", "--top-p", "1.5"], 2, "--top-p: 1.5 is out of range"),
         (["Hello", "--temperature", "-1"], 2, "--temperature"),
         (["Hello", "--max-tokens", "0"], 2, "--max-tokens"),
