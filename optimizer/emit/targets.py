@@ -5,7 +5,7 @@ The runtime's half, with the same names, is ``TARGETS`` of ``runtime/executors/o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +39,8 @@ class Target:
         gpus: those that it builds for by default; none of a target that isn't built for GPUs.
         check_gpus: raises TargetError for GPUs that it can't be built for.
         narrow_caches: whether its KV cache may have fewer bits than what it computes with.
+        caches: if not all of them, those that it may have.
+        cache_instructions: those of them that its GPUs must have instructions for.
         floats: what activations are stored in where a recipe doesn't say ([engines] dtype).
         instructions: formats of weights that its GPUs must have instructions for.
     """
@@ -49,15 +51,33 @@ class Target:
     gpus: tuple[str, ...] = ()
     check_gpus: Callable[[Sequence[str]], None] = lambda gpus: None
     narrow_caches: bool = False
+    caches: Callable[[EnginesSection], Collection[str]] = lambda engines: ()
+    cache_instructions: tuple[str, ...] = ()
     floats: Literal["f16", "bf16"] = "f16"
     instructions: tuple[Storage, ...] = ("int4", "fp8")
 
 
+_SCALED = ("int8", "fp8")
+"""KV caches with a scale for each token and head, by the names of recipes."""
+
 _OWN = {
     "cpu": Target(CpuEmitter(), narrow_caches=True),
     "onnx": Target(OnnxEmitter(), ("onnx",)),
-    "tensorrt-rtx": Target(TensorRtRtxEmitter(), ("onnx", "tensorrt_rtx"), gpus=DEFAULT, check_gpus=check_suited),
-    "tensorrt": Target(TensorRtEmitter(), ("onnx", "triton"), gpus=KERNELS_FOR, check_gpus=check_kernels),
+    "tensorrt-rtx": Target(
+        TensorRtRtxEmitter(),
+        ("onnx", "tensorrt_rtx"),
+        gpus=DEFAULT,
+        check_gpus=check_suited,
+        caches=lambda engines: _SCALED if engines.form == "segments" else (),
+    ),
+    "tensorrt": Target(
+        TensorRtEmitter(),
+        ("onnx", "triton"),
+        gpus=KERNELS_FOR,
+        check_gpus=check_kernels,
+        caches=lambda engines: _SCALED if engines.caches != "ordered" else (),
+        cache_instructions=("fp8",),
+    ),
     "cuda": Target(
         CudaEmitter(),
         ("triton",),
@@ -87,8 +107,9 @@ def check_storages(recipe: Recipe, targets: Sequence[str]) -> None:
             engines = recipe.engines or EnginesSection()
             gpus = engines.gpus or target.gpus
             target.check_gpus(gpus)
-            needed = (storage for storage in target.instructions if storage in asked)
-            check_formats(gpus, (engines.dtype or target.floats, *needed))
+            needed = [storage for storage in target.instructions if storage in asked]
+            caches = [name for name in target.cache_instructions if name == recipe.kv_cache.dtype]
+            check_formats(gpus, (engines.dtype or target.floats, *needed, *caches))
 
 
 def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
@@ -97,10 +118,17 @@ def check_cache(recipe: Recipe, targets: Sequence[str]) -> None:
     A recipe that leaves it open, or says f32, goes with all: they store keys and values as they compute them.
     """
     dtype = recipe.kv_cache.dtype
-    lacking = [name for name in targets if not TARGETS[name].narrow_caches]
+    engines = recipe.engines or EnginesSection()
+    lacking = [name for name in targets if not (TARGETS[name].narrow_caches or dtype in TARGETS[name].caches(engines))]
     if lacking and dtype not in (None, "f32"):
+        why = ""
+        if dtype in _SCALED and lacking[0] == "tensorrt-rtx":
+            why = ": engines of the whole model have none; segments do (form in [engines])"
+        if dtype in _SCALED and lacking[0] == "tensorrt":
+            why = ': writes that are "ordered" have none (caches in [engines])'
         raise TargetError(
-            f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)",
+            f"target {lacking[0]}: it has no KV cache of {dtype}, which recipe {recipe.name} asks for (kv_cache.dtype)"
+            + why,
             hint="Leave dtype out of [kv_cache], or --kv-cache out, for it; --target cpu has such a cache.",
         )
 

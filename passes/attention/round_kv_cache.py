@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
 from enginewright.passes.framework.base import Condition, Pass, PassContext, PassResult
 from enginewright.passes.framework.match import bound_arguments
+from enginewright.plugins.shared.contracts import CacheDtype
 
 from ..ir.program import Program
 
@@ -31,13 +33,18 @@ class RoundKvCache(Pass):
 
     name = "round_kv_cache"
     exact = False
+
+    def __init__(self, formats: Collection[CacheDtype] = ("bf16", "i8", "fp8")) -> None:
+        """``formats``: those that the target has; a recipe's other one it leaves to the target."""
+        self._formats = formats
+
     ensures = (Condition("keys and values are written in their group's format", _writes_as_groups_say),)
 
     def wanted(self, context: PassContext) -> bool:
-        return context.cache != "f32"
+        return context.cache in self._formats
 
     def call(self, program: Program, context: PassContext) -> PassResult:
-        if context.cache == "f32":
+        if not self.wanted(context):
             return PassResult()
         writes = program.nodes_of(ew.kv_write.default)
         for node in writes:

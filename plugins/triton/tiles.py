@@ -21,6 +21,8 @@ CacheFormat = Literal["f16", "bf16", "f32", "int8", "fp8"]
 
 CACHE_BYTES: dict[CacheFormat, int] = {"f16": 2, "bf16": 2, "f32": 4, "int8": 1, "fp8": 1}
 CACHE_FORMATS: tuple[CacheFormat, ...] = ("f16", "bf16", "f32", "int8", "fp8")
+SCALED_FORMATS: Mapping[str, Literal["int8", "fp8"]] = {"i8": "int8", "fp8": "fp8"}
+"""Of caches of 8 bits, by ``contracts.CacheDtype``."""
 
 SPLIT_KEYS = 512
 """Keys of a part of a long context, which one program attends to when decoding."""

@@ -10,17 +10,19 @@ cache group has P blocks of K tokens. Names and meaning are those of ``contracts
     slots:GROUP              [T]              for each cache group; -1: the token isn't written
     block_table:GROUP        [B, M]
     k_cache:L, v_cache:L     [P, K, Nkv, D]   for each layer L, of the cache group's type
+    k_scales:L, v_scales:L   f32 [P, K, Nkv]  of caches of 8 bits
     logits                   f32 [R, V]
-    k_cache_written:L, v_cache_written:L      the caches again: to be bound to the very memory of k_cache:L, v_cache:L
+    k_cache_written:L, ...                    the caches again, and their scales: to be bound to the very memory of
+                                              k_cache:L, ...
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES, CacheDtype, CacheGroup
 from enginewright.plugins.shared.records import Count, Positive, Record
 
 NETWORK_FILE = "network.json"
@@ -46,6 +48,7 @@ class PagedCacheGroup(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, group: CacheGroup, dtype: CacheDtype) -> PagedCacheGroup:
+        """A group of a program; caches that aren't of 8 bits have ``dtype``."""
         return cls(
             name=group.name,
             layers=group.layers,
@@ -53,7 +56,7 @@ class PagedCacheGroup(Record, frozen=True, kw_only=True):
             key_head_size=group.key_head_size,
             value_head_size=group.value_head_size,
             window=group.window,
-            dtype=dtype,
+            dtype=group.dtype if group.dtype in SCALED_CACHES else dtype,
             block_size=group.block_size,
         )
 
@@ -120,7 +123,26 @@ def table_name(group: str) -> str:
     return f"block_table:{group}"
 
 
-def paged_cache_names(layer: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """A layer's (input, output) names of its keys, then of its values."""
-    keys, values = ((f"{kind}_cache:{layer}", f"{kind}_cache_written:{layer}") for kind in ("k", "v"))
-    return keys, values
+class CacheTensor(NamedTuple):
+    """A tensor [P, K, *``of_slot``] of a layer's cache: an input, and the output that is its memory."""
+
+    name: str
+    written: str
+    dtype: CacheDtype
+    of_slot: tuple[int, ...]
+
+    @property
+    def argument(self) -> str:
+        """Its name in kernels: k_cache, v_cache, k_scales or v_scales."""
+        return self.name.partition(":")[0]
+
+
+def cache_tensors(group: CacheGroup, layer: int) -> tuple[CacheTensor, ...]:
+    """A layer's keys and values, then their scales if they have some."""
+    heads = {"k": group.key_head_size, "v": group.value_head_size}
+    kinds: list[tuple[str, CacheDtype, tuple[int, ...]]] = [
+        (f"{kind}_cache", group.dtype, (group.kv_heads, size)) for kind, size in heads.items()
+    ]
+    if group.dtype in SCALED_CACHES:
+        kinds += [(f"{kind}_scales", "f32", (group.kv_heads,)) for kind in heads]
+    return tuple(CacheTensor(f"{kind}:{layer}", f"{kind}_written:{layer}", of, sizes) for kind, of, sizes in kinds)

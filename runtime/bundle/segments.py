@@ -146,7 +146,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     """A whole step.
 
     Attributes:
-        dtype: of activations, weights and caches.
+        dtype: of activations and weights, and of caches that aren't of 8 bits.
         cache_groups: in the program's order.
         profiles: of every engine.
         segments: the engines, in the order in which steps first run them.

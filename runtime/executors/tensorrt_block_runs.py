@@ -6,6 +6,7 @@ What computes a step is an engine with our plugins (``tensorrt_paged``), or engi
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from enginewright.plugins.shared.contracts import (
     StepOutput,
 )
 from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.bundle.paged_section import cache_tensors
 
 from .cuda_driver import Device, Graph
 from .cuda_sampling import chosen_rows
@@ -43,7 +45,7 @@ class StepMemory:
         device: the GPU, open for this thread.
         groups, blocks: cache groups, and blocks of their pools by name.
         limits: of steps.
-        caches: "k_cache:L" and "v_cache:L" -> address of [P, K, Nkv, D].
+        caches: the names of ``cache_tensors`` -> addresses.
         logits: f32 [R, V].
 
     The inputs of a step lie one after the other, as closely as its sizes allow, so that one copy brings all of them.
@@ -60,12 +62,10 @@ class StepMemory:
         self._bytes: dict[str, int] = {}
         self.caches: dict[str, int] = {}
         for group in groups:
-            for kind, size in (("k", group.key_head_size), ("v", group.value_head_size)):
-                per_token = group.kv_heads * size * BYTES_PER_ELEMENT[group.dtype]
-                for layer in group.layers:
-                    name = f"{kind}_cache:{layer}"
-                    self._bytes[name] = per_token * group.block_size * blocks[group.name]
-                    self.caches[name] = device.allocate(self._bytes[name])
+            for tensor in (tensor for layer in group.layers for tensor in cache_tensors(group, layer)):
+                of_slot = math.prod(tensor.of_slot) * BYTES_PER_ELEMENT[tensor.dtype]
+                self._bytes[tensor.name] = of_slot * group.block_size * blocks[group.name]
+                self.caches[tensor.name] = device.allocate(self._bytes[tensor.name])
         self._places: dict[tuple[int, int, int, int], dict[str, int]] = {}
         nbytes = sum(_aligned(4 * n) for n in input_sizes(groups, limits).values())
         self._inputs, self._staging = device.allocate(nbytes), device.pinned(nbytes)
@@ -94,7 +94,7 @@ class StepMemory:
         for group in self.groups:
             cleared, copied = step.clears.get(group.name), step.copies.get(group.name)
             for layer in group.layers if cleared is not None or copied is not None else ():
-                for name in (f"k_cache:{layer}", f"v_cache:{layer}"):
+                for name in (tensor.name for tensor in cache_tensors(group, layer)):
                     size, address = self._bytes[name] // self.blocks[group.name], self.caches[name]
                     for block in cleared.tolist() if cleared is not None else ():
                         self.device.zero(address + block * size, size)

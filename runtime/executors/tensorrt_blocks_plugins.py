@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps
+from enginewright.plugins.shared.contracts import ExecutorCaps
 from enginewright.plugins.shared.errors import BundleError, RequestError, TargetError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
@@ -21,7 +21,7 @@ from enginewright.runtime.bundle.paged_section import (
     ROWS,
     PagedProfile,
     PagedSection,
-    paged_cache_names,
+    cache_tensors,
     slots_name,
     table_name,
 )
@@ -93,18 +93,16 @@ class PagedEngines:
         self._contexts: OrderedDict[StepShape, Context] = OrderedDict()
         self._pools: dict[str, tuple[int, ...]] = {}
         self._addresses = {LOGITS: memory.logits}
-        groups = memory.groups
+        groups, written = memory.groups, list[str]()
         for group in groups:
-            sizes = (group.key_head_size, group.value_head_size)
-            for layer in group.layers:
-                for (cache, written), size in zip(paged_cache_names(layer), sizes, strict=True):
-                    self._pools[cache] = (memory.blocks[group.name], group.block_size, group.kv_heads, size)
-                    self._addresses |= {cache: memory.caches[cache], written: memory.caches[cache]}
+            for tensor in (tensor for layer in group.layers for tensor in cache_tensors(group, layer)):
+                written.append(tensor.written)
+                self._pools[tensor.name] = (memory.blocks[group.name], group.block_size, *tensor.of_slot)
+                address = memory.caches[tensor.name]
+                self._addresses |= {tensor.name: address, tensor.written: address}
         small = [IDS, POSITIONS, Q_START, KV_LEN, ROWS]
         small += [name_of(g.name) for g in groups for name_of in (slots_name, table_name)]
-        outputs = [LOGITS]
-        if section.caches == "aliased":
-            outputs += [written for layer in _layers(groups) for _, written in paged_cache_names(layer)]
+        outputs = [LOGITS, *(written if section.caches == "aliased" else ())]
         for engine in engines:
             check_tensors(engine, list(self._pools), outputs, small)
             if engine.tensors[LOGITS].dtype != np.float32:
@@ -188,7 +186,3 @@ class PagedEngines:
         addresses = self._addresses | self._memory.inputs_of(shape)
         context.bind(known, {name: addresses[name] for name in engine.tensors})
         return context
-
-
-def _layers(groups: Sequence[CacheGroup]) -> list[int]:
-    return [layer for group in groups for layer in group.layers]

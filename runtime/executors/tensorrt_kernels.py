@@ -15,9 +15,9 @@ from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.tensorrt.kernels import Launch, attention_launch, combine_launch, write_launch
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, splits_of
-from enginewright.plugins.triton.tiles import FloatType
+from enginewright.plugins.triton.tiles import SCALED_FORMATS, FloatType
 
-from ..bundle.paged_section import KV_LEN, Q_START, slots_name, table_name
+from ..bundle.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
 from ..bundle.segments import AttentionKernels, AttentionStep
 from .carried_kernels import read_by_stem
 from .cuda_driver import Argument, Device
@@ -77,9 +77,9 @@ class AttentionLaunches:
             buffers: addresses of activations, of "sinks" and "slopes", and of the scratch "parts" and "lse".
         """
         sizes = (heads, group.kv_heads, group.key_head_size, group.value_head_size, group.block_size)
-        of = AttentionShape(*sizes, dtype=dtype, cache=dtype, scale=step.scale)
+        of = AttentionShape(*sizes, dtype=dtype, cache=SCALED_FORMATS.get(group.dtype, dtype), scale=step.scale)
         inputs = memory.inputs_of(shape)
-        caches = {name: memory.caches[f"{name}:{step.layer}"] for name in ("k_cache", "v_cache")}
+        caches = {tensor.argument: memory.caches[tensor.name] for tensor in cache_tensors(group, step.layer)}
         given = {
             **caches,
             **{f"{name}_before": address for name, address in caches.items()},

@@ -21,7 +21,7 @@ from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape
-from enginewright.plugins.triton.tiles import GPUS, CacheFormat, FloatType, gpu_of
+from enginewright.plugins.triton.tiles import GPUS, SCALED_FORMATS, FloatType, gpu_of
 from enginewright.runtime.executors.cuda_sampling import each_sampling_call
 
 from .bundle_writer import BundleWriter
@@ -45,22 +45,26 @@ class LayerKernels:
     combine: str
 
 
-def attention_shapes(program: Program, dtype: FloatType, cache: CacheFormat) -> dict[AttentionShape, tuple[int, ...]]:
+def attention_shapes(program: Program, dtype: FloatType) -> dict[AttentionShape, tuple[int, ...]]:
     """The shapes of a program's attention, each with its layers.
 
     Args:
-        program: with attention in its paged form.
-        dtype, cache: what the target computes in, and keeps keys and values in.
+        program: with attention in its paged form. Its cache groups are of 8 bits, or have the type of ``dtype``.
+        dtype: what the target computes in.
 
     Raises:
         TargetError: a shape that no kernel has.
         UnsupportedModelError: an attention whose caches no step writes.
     """
     inputs = {node: name for name, node in program.inputs.items()}
+    formats = {
+        layer: SCALED_FORMATS.get(group.dtype, dtype) for group in program.cache_groups for layer in group.layers
+    }
     shapes: dict[AttentionShape, list[int]] = {}
     for node in program.nodes_of(ew.paged_attention.default):
         arguments = bound_arguments(node)
         q, k, v = (program.value(arguments[name]) for name in ("q", "k_cache", "v_cache"))
+        layer = _layer_of(node, arguments["k_cache"], inputs)
         shape = AttentionShape(
             heads=int(q.shape[1]),
             kv_heads=int(k.shape[2]),
@@ -68,14 +72,14 @@ def attention_shapes(program: Program, dtype: FloatType, cache: CacheFormat) -> 
             value_size=int(v.shape[3]),
             block_size=int(k.shape[1]),
             dtype=dtype,
-            cache=cache,
+            cache=formats[layer],
             scale=float(arguments["scale"]),
             window=int(arguments["window"]),
             softcap=float(arguments["softcap"]),
             sinks=arguments["sinks"] is not None,
             slopes=arguments["slopes"] is not None,
         )
-        shapes.setdefault(shape, []).append(_layer_of(node, arguments["k_cache"], inputs))
+        shapes.setdefault(shape, []).append(layer)
     return {shape: tuple(layers) for shape, layers in shapes.items()}
 
 
@@ -96,7 +100,6 @@ def emit_attention_kernels(
     program: Program,
     capabilities: Sequence[int],
     dtype: FloatType,
-    cache: CacheFormat,
     folder: str,
     writer: BundleWriter,
     progress: Progress,
@@ -106,7 +109,7 @@ def emit_attention_kernels(
     """Compiles the kernels of ``program``'s attention, and writes them into the bundle's ``folder``.
 
     Args:
-        program, dtype, cache: as ``attention_shapes`` has them.
+        program, dtype: as ``attention_shapes`` has them.
         capabilities: of the GPUs; 89 for 8.9.
         folder: in the bundle, such as "targets/tensorrt/kernels".
         progress: called with the stage "kernels", for one shape on one GPU after the other.
@@ -118,7 +121,7 @@ def emit_attention_kernels(
     """
     for capability in capabilities:
         gpu_of(capability)
-    shapes = attention_shapes(program, dtype, cache)
+    shapes = attention_shapes(program, dtype)
     needed = [(shape, capability) for shape in shapes for capability in capabilities]
     make = plugin_kernels if for_plugins else compile_layer
     written: set[str] = set()

@@ -9,6 +9,7 @@ import numpy as np
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
+from .network import QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION
 from .network_builder import NetworkBuilder
 
 
@@ -25,40 +26,51 @@ class PluginAttention:
     caches: Literal["aliased", "ordered"] = "aliased"
     _numbers: dict[str, trt.ITensor] = field(default_factory=dict)  # of ordered writes, by the caches they give
 
-    def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, trt.ITensor]:
-        """The caches with the step's keys and values in them: the same memory.
+    def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
+        """The caches with the step's keys and values in them, and their scales: the same memory.
 
         They are outputs that are declared to be it, or, where writes are ``ordered``, the inputs themselves: then
         attention takes numbers that the write gives in the places of sinks and slopes, one of which it must lack.
         """
         if self.caches == "ordered":
+            if _scaled(b):
+                raise b.refused("ordered writes have no form for caches of 8 bits")
             layer = b.add(b.network.add_plugin(trtp.op.ew.ordered_kv_write(*(b.input(i) for i in range(5))), aot=True))
             assert b.call is not None
             self._numbers.update({name: layer.get_output(i) for i, name in enumerate(b.call.outputs)})
             return b.input(3), b.input(4)
-        plugin = trtp.op.ew.kv_write(*(b.input(i) for i in range(5)))
-        layer = b.add(b.network.add_plugin(plugin, aot=True))
-        return layer.get_output(0), layer.get_output(1)
+        create, count = (trtp.op.ew.quantized_kv_write, 4) if _scaled(b) else (trtp.op.ew.kv_write, 2)
+        layer = b.add(b.network.add_plugin(create(*(b.input(i) for i in range(3 + count))), aot=True))
+        return tuple(layer.get_output(i) for i in range(count))
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
         """[T, Nq, Dv], in the type of the queries."""
         q = b.input(0)
         # Who has no sinks passes something of their type.
         unused = self._numbers.get(b.operand(1)) or b.constant(np.zeros(q.shape[1], np.float32))
-        sinks, slopes = (b.input(i) if b.operand(i) else unused for i in (6, 7))
-        if self.caches == "ordered" and b.operand(6) and b.operand(7):
+        last = 8 if _scaled(b) else 6  # caches, their scales, table, and bounds come before it
+        sinks, slopes = (b.input(i) if b.operand(i) else unused for i in (last, last + 1))
+        if self.caches == "ordered" and b.operand(last) and b.operand(last + 1):
             raise b.refused("with sinks and slopes the tensorrt target can't put attention behind an ordered write")
-        given = (*(b.input(i) for i in range(6)), sinks, slopes)
+        given = (*(b.input(i) for i in range(last)), sinks, slopes)
         fixed = {
             "scale": b.number("scale"),
             "window": b.attribute("window"),
             "softcap": b.number("softcap"),
-            "has_sinks": bool(b.operand(6)),
-            "has_slopes": bool(b.operand(7)),
+            "has_sinks": bool(b.operand(last)),
+            "has_slopes": bool(b.operand(last + 1)),
         }
         if self.phase == "prefill":
-            return b.out(b.network.add_plugin(trtp.op.ew.paged_attention(*given, **fixed), aot=True))
-        split = trtp.op.ew.paged_attention_parts(*given, **fixed, split_keys=self.split_keys)
+            attend = trtp.op.ew.quantized_paged_attention if _scaled(b) else trtp.op.ew.paged_attention
+            return b.out(b.network.add_plugin(attend(*given, **fixed), aot=True))
+        attend = trtp.op.ew.quantized_paged_attention_parts if _scaled(b) else trtp.op.ew.paged_attention_parts
+        split = attend(*given, **fixed, split_keys=self.split_keys)
         parts = b.add(b.network.add_plugin(split, aot=True))
         combine = trtp.op.ew.combine_splits(parts.get_output(0), parts.get_output(1), dtype=b.description.dtype)
         return b.out(b.network.add_plugin(combine, aot=True))
+
+
+def _scaled(b: NetworkBuilder) -> bool:
+    """Whether the builder's call is over caches of 8 bits."""
+    assert b.call is not None
+    return b.call.op in (QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION)

@@ -12,7 +12,7 @@ from enginewright.runtime.bundle.paged_section import PagedProfile
 
 from . import layers_elementwise, layers_products, layers_views
 from .layers_elementwise import Handler
-from .network import KV_WRITE, PAGED_ATTENTION, Network
+from .network import KV_WRITE, PAGED_ATTENTION, QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION, Network
 from .network_builder import TYPES, NetworkBuilder, WeightBytes
 
 _HANDLERS: Mapping[str, Handler] = {
@@ -21,15 +21,17 @@ _HANDLERS: Mapping[str, Handler] = {
     **layers_views.HANDLERS,
 }
 
-OPERATORS = frozenset({*_HANDLERS, KV_WRITE, PAGED_ATTENTION})
+OPERATORS = frozenset(
+    {*_HANDLERS, KV_WRITE, QUANTIZED_KV_WRITE, PAGED_ATTENTION, QUANTIZED_PAGED_ATTENTION},
+)
 """Those that a network may have."""
 
 
 class AttentionLayers(Protocol):
-    """Adds the layers of the builder's call, which is one of the two of our own."""
+    """Adds the layers of the builder's call, which is one of our own."""
 
-    def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, trt.ITensor]:
-        """The two caches as they are written."""
+    def write(self, b: NetworkBuilder) -> tuple[trt.ITensor, ...]:
+        """The two caches as they are written, and their scales."""
 
     def attend(self, b: NetworkBuilder) -> trt.ITensor:
         """What attention gives."""
@@ -67,9 +69,9 @@ def build_network(
 def _results(b: NetworkBuilder, attention: AttentionLayers) -> trt.ITensor | tuple[trt.ITensor, ...]:
     assert b.call is not None
     match b.call.op:
-        case "ew.kv_write":
+        case "ew.kv_write" | "ew.quantized_kv_write":
             return attention.write(b)
-        case "ew.paged_attention":
+        case "ew.paged_attention" | "ew.quantized_paged_attention":
             return attention.attend(b)
     if b.call.op not in _HANDLERS:
         raise TargetError(

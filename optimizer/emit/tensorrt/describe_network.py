@@ -13,6 +13,7 @@ from torch.fx.node import Node
 from enginewright.passes.framework.match import bound_arguments
 from enginewright.passes.ir.program import Program, has_tensors
 from enginewright.passes.ir.provenance import WHERE, join_where
+from enginewright.plugins.shared.contracts import CacheDtype
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.paged_section import (
     IDS,
@@ -21,7 +22,8 @@ from enginewright.runtime.bundle.paged_section import (
     POSITIONS,
     Q_START,
     ROWS,
-    paged_cache_names,
+    PagedCacheGroup,
+    cache_tensors,
     slots_name,
     table_name,
 )
@@ -32,6 +34,8 @@ from ..onnx.weights import ExternalWeights
 from .network import (
     KV_WRITE,
     PAGED_ATTENTION,
+    QUANTIZED_KV_WRITE,
+    QUANTIZED_PAGED_ATTENTION,
     Attribute,
     Call,
     Constant,
@@ -57,13 +61,22 @@ _DTYPES: Mapping[int, Dtype] = {
 }
 
 
+_CACHES: Mapping[CacheDtype, int] = {
+    "i8": TensorProto.INT8,
+    "fp8": TensorProto.FLOAT8E4M3FN,
+    "f32": TensorProto.FLOAT,
+}
+
+
 class PagedBuilder(GraphBuilder):
     """Builds the graph of a step in the paged form. Its inputs are the program's own, by their names there."""
 
     def __init__(self, program: Program, weights: ExternalWeights, floats: FloatDtype) -> None:
         super().__init__(program, weights, floats)
         self.fixed: dict[str, dict[str, Attribute]] = {}  # of our own calls: ONNX's floats have 32 bits
-        self.groups = {layer: group for group in program.cache_groups for layer in group.layers}
+        self.caches: dict[str, tuple[str, ...]] = {}  # by what a write gives for keys, or for values: all it gives
+        groups = [PagedCacheGroup.of(group, floats).to_group() for group in program.cache_groups]
+        self.groups = {layer: group for group in groups for layer in group.layers}
         self.own: Mapping[Any, Callable[[Node, Mapping[str, Any]], Value]] = {
             ew.kv_write.default: self._kv_write,
             ew.paged_attention.default: self._paged_attention,
@@ -110,35 +123,35 @@ class PagedBuilder(GraphBuilder):
         return self._in_type(self.cast(value, torch.float32), self.element)
 
     def _plugin(self, kind: str, inputs: list[str], outputs: tuple[str, ...], **attributes: Any) -> None:
-        """A call of ours, all of whose results have the narrow type."""
+        """A call of ours."""
         assert self.node is not None
         label = f"{join_where(self.node.meta[WHERE])}/{kind}_{len(self.nodes)}".lstrip("/")
         self.nodes.append(helper.make_node(kind, inputs, list(outputs), name=label))
         self.fixed[label] = attributes
-        self._types |= dict.fromkeys(outputs, self.element)
 
     def _kv_write(self, node: Node, a: Mapping[str, Any]) -> Value:
         layer = int(str(a["k_cache"].target).partition(":")[2])
-        names = paged_cache_names(layer)
-        for given, (cache, written) in zip(("k", "v"), names, strict=True):
-            _, heads, size = self.expressions(a[given])
-            shape: list[int | str | None] = ["P", self.groups[layer].block_size, int(heads), int(size)]
-            self._add_input(cache, self.element, shape)
-            self.outputs[written] = helper.make_tensor_value_info(written, self.element, shape)
-        caches = [cache for cache, _ in names]
-        inputs = [self._narrow(a["k"]), self._narrow(a["v"]), self.value(a["slots"]), *caches]
-        outputs = tuple(written for _, written in names)
-        self._plugin(KV_WRITE, inputs, outputs)
+        tensors = cache_tensors(self.groups[layer], layer)
+        for tensor in tensors:
+            element = _CACHES.get(tensor.dtype, self.element)
+            shape: list[int | str | None] = ["P", self.groups[layer].block_size, *tensor.of_slot]
+            self._add_input(tensor.name, element, shape)
+            self.outputs[tensor.written] = helper.make_tensor_value_info(tensor.written, element, shape)
+        inputs = [self._narrow(a["k"]), self._narrow(a["v"]), self.value(a["slots"]), *(t.name for t in tensors)]
+        outputs = tuple(tensor.written for tensor in tensors)
+        self._plugin(QUANTIZED_KV_WRITE if len(tensors) > 2 else KV_WRITE, inputs, outputs)
+        self.caches |= dict.fromkeys(outputs[:2], outputs)
         return outputs
 
     def _paged_attention(self, node: Node, a: Mapping[str, Any]) -> Value:
-        given = [self._narrow(a["q"])]
-        given += [self.value(a[name]) for name in ("k_cache", "v_cache", "block_table", "q_start", "kv_len")]
+        caches = self.caches[str(self.value(a["k_cache"]))]
+        given = [self._narrow(a["q"]), *caches, *(self.value(a[name]) for name in ("block_table", "q_start", "kv_len"))]
         for name in ("sinks", "slopes"):
             given.append("" if a[name] is None else self.wide(self.cast(a[name], torch.float32)))
         out = f"{PAGED_ATTENTION}_{len(self.nodes)}"
         fixed = {"scale": float(a["scale"]), "window": int(a["window"]), "softcap": float(a["softcap"])}
-        self._plugin(PAGED_ATTENTION, given, (out,), **fixed)
+        self._plugin(QUANTIZED_PAGED_ATTENTION if len(caches) > 2 else PAGED_ATTENTION, given, (out,), **fixed)
+        self._types[out] = self.element
         return out
 
 

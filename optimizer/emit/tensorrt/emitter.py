@@ -11,11 +11,12 @@ from enginewright.optimizer.emit.shared.gpus import KERNELS_FOR, check_kernels
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.recipes.target_sections import MOST_BLOCKS, EnginesSection
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
-from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE
+from enginewright.plugins.shared.contracts import KV_BLOCK_SIZE, SCALED_CACHES
 from enginewright.plugins.shared.errors import MissingDependencyError, RecipeError
 from enginewright.plugins.triton.tiles import SPLIT_KEYS
 from enginewright.runtime.bundle.manifest import TargetManifest, target_folder
@@ -42,7 +43,7 @@ class TensorRtEmitter:
 
     def passes(self) -> list[Pass]:
         """See ``Emitter.passes``: TensorRT fuses by itself. It gathers floats alone, and needs no offsets of int4."""
-        return [DequantizeTables(), RequantizeOffsets()]
+        return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
@@ -68,7 +69,7 @@ class TensorRtEmitter:
         writer.write_text(f"{folder}/{NETWORK_FILE}", network.to_json())
         numbers = [int(name.replace(".", "")) for name in capabilities]
         kernels = f"{folder}/{KERNELS_FOLDER}"
-        emit_attention_kernels(program, numbers, floats, floats, kernels, writer, progress, for_plugins=True)
+        emit_attention_kernels(program, numbers, floats, kernels, writer, progress, for_plugins=True)
         emit_sampling_kernels(program, capabilities, kernels, writer, progress)
         return TargetManifest(
             state="needs-build",

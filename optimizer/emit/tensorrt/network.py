@@ -1,9 +1,14 @@
 """network.json: the network that a target's engines are built of, torch-free and without weights.
 
-Calls are operators of ONNX opset 24 by their names, with the meaning that they have there, and two of our own:
+Calls are operators of ONNX opset 24 by their names, with the meaning that they have there, and of our own two:
 
     ew.kv_write          k [T,Nkv,D], v [T,Nkv,Dv], slots [T], k_cache, v_cache -> the caches, in place
     ew.paged_attention   q [T,Nq,D], k_cache, v_cache, block_table, q_start, kv_len, sinks, slopes -> [T,Nq,Dv]
+
+or, over caches of 8 bits with 32-bit scales [P,K,Nkv] each,
+
+    ew.quantized_kv_write         ... k_cache, v_cache, k_scales, v_scales -> those four, in place
+    ew.quantized_paged_attention  q, k_cache, v_cache, k_scales, v_scales, block_table, ... -> [T,Nq,Dv]
 
 Operands of an operator have one type, as TensorRT's strongly typed networks want it: what is to be cast is cast by a
 call. Norms compute in 32 bits, whatever they get.
@@ -24,6 +29,7 @@ OPSET = 24
 """Of the operators' meanings."""
 
 KV_WRITE, PAGED_ATTENTION = "ew.kv_write", "ew.paged_attention"
+QUANTIZED_KV_WRITE, QUANTIZED_PAGED_ATTENTION = "ew.quantized_kv_write", "ew.quantized_paged_attention"
 
 FloatDtype = Literal["f32", "f16", "bf16"]
 Dtype = Literal["f32", "f16", "bf16", "i64", "i32", "i8", "i4", "fp8", "bool"]

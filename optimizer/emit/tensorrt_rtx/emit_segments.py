@@ -70,7 +70,7 @@ def emit_segments(
     """
     floats = options.engines.dtype or "f16"
     capabilities, folder = [int(name.replace(".", "")) for name in gpus], f"{target_folder(TARGET)}/{KERNELS_FOLDER}"
-    kernels = emit_attention_kernels(program, capabilities, floats, floats, folder, writer, progress, for_plugins=False)
+    kernels = emit_attention_kernels(program, capabilities, floats, folder, writer, progress, for_plugins=False)
     emit_sampling_kernels(program, gpus, folder, writer, progress)
     progress(ProgressEvent("emit", 0, len(program.weights)))
     model = segment_model(program, ExternalWeights(writer, progress, len(program.weights), "segments"), floats)

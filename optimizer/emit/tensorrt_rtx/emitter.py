@@ -9,10 +9,12 @@ from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.shared.gpus import DEFAULT, check_suited
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.shared.progress import Progress
+from enginewright.passes.attention.round_kv_cache import RoundKvCache
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.passes.quantization.dequantize_tables import DequantizeTables
 from enginewright.passes.quantization.requantize_offsets import RequantizeOffsets
+from enginewright.plugins.shared.contracts import SCALED_CACHES
 from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
 
@@ -24,7 +26,7 @@ class TensorRtRtxEmitter:
 
     def passes(self) -> list[Pass]:
         """See ``Emitter.passes``: TensorRT fuses by itself. It gathers floats alone, and needs no offsets of int4."""
-        return [DequantizeTables(), RequantizeOffsets()]
+        return [RoundKvCache(SCALED_CACHES), DequantizeTables(), RequantizeOffsets()]
 
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()

@@ -74,12 +74,35 @@ def test_both_halves_know_the_same_targets() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])
-@pytest.mark.parametrize("target", ["onnx", "tensorrt-rtx", "tensorrt", "stablehlo"])
-def test_only_the_cpu_target_has_caches_of_fewer_bits(dtype: str, target: str) -> None:
-    recipe = with_cache(load_recipe("int8"), dtype)
-    check_cache(recipe, ("cpu",))
-    with pytest.raises(TargetError, match=f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks"):
+@pytest.mark.parametrize(
+    ("target", "engines", "scaled", "why"),
+    [
+        ("onnx", {}, False, ""),
+        ("stablehlo", {}, False, ""),
+        ("tensorrt-rtx", {}, False, r": engines of the whole model have none; segments do \(form in \[engines\]\)"),
+        ("tensorrt-rtx", {"form": "segments"}, True, ""),
+        ("tensorrt", {}, True, ""),
+        ("tensorrt", {"caches": "ordered"}, False, r': writes that are "ordered" have none'),
+    ],
+)
+def test_caches_of_fewer_bits(dtype: str, target: str, engines: dict[str, str], scaled: bool, why: str) -> None:
+    section = EnginesSection.model_validate(engines)
+    recipe = with_cache(load_recipe("int8"), dtype).model_copy(update={"engines": section})
+    check_cache(recipe, ("cpu", "cuda"))
+    if scaled and dtype != "bf16":
         check_cache(recipe, ("cpu", target))
+        return
+    said = f"^target {target}: it has no KV cache of {dtype}, which recipe int8 asks for .kv_cache.dtype."
+    with pytest.raises(TargetError, match=said + (why if dtype != "bf16" else "\n")):
+        check_cache(recipe, ("cpu", target))
+
+
+def test_tensorrt_has_fp8_caches_where_gpus_have_fp8() -> None:
+    recipe = with_cache(load_recipe("f32"), "fp8").model_copy(update={"engines": EnginesSection(gpus=("8.0", "8.9"))})
+    with pytest.raises(TargetError, match=r"compute capability 8\.0 has no fp8"):
+        check_storages(recipe, ("tensorrt",))
+    check_storages(recipe, ("cuda", "tensorrt-rtx"))  # kernels of ours convert it by its bits
+    check_storages(with_cache(recipe, "int8"), ("tensorrt",))
 
 
 def test_what_is_left_open_goes_with_every_target() -> None:

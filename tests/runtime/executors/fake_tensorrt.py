@@ -13,6 +13,7 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 
@@ -243,6 +244,8 @@ class _RtxContext(_Context):
 
 
 def _numpy(kind: str) -> np.dtype[Any]:
+    if kind == "FP8":
+        return np.dtype(ml_dtypes.float8_e4m3fn)
     return np.dtype(getattr(np, {"BOOL": "bool_", "FLOAT": "float32", "HALF": "float16"}.get(kind, kind.lower())))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.triton.choose_tiles import compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec
-from enginewright.runtime.bundle.paged_section import paged_cache_names, slots_name, table_name
+from enginewright.runtime.bundle.paged_section import cache_tensors, slots_name, table_name
 from enginewright.runtime.executors.cuda_driver import Argument
 
 from . import tiny_onnx as tiny
@@ -26,10 +27,16 @@ GROUPS = tuple(
 )
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+CODES = {"int8": np.dtype(np.int8), "e4m3": FP8, "fp8": FP8}
+"""By FORMAT of a kernel; of a float cache none."""
+LARGEST = {"int8": 127, "float8_e4m3fn": 448}
 
 
 def write(cache: np.ndarray, new: np.ndarray, slots: np.ndarray) -> None:
-    """[P,K,N,D], [T,N,D], [T]"""
+    """[P,K,..], [T,..], [T]"""
     flat = cache.reshape(-1, *cache.shape[2:])
     for token, slot in zip(new, slots.tolist(), strict=True):
         if slot >= 0:
@@ -86,10 +93,10 @@ def whole() -> Model:
         for layer, group in enumerate(GROUPS):
             q, k, v = heads_of(x, positions, *(w[f"{n}{layer}"] for n in "qkv"))
             caches = []
-            for (name, written), new in zip(paged_cache_names(layer), (k, v), strict=True):
-                out[written] = feeds[name]
-                write(out[written], new, feeds[slots_name(group.name)])
-                caches.append(out[written])
+            for tensor, new in zip(cache_tensors(group, layer), (k, v), strict=True):
+                out[tensor.written] = feeds[tensor.name]
+                write(out[tensor.written], new, feeds[slots_name(group.name)])
+                caches.append(out[tensor.written])
             table = feeds[table_name(group.name)]
             y = attend(q, *caches, table, feeds["q_start"], feeds["kv_len"], group.window, SCALE)
             x = x + y.reshape(len(x), -1) @ w[f"o{layer}"]
@@ -101,8 +108,8 @@ def whole() -> Model:
     outputs = {"logits": ("FLOAT", ("R", tiny.V))}
     for layer, group in enumerate(GROUPS):
         inputs |= {slots_name(group.name): ("INT32", ("T",)), table_name(group.name): ("INT32", ("B", "M"))}
-        for (name, written), size in zip(paged_cache_names(layer), (tiny.D, tiny.DV), strict=True):
-            inputs[name] = outputs[written] = ("FLOAT", ("P", BLOCK, tiny.NKV, size))
+        for tensor in cache_tensors(group, layer):
+            inputs[tensor.name] = outputs[tensor.written] = ("FLOAT", ("P", BLOCK, *tensor.of_slot))
     return Model(inputs, outputs, compute)  # type: ignore[arg-type]
 
 
@@ -190,8 +197,18 @@ def kv_write(device: FakeDevice, code: bytes, grid: tuple[int, int, int], argume
     for name, size in (("k", run.constants["HEAD_SIZE"]), ("v", run.constants["VALUE_SIZE"])):
         assert run.given[f"{name}_stride"] == heads * size
         assert run.given[f"{name}_cache"] == run.given[f"{name}_cache_before"]
-        cache = run.view(f"{name}_cache", 1, int(run.given["capacity"]), heads, size)
-        write(cache, run.view(name, tokens, heads, size), slots)
+        new, shape = run.view(name, tokens, heads, size), (1, int(run.given["capacity"]), heads)
+        codes = CODES.get(run.constants["FORMAT"])
+        if codes is not None:
+            assert run.given[f"{name}_scales"] == run.given[f"{name}_scales_before"]
+            largest = np.abs(new).max(-1)
+            scales = np.where(largest > 0, largest / LARGEST[codes.name], 1).astype(np.float32)
+            write(run.view(f"{name}_scales", *shape), scales, slots)
+            new = new / scales[..., None]
+            new = np.rint(new) if codes == np.int8 else new
+        with np.errstate(invalid="ignore"):  # of tokens that no request has
+            new = new.astype(codes or F32)
+        write(run.view(f"{name}_cache", *shape, size, dtype=codes or F32), new, slots)
 
 
 def paged_attention(device: FakeDevice, code: bytes, grid: tuple[int, int, int], arguments: Sequence[Argument]) -> None:
@@ -203,8 +220,13 @@ def paged_attention(device: FakeDevice, code: bytes, grid: tuple[int, int, int],
     table = run.view("block_table", requests, blocks, dtype=I32)
     tokens, pool = int(q_start[-1]), int(table.max()) + 1
     assert grid[0] >= sum(-(-int(n) // said["QUERIES"]) for n in np.diff(q_start))
-    sizes = (("k", said["HEAD_SIZE"]), ("v", said["VALUE_SIZE"]))
-    caches = [run.view(f"{n}_cache", pool, said["BLOCK_SIZE"], said["KV_HEADS"], size) for n, size in sizes]
+    shape, codes = (pool, said["BLOCK_SIZE"], said["KV_HEADS"]), CODES.get(said["FORMAT"])
+    caches = []
+    for name, size in (("k", said["HEAD_SIZE"]), ("v", said["VALUE_SIZE"])):
+        values = run.view(f"{name}_cache", *shape, size, dtype=codes or F32)
+        if codes is not None:
+            values = values.astype(np.float32) * run.view(f"{name}_scales", *shape)[..., None]
+        caches.append(values)
     q = run.view("q", tokens, said["Q_HEADS"], said["HEAD_SIZE"])
     out = attend(q, *caches, table, q_start, kv_len, said["WINDOW"], said["SCALE"])
     if not said["SPLIT_KEYS"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,7 +39,8 @@ def lowered(**shape):
 @pytest.mark.parametrize(("windows", "heads", "kv_heads", "size"), [((0, 0), 4, 2, 8), ((0, 16, 0, 16), 6, 1, 16)])
 def test_layers_of_one_shape_are_together(windows, heads, kv_heads, size):
     program = lowered(windows=windows, heads=heads, kv_heads=kv_heads, head_size=size, hidden=heads * size)
-    shapes = attention_shapes(program, "bf16", "fp8")
+    program.cache_groups = tuple(replace(group, dtype="fp8") for group in program.cache_groups)
+    shapes = attention_shapes(program, "bf16")
     layers = {shape.window: of for shape, of in shapes.items()}
     assert layers == {w: tuple(i for i, x in enumerate(windows) if x == w) for w in set(windows)}
     for shape in shapes:
@@ -73,7 +75,7 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
     events = []
     with BundleWriter(tmp_path / "small.bundle") as writer:
         (kernels,) = emit_attention_kernels(
-            program, (86,), "f16", "f16", "targets/x/kernels", writer, events.append, for_plugins=True
+            program, (86,), "f16", "targets/x/kernels", writer, events.append, for_plugins=True
         )
         folder = writer.folder / "targets" / "x" / "kernels"
         assert kernels.layers == (0, 1) and kernels.capability == 86
@@ -94,10 +96,10 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
 
 def test_an_unknown_gpu_is_refused_before_anything_is_compiled(tmp_path):
     with BundleWriter(tmp_path / "small.bundle") as writer, pytest.raises(TargetError, match="capability 75"):
-        emit_attention_kernels(lowered(), (90, 75), "f16", "f16", "x", writer, pytest.fail, for_plugins=True)
+        emit_attention_kernels(lowered(), (90, 75), "f16", "x", writer, pytest.fail, for_plugins=True)
 
 
 def test_without_triton_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with BundleWriter(tmp_path / "small.bundle") as writer, pytest.raises(MissingDependencyError):
-        emit_attention_kernels(lowered(), (90,), "f16", "f16", "x", writer, silent, for_plugins=True)
+        emit_attention_kernels(lowered(), (90,), "f16", "x", writer, silent, for_plugins=True)

@@ -77,6 +77,29 @@ def test_writes_that_tensorrt_is_not_told_of(process: ProcessPoolExecutor, tmp_p
     check("ordered", "Llama", process, tmp_path)
 
 
+@pytest.mark.parametrize(("cache", "largest"), [("int8", 0.03), ("fp8", 0.06)])
+def test_caches_of_8_bits(cache: str, largest: float, process: ProcessPoolExecutor, tmp_path: Path) -> None:
+    """Codes and scales are four tensors of a layer; logits are the cpu target's with such a cache, within rounding that
+    begins elsewhere (of logits around 1), and further from those of a float cache."""
+    path = exported(tmp_path, "Llama", f'[kv_cache]\ndtype = "{cache}"\n')
+    (tmp_path / "floats").mkdir()
+    floats = exported(tmp_path / "floats", "Llama")
+    asked = prompts(256)
+    ran = process.submit(built_bundle.build_and_run, str(path), asked, TOKENS, False, {"context": 64}).result()
+    assert ran.plugins == [
+        {"quantized_kv_write": 2, "quantized_paged_attention_parts": 2, "combine_splits": 2},
+        {"quantized_kv_write": 2, "quantized_paged_attention": 2},
+    ]
+    assert ran.outputs == [9] * 2  # logits, and codes and scales of two layers
+    (group,) = Bundle.open(path).targets["tensorrt"].tensorrt.paged.cache_groups  # type: ignore[union-attr]
+    assert group.dtype == {"int8": "i8", "fp8": "fp8"}[cache]
+    assert ran.info["graph_launches"] > 0 and ran.info["caches"] == "in place"
+    with LLM(path, target="cpu", threads=1) as cpu, LLM(floats, target="cpu", threads=1) as exact:
+        same = [np.abs(logits - cpu.logits(prompt)).max() for prompt, logits in zip(asked, ran.logits, strict=True)]
+        off = [np.abs(logits - exact.logits(prompt)).max() for prompt, logits in zip(asked, ran.logits, strict=True)]
+    assert max(same) < largest and all(a < b for a, b in zip(same, off, strict=True))
+
+
 def check(caches: str, family: str, process: ProcessPoolExecutor, tmp_path: Path) -> None:
     path = exported(tmp_path, family, f'caches = "{caches}"\n')
     asked = prompts(256)
