@@ -27,7 +27,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import (
+    BundleError,
+    CapacityError,
+    EnginewrightError,
+    OverloadError,
+    RequestError,
+)
 
 from .engine import Engine
 from .requests.outputs import StreamPiece
@@ -68,7 +74,7 @@ class EngineLoop:
                 raise EnginewrightError("this model was closed", hint="Open the bundle again with LLM(path).")
             self._listeners[request] = listener
             try:
-                self._post(partial(self.engine.add_request, request))
+                self._post(partial(self._add, request))
             except RuntimeError as e:
                 del self._listeners[request]
                 hint = "End other threads or processes, or raise the limit (ulimit -u)."
@@ -154,6 +160,13 @@ class EngineLoop:
                 self._inbox.popleft()()
             self._running = self.engine.has_work()
             return self._running
+
+    def _add(self, request: Request) -> None:
+        try:
+            self.engine.add_request(request)
+        except (OverloadError, RequestError) as e:  # the policy refuses it
+            request.fail(e)
+            self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
         with self._lock:

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import ExecutorCaps, FloatArray, ModelInfo
+from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from . import arguments
-from .arguments import Encoded, Params, Prompt, check_int, check_type
+from .arguments import Encoded, Params, Prompt, check_int
 from .bundle.reader import Bundle, Load
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .executors.base import Executor
 from .executors.open import Placement, choose_target, context_of, open_executor
 from .executors.static_shapes import StaticShapes
-from .kv_cache.cache_groups import PoolPlan, parse_size
-from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, save_prefix
-from .request_maker import Asked, RequestMaker
+from .info import check_options, describe, scheduler_config
+from .kv_cache.cache_groups import parse_size
+from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
+from .request_maker import Asked, RequestMaker, Terms
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request
 from .requests.sampling import SamplingParams
 from .run_requests import arun_all, astream, results, run_all, stream, wanted
 from .scheduler.continuous import SchedulerConfig
+from .scheduler.options import Scheduling
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class LLM:
         verify: check the hashes of all files first (reads the whole bundle).
         prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
+        scheduling: None or "fcfs": first come, first served. Else "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
             as conversations would lie there. Made if it isn't there; it must be the user's alone.
         prefix_folder_size: of all its files, in bytes or as "8GiB"; what was used least is deleted.
@@ -96,24 +97,19 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
+        scheduling: Scheduling | Mapping[str, Any] | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
         prefix_folder_days: float = DEFAULT_DAYS,
         verify: bool = False,
         load: Load = "map",
     ) -> None:
-        _scheduler_config(max_requests, prefill_chunk, prefix_cache)  # raises before anything is opened
+        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling)  # before anything is opened
         check_int("threads", threads, 0, MOST_THREADS)
-        check_type("path", path, (str, os.PathLike), "the path of a bundle")
-        for name, text in (("target", target), ("isa", isa), ("provider", provider)):
-            check_type(name, text, (str, type(None)), "a name, or None")
-        check_type("prefix_folder", prefix_folder, (str, os.PathLike, type(None)), "the path of a folder, or None")
-        check_type("prefix_folder_days", prefix_folder_days, (int, float), "a number of days")
+        check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
+        check_options(buckets=buckets, prefix_cache=prefix_cache, verify=verify)
+        check_options(prefix_folder=prefix_folder, prefix_folder_days=prefix_folder_days)
         parse_size(prefix_folder_size, "prefix_folder_size")
-        check_type("context", context, (int, type(None)), "a number of tokens, or None")
-        check_type("memory", memory, (int, str, type(None)), 'bytes, or a size such as "512MiB"')
-        for name, flag in (("buckets", buckets), ("prefix_cache", prefix_cache), ("verify", verify)):
-            check_type(name, flag, (bool,), "True or False")
         bundle = Bundle.open(path)
         if verify:
             bundle.verify_hashes()
@@ -126,11 +122,11 @@ class LLM:
         executor = open_executor(
             bundle, target, model.context_length, placement, memory=budget, max_requests=max_requests, buckets=buckets
         )
-        if isinstance(executor, StaticShapes):
-            prefill_chunk = prefill_chunk or executor.caps.max_tokens
+        if isinstance(executor, StaticShapes) and not prefill_chunk:
+            config = replace(config, prefill_tokens=executor.caps.max_tokens)
         del files
         return_freed_memory()
-        self._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk, prefix_cache))
+        self._start(executor, model, tokenizer, config)
         if prefix_folder is not None:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
 
@@ -144,10 +140,12 @@ class LLM:
         max_requests: int = 64,
         prefill_chunk: int | None = None,
         prefix_cache: bool = True,
+        scheduling: Scheduling | Mapping[str, Any] | str | None = None,
     ) -> LLM:
         """Serves an executor that you made yourself; it is closed with the LLM."""
         llm = cls.__new__(cls)
-        llm._start(executor, model, tokenizer, _scheduler_config(max_requests, prefill_chunk, prefix_cache))
+        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling)
+        llm._start(executor, model, tokenizer, config)
         return llm
 
     def _start(
@@ -181,6 +179,8 @@ class LLM:
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
         tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several, together.
 
@@ -192,6 +192,8 @@ class LLM:
                 its output has it as ``error``, and finish_reason "error". True: it is raised, when all have ended.
                 None: raised for one prompt that isn't in a list, so that no other's result is lost.
             tenant: whose prompts these are. Only requests of the same tenant find each other's prefixes.
+            priority: lower goes first (vLLM's). None is the class's.
+            request_class: one of ``scheduling``'s classes, with targets for its times.
 
         Returns:
             One output a prompt, in their order; a list for a single prompt too.
@@ -202,8 +204,8 @@ class LLM:
             CapacityError: a request that the KV cache can't hold, with the memory that would.
             EnginewrightError: the engine failed, and with it all requests; or see ``raise_errors``.
         """
-        requests, single = self._requests.of_prompts(prompts, params, sampling_params, tenant)
-        raised = arguments.raises(raise_errors, single)
+        terms = Terms(tenant, priority, request_class)
+        requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
         return results(requests, raised)
 
@@ -217,6 +219,8 @@ class LLM:
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
         tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
@@ -230,8 +234,8 @@ class LLM:
         Raises what ``generate`` raises, and RequestError where the template refuses the messages.
         """
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        requests, single = self._requests.of_chats(messages, params, sampling_params, variables, tenant)
-        raised = arguments.raises(raise_errors, single)
+        terms = Terms(tenant, priority, request_class)
+        requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
         run_all(self._loop, requests, wanted(progress, use_tqdm))
         return results(requests, raised)
 
@@ -243,10 +247,12 @@ class LLM:
         sampling_params: Params = None,
         raise_errors: bool | None = None,
         tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
     ) -> list[RequestOutput]:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
-        requests, single = self._requests.of_prompts(prompts, params, sampling_params, tenant)
-        raised = arguments.raises(raise_errors, single)
+        terms = Terms(tenant, priority, request_class)
+        requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
         await arun_all(self._loop, requests)
         return results(requests, raised)
 
@@ -258,42 +264,72 @@ class LLM:
         sampling_params: Params = None,
         raise_errors: bool | None = None,
         tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """``chat`` for coroutines; see ``agenerate``."""
         variables = arguments.template_variables(chat_template_kwargs, variables)
-        requests, single = self._requests.of_chats(messages, params, sampling_params, variables, tenant)
-        raised = arguments.raises(raise_errors, single)
+        terms = Terms(tenant, priority, request_class)
+        requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
         await arun_all(self._loop, requests)
         return results(requests, raised)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
     ) -> Generator[StreamPiece, None, None]:
         """Completes one prompt piece by piece. Closing the generator aborts the request.
 
         A wrong prompt raises at once, and not at the first piece.
         """
-        return stream(self._loop, self._requests.of_prompt(prompt, params, tenant))
+        return stream(self._loop, self._requests.of_prompt(prompt, params, Terms(tenant, priority, request_class)))
 
     def stream_chat(
-        self, messages: Iterable[Message], params: SamplingParams | None = None, *, tenant: str = "", **variables: Any
+        self,
+        messages: Iterable[Message],
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
+        **variables: Any,
     ) -> Generator[StreamPiece, None, None]:
         """Answers a conversation piece by piece; see ``stream`` and ``chat``."""
-        return stream(self._loop, self._requests.of_chat(messages, params, variables, tenant))
+        terms = Terms(tenant, priority, request_class)
+        return stream(self._loop, self._requests.of_chat(messages, params, variables, terms))
 
     def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream`` for coroutines. Cancelling the task, or ``aclose``, aborts the request and frees its blocks."""
-        return astream(self._loop, self._requests.of_prompt(prompt, params, tenant))
+        return astream(self._loop, self._requests.of_prompt(prompt, params, Terms(tenant, priority, request_class)))
 
     def astream_chat(
-        self, messages: Iterable[Message], params: SamplingParams | None = None, *, tenant: str = "", **variables: Any
+        self,
+        messages: Iterable[Message],
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int | None = None,
+        request_class: str | None = None,
+        **variables: Any,
     ) -> AsyncGenerator[StreamPiece, None]:
         """``stream_chat`` for coroutines; see ``astream``."""
-        return astream(self._loop, self._requests.of_chat(messages, params, variables, tenant))
+        terms = Terms(tenant, priority, request_class)
+        return astream(self._loop, self._requests.of_chat(messages, params, variables, terms))
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
@@ -302,9 +338,8 @@ class LLM:
         prompt = arguments.checked_ids(found, context, context, self.model.vocab_size)
         logits = np.empty((len(prompt), self.model.vocab_size), np.float32)
         request = Request(prompt, SamplingParams(), max_tokens=0, logits=logits)
-        with contextlib.closing(stream(self._loop, Asked((request,), request.params))) as pieces:
-            for _ in pieces:
-                pass
+        run_all(self._loop, asked := [Asked((request,), request.params)], False)
+        results(asked, raise_errors=True)
         return logits
 
     def default_params(self, **overrides: Any) -> SamplingParams:
@@ -313,22 +348,7 @@ class LLM:
 
     def info(self) -> dict[str, Any]:
         """What is loaded: the model, how it runs, and what the KV cache holds."""
-        plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
-        return {
-            "model": self.model.name,
-            "architecture": self.model.architecture,
-            "parameters": self.model.parameters,
-            "vocab_size": self.model.vocab_size,
-            "context_length": self.model.context_length,
-            "executor": self._executor.describe(),
-            "kv_cache": str(plan),
-            "kv_cache_bytes": plan.bytes,
-            "kv_cache_tokens": plan.tokens,
-            "kv_blocks_free": {name: pool.free_blocks for name, pool in self.engine.pools.items()},
-            "prefix_cache": self._cache.statistics(self.engine.scheduler.running),
-            "preemptions": self.engine.preemptions,
-            "buckets": self._executor.statistics() if isinstance(self._executor, StaticShapes) else [],
-        }
+        return describe(self.model, self._executor, self.engine)
 
     def save_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
         """Computes a prompt's keys and values, or finds them, and writes them to a folder, for ``load_prefix``.
@@ -340,13 +360,11 @@ class LLM:
 
         Raises what ``generate`` raises, and RequestError where the target keeps no prefixes.
         """
-        disk = open_tier(self._executor, self._cache, folder)
-        try:
-            self.generate([prompt], SamplingParams(max_tokens=1), tenant=tenant, progress=False)
-            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant).requests[0]
+        params = SamplingParams(max_tokens=1)
+        with opened_tier(self._executor, self._cache, folder) as disk:
+            self.generate([prompt], params, tenant=tenant, progress=False)
+            request = self._requests.of_prompt(prompt, params, Terms(tenant)).requests[0]
             return self._loop.call(partial(save_prefix, self._cache, request, disk))
-        finally:
-            disk.store.close()
 
     def load_prefix(self, prompt: Prompt, folder: str | os.PathLike[str], *, tenant: str = "") -> int:
         """Reads what ``save_prefix`` wrote for this prompt, or one that begins alike, so that requests find it.
@@ -357,12 +375,9 @@ class LLM:
 
         Raises what ``save_prefix`` raises.
         """
-        disk = open_tier(self._executor, self._cache, folder)
-        try:
-            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), tenant).requests[0]
+        with opened_tier(self._executor, self._cache, folder) as disk:
+            request = self._requests.of_prompt(prompt, SamplingParams(max_tokens=1), Terms(tenant)).requests[0]
             return self._loop.call(partial(load_prefix, self._cache, request, disk))
-        finally:
-            disk.store.close()
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
         """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
@@ -380,18 +395,5 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _scheduler_config(max_requests: int, prefill_chunk: int | None, prefix_cache: bool) -> SchedulerConfig:
-    most = ExecutorCaps().max_tokens
-    chunk = SchedulerConfig().prefill_tokens if prefill_chunk is None else prefill_chunk
-    check_int("max_requests", max_requests, 1, most)
-    check_int("prefill_chunk", chunk, 1, most)
-    return SchedulerConfig(max_requests=max_requests, prefill_tokens=chunk, prefix_cache=prefix_cache)

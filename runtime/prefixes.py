@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from enginewright.plugins.shared.errors import RequestError
@@ -41,6 +43,16 @@ def open_tier(
         Path(folder).absolute(), memory.cache_identity, most_bytes=parse_size(size), most_age=days * 24 * 3600
     )
     return DiskTier(store, memory, list(cache.groups), cache.index.block_size)
+
+
+@contextmanager
+def opened_tier(executor: Executor, cache: CacheManager, folder: str | os.PathLike[str]) -> Iterator[DiskTier]:
+    """``open_tier``, closed at the end."""
+    disk = open_tier(executor, cache, folder)
+    try:
+        yield disk
+    finally:
+        disk.store.close()
 
 
 def save_prefix(cache: CacheManager, request: Request, disk: DiskTier) -> int:

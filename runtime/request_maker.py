@@ -1,4 +1,4 @@
-"""Requests from what a caller passes: prompts or conversations, parameters, a tenant."""
+"""Requests from what a caller passes: prompts or conversations, parameters, and whose they are."""
 
 from __future__ import annotations
 
@@ -16,13 +16,24 @@ from .arguments import Encoded, Params, Prompt, check_type
 from .requests.beam_search import BeamSearch
 from .requests.outputs import RequestOutput
 from .requests.request import Request
+from .requests.request_class import NO_TARGETS, RequestClass
 from .requests.sampling import SamplingParams
 from .scheduler.continuous import ContinuousScheduler
+from .scheduler.options import check_priority
 from .text.output_text import OutputText
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .text.chat_template import Message
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Whose requests these are, and how they are served; see ``LLM.generate``."""
+
+    tenant: str = ""
+    priority: int | None = None
+    request_class: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +88,21 @@ class RequestMaker:
         return self._tokenizer
 
     def of_prompts(
-        self, prompts: Any, params: Params, sampling_params: Params, tenant: str
+        self, prompts: Any, params: Params, sampling_params: Params, terms: Terms, raise_errors: bool | None
     ) -> tuple[list[Asked], bool]:
-        """The requests, and whether the prompt was one, and not a list."""
+        """The requests, and whether the error of one is raised; see ``arguments.raises``."""
         given, single = arguments.listed(prompts)
-        return self._requests(self._encoded(given, single), params, sampling_params, tenant), single
+        requests = self._requests(self._encoded(given, single), params, sampling_params, terms)
+        return requests, arguments.raises(raise_errors, single)
 
     def of_chats(
-        self, messages: Any, params: Params, sampling_params: Params, variables: Mapping[str, Any], tenant: str
+        self,
+        messages: Any,
+        params: Params,
+        sampling_params: Params,
+        variables: Mapping[str, Any],
+        terms: Terms,
+        raise_errors: bool | None,
     ) -> tuple[list[Asked], bool]:
         """The same of conversations; ``variables`` are the chat template's."""
         chats, single = arguments.conversations(messages)
@@ -94,16 +112,16 @@ class RequestMaker:
             text = self.tokenizer.render_chat(chat, **variables)
             ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
             found.append(Encoded(ids, text, name))
-        return self._requests(found, params, sampling_params, tenant), single
+        return self._requests(found, params, sampling_params, terms), arguments.raises(raise_errors, single)
 
-    def of_prompt(self, prompt: Prompt, params: Params, tenant: str) -> Asked:
+    def of_prompt(self, prompt: Prompt, params: Params, terms: Terms) -> Asked:
         """The same of one prompt."""
-        return self._requests(self._encoded([prompt], True), params, None, tenant)[0]
+        return self._requests(self._encoded([prompt], True), params, None, terms)[0]
 
-    def of_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any], tenant: str) -> Asked:
+    def of_chat(self, messages: Iterable[Message], params: Params, variables: Mapping[str, Any], terms: Terms) -> Asked:
         """The same of one conversation."""
         variables = arguments.template_variables(None, variables)
-        requests, single = self.of_chats(messages, params, None, variables, tenant)
+        requests, single = self.of_chats(messages, params, None, variables, terms, None)
         if not single:
             raise RequestError(
                 f"messages: {len(requests)} conversations, and a stream is of one", hint="Pass one, or call chat."
@@ -114,13 +132,29 @@ class RequestMaker:
         return arguments.encoded_all(prompts, single, lambda: self.tokenizer, self._model.context_length - 1)
 
     def _requests(
-        self, prompts: Sequence[Encoded], params: Params, sampling_params: Params, tenant: str
+        self, prompts: Sequence[Encoded], params: Params, sampling_params: Params, terms: Terms
     ) -> list[Asked]:
-        check_type("tenant", tenant, (str,), "a name")
+        of_class = self._class_of(terms)
         each = arguments.params_for(len(prompts), params, sampling_params)
-        return [self._request(prompt, one, tenant) for prompt, one in zip(prompts, each, strict=True)]
+        return [self._request(prompt, one, terms, of_class) for prompt, one in zip(prompts, each, strict=True)]
 
-    def _request(self, encoded_prompt: Encoded, params: SamplingParams, tenant: str) -> Asked:
+    def _class_of(self, terms: Terms) -> RequestClass:
+        check_type("tenant", terms.tenant, (str,), "a name")
+        check_type("request_class", terms.request_class, (str, type(None)), "a name, or None")
+        if terms.priority is not None:
+            check_priority("priority", terms.priority)
+        scheduling = self._scheduler.config.scheduling
+        if scheduling is not None:
+            return scheduling.class_named(terms.request_class)
+        for name, value in (("request_class", terms.request_class), ("priority", terms.priority)):
+            if value:
+                raise RequestError(
+                    f"{name}: {value!r}, and this LLM serves first come, first served",
+                    hint='Open the bundle with LLM(path, scheduling="priority"), or with classes.',
+                )
+        return NO_TARGETS
+
+    def _request(self, encoded_prompt: Encoded, params: SamplingParams, terms: Terms, of_class: RequestClass) -> Asked:
         context = self._model.context_length
         prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self._model.vocab_size)
         if self._tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
@@ -143,7 +177,9 @@ class RequestMaker:
             end_token_ids=self._model.eos_token_ids,
             max_tokens=min(wanted, context - len(prompt)),
             prompt_text=encoded_prompt.text,
-            tenant=tenant,
+            tenant=terms.tenant,
+            priority=terms.priority,
+            request_class=of_class,
         )
         if params.num_beams > 1:
             requests = [self._search(each(), each, text)]

@@ -82,6 +82,11 @@ def test_the_page_on_prefixes(
     assert done.stderr == "" and list((tmp_path / "kept-prefixes").glob("*.kv"))
 
 
+def test_the_page_on_scheduling(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
+    done = run_python(repository / "docs" / "use" / "scheduling.md", tmp_path, {"smollm2.bundle": tiny_bundle})
+    assert "'refused': 0" in done.stdout and done.stderr == ""
+
+
 def test_the_page_on_python_names_every_parameter_and_its_default(repository: Path) -> None:
     text = (repository / "docs" / "use" / "python-api.md").read_text(encoding="utf-8")
     section = text.partition("\n## Parameters\n")[2].partition("\n## ")[0]

@@ -19,11 +19,14 @@ from .devices import CPU, Gpu, Shares, find_devices, known_gpus
 from .gpu_model import GpuModel
 from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
 from .programs import CPU_TARGET, GPU_TARGET, PlannedModel, PlannedProgram, planned_model
-from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult
+from .result import BatchSpeed, DevicePlan, DeviceSection, Omitted, PlanResult, StepTime
 from .step_kinds import CountedSteps
 
 CHUNK = SchedulerConfig().prefill_tokens
 """Tokens of prompts that a step has at most, as ``LLM`` runs."""
+
+
+_STEP_ROWS, _STEP_PROMPTS, _STEP_CONTEXT = (1, 4, 16, 64), (64, CHUNK), 128
 
 
 class StepModel(Protocol):
@@ -210,7 +213,20 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
     best = None
     if largest:
         best = BatchSpeed(largest, ttft(largest), tpot(largest), largest / tpot(largest))
-    return replace(found, speeds=tuple(speeds), largest=best, largest_limit=limit)
+    return replace(found, speeds=tuple(speeds), largest=best, largest_limit=limit, steps=_steps(model, context))
+
+
+def _steps(model: StepModel, context: int) -> tuple[StepTime, ...]:
+    """Decoding alone, prompts alone, and both."""
+    found, contexts = [], sorted({min(_STEP_CONTEXT, context), context})
+    for rows in (0, *_STEP_ROWS):
+        for prompt in (0, *_STEP_PROMPTS):
+            for tokens in contexts if rows else (0,):
+                if rows or prompt:
+                    read = min(prompt, context)
+                    sizes = StepSizes((1,) * rows + (read,) * bool(read), (tokens,) * rows + (read,) * bool(read))
+                    found.append(StepTime(rows, read, tokens, model.seconds(sizes)))
+    return tuple(found)
 
 
 def first_token_seconds(model: StepModel, prompt: int, others: int, context: int) -> float:

@@ -33,6 +33,16 @@ class BatchSpeed:
 
 
 @dataclass(frozen=True)
+class StepTime:
+    """A step in which ``rows`` requests of ``context`` tokens decode, and a prompt is read; schedulers take these."""
+
+    rows: int
+    prompt: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DevicePlan:
     """One program on one device; bytes and seconds.
 
@@ -48,6 +58,7 @@ class DevicePlan:
         largest: the largest batch that fits and meets the goals; None if none does.
         largest_limit: what a larger one fails at: "memory", "tpot", "ttft", or "requests", more of which are not asked.
         advice: what would fit where this doesn't.
+        steps: how long steps of some sizes take.
     """
 
     device: str
@@ -65,6 +76,7 @@ class DevicePlan:
     largest: BatchSpeed | None = None
     largest_limit: str = ""
     advice: str = ""
+    steps: tuple[StepTime, ...] = ()
 
 
 @dataclass(frozen=True)

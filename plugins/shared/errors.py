@@ -69,6 +69,18 @@ class CapacityError(EnginewrightError):
     exit_code = 9
 
 
+class OverloadError(CapacityError):
+    """A request that is refused because of those that are there already.
+
+    Attributes:
+        retry_after: seconds after which there may be room for it.
+    """
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message, hint=f"Come back in {retry_after:.2g} s, or serve fewer requests at a time.")
+        self.retry_after = retry_after
+
+
 _EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "safetensors", "torch", "transformers"})
 
 

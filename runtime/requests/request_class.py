@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RequestClass:
-    """Targets in seconds; None is no target.
+    """Targets in seconds; None where there is none.
 
     Attributes:
         name: what requests name.

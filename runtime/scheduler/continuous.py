@@ -1,8 +1,8 @@
 """Continuous batching: every step takes all decodes, then chunks of prefill up to a token budget.
 
-First come, first served. Blocks are taken as tokens come (``kv_cache.cache_manager``); when they run out, the newest
-running request gives its blocks up and starts over later from its prompt and the tokens it has, or from those that can
-still be found (Orca, OSDI 2022; vLLM, SOSP 2023).
+First come, first served, or in the order of a ``policy``. Blocks are taken as tokens come
+(``kv_cache.cache_manager``); when they run out, the newest running request gives its blocks up and starts over later
+from its prompt and the tokens it has, or from those that can still be found (Orca, OSDI 2022; vLLM, SOSP 2023).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.logit_rules import PLAIN
-from enginewright.runtime.requests.outputs import TokenLogprobs
 from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.block_pool import BlockPool
@@ -27,7 +26,11 @@ from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
 from .base import Batch, Chunk
 from .branching import branch, places, places_taken, together
+from .options import Scheduling
+from .policy import Policy
 from .step_inputs import StepInputs
+from .step_outputs import logprobs_of, not_finite, top
+from .waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class SchedulerConfig:
         prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
         prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
         prefix_cache: whether a request begins with what others have computed of its tokens.
+        scheduling: None is first come, first served.
     """
 
     max_requests: int = 64
     prefill_tokens: int = 512
     prefill_chunk: int | None = None
     prefix_cache: bool = False
+    scheduling: Scheduling | None = None
 
 
 class ContinuousScheduler:
@@ -52,6 +57,7 @@ class ContinuousScheduler:
 
     Every waiting request is newer than every running one: the queue is served from its front only, and who is
     preempted was the newest running and goes back to the front. So the oldest request always advances, and all finish.
+    With a policy "older" is of a lower rank.
     """
 
     def __init__(
@@ -73,10 +79,15 @@ class ContinuousScheduler:
             shared_blocks=caps.shared_blocks,
             prefix_cache=config.prefix_cache,
         )
-        self.waiting: deque[Request] = deque()
+        self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
+        self.policy: Policy | None = None
+        self.waiting: deque[Request] | WaitingQueue = deque()
+        if config.scheduling is not None:
+            most_prompt = min(config.prefill_tokens, caps.max_tokens)
+            self.policy = Policy(config.scheduling, self._most_running, most_prompt, clock, self._found)
+            self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
         self.preemptions = 0
-        self._most_running = min(config.max_requests, caps.max_tokens, caps.max_requests)
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
         self._began = 0.0  # when the last step was scheduled
@@ -135,6 +146,8 @@ class ContinuousScheduler:
 
     def add(self, request: Request) -> None:
         self.check(request)
+        if self.policy is not None:
+            self.policy.arrives(request, self.running)
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -152,14 +165,22 @@ class ContinuousScheduler:
         return bool(self.running or self.waiting)
 
     def schedule(self) -> Batch:
+        if self.policy is not None:
+            self._make_way(self.policy)
         preemptions = self.preemptions
         decodes = self._decodes()
         tokens_left = min(self.config.prefill_tokens, self.caps.max_tokens - len(decodes))
         prefills: list[Chunk] = []
+        if self.policy is not None and (self.waiting or len(decodes) < len(self.running)):
+            tokens_left = self.policy.prompt_tokens(decodes, tokens_left)
+            if self.policy.comes_first(self.running) and self.caps.ragged and preemptions == self.preemptions:
+                prefills = self._admitted(tokens_left)
+                tokens_left -= sum(c.count for c in prefills)
         if self.caps.ragged or not decodes or self._decoded_last:
-            prefills = self._prefills(decodes, tokens_left)
+            more = self._prefills([*decodes, *prefills], tokens_left)
+            prefills += more
             if preemptions == self.preemptions:
-                prefills += self._admitted(tokens_left - sum(c.count for c in prefills))
+                prefills += self._admitted(tokens_left - sum(c.count for c in more))
         if not self.caps.ragged and prefills:  # one phase a step: they alternate
             decodes = []
         if not decodes and not prefills:  # searches that wait for a sequence of theirs, which has no room
@@ -185,6 +206,8 @@ class ContinuousScheduler:
         self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
+        if self.policy is not None:
+            self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
         advanced, row, searches = [], 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
@@ -202,12 +225,12 @@ class ContinuousScheduler:
                 assert output.logits is not None
                 request.accept_logits(chunk.start, output.logits[first:row])
             if chunk.samples and request.search is not None:
-                top = _top(output, row - 1, request.search.candidates)
-                request.search.take(request, top)
+                found = top(output, row - 1, request.search.candidates)
+                request.search.take(request, found)
                 searches[request.search] = None
                 continue
             if chunk.samples:
-                request.accept(tokens[row - 1], _logprobs(request, output, row - 1))
+                request.accept(tokens[row - 1], logprobs_of(request, output, row - 1))
             if chunk.samples or request.scores:
                 advanced.append(request)
             self._retire(request)
@@ -221,7 +244,7 @@ class ContinuousScheduler:
         return search.finished
 
     def _fail(self, request: Request) -> None:
-        error = _not_finite(request)
+        error = not_finite(request)
         for one in together(request):
             one.fail(error)
             self._remove(one)
@@ -231,16 +254,39 @@ class ContinuousScheduler:
             if request in queue:
                 queue.remove(request)
         self.cache.release(request)
+        if self.policy is not None:
+            self.policy.ended(request)
 
     def _retire(self, request: Request) -> None:
         if request.finished:
             self.running.remove(request)
             self.cache.release(request)
+            if self.policy is not None:
+                self.policy.ended(request)
+
+    def _make_way(self, policy: Policy) -> None:
+        """One request gives its place up if it is held by one of less priority than the first that waits."""
+        policy.begin_step(self.running)
+        if policy.preempts(self.running):
+            needed = self.cache.lacking(self.waiting[0], len(self.waiting[0].tokens))
+            tenant = self.waiting[0].tenant
+            full = any(pool.available(tenant) < needed[name] for name, pool in self.pools.items())
+            if full or places_taken(self.running) + places(self.waiting[0]) > self._most_running:
+                self._preempt(self._newest())
+
+    def _found(self, request: Request) -> int:
+        """How many tokens of a request the prefix cache has."""
+        if (index := self.cache.index) is None or request.wants_prompt:
+            return 0
+        return index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
 
     def _decodes(self) -> list[Chunk]:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
         chunks, preemptions = [], self.preemptions
+        paused = None if self.policy is None else self.policy.paused
         for request in self._oldest_first():
+            if paused and request in paused:
+                continue
             if request.remaining == 1 and self._make_room(request):
                 chunks.append(Chunk(request, request.computed, 1))
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
@@ -270,8 +316,9 @@ class ContinuousScheduler:
             return []
         decoding = {id(c.request) for c in decodes}
         chunks, preemptions = [], self.preemptions
+        paused = () if self.policy is None else self.policy.paused
         for request in self._oldest_first():
-            if id(request) in decoding or tokens_left < 1:
+            if id(request) in decoding or tokens_left < 1 or (request in paused and request.remaining == 1):
                 continue
             count = self._chunk_size(request, tokens_left)
             oldest = self._is_first(request)
@@ -295,14 +342,17 @@ class ContinuousScheduler:
         for request in self.running:
             self._promise(request, promised)
         while tokens_left > 0 and self.waiting:
-            request = self.waiting[0]
-            if places_taken(self.running) + places(request) > self._most_running:
+            request, taken = self.waiting[0], places_taken(self.running)
+            if taken + places(request) > self._most_running:
+                break
+            if self.policy is not None and taken >= self.policy.most_running(self.running):
                 break
             first = not self.running or self._is_first(request)
             if not self.cache.begin(request, self.running, promised, force=first):
                 self._refused = request, self.cache.changes
                 break
-            self.running.append(self.waiting.popleft())
+            place = len(self.running) if self.policy is None else self.policy.place(request, self.running)
+            self.running.insert(place, self.waiting.popleft())
             request.started = request.started or self._clock()
             count = self._chunk_size(request, tokens_left)
             chunks.append(Chunk(request, request.computed, count))
@@ -340,32 +390,3 @@ class ContinuousScheduler:
             if request.search is not None:
                 request.search.forget()
         self.preemptions += 1
-
-
-def _not_finite(request: Request) -> EnginewrightError:
-    where = "of its prompt" if request.scores else f"for new token {request.output_length}"
-    if request.rules is not None and not request.scores:
-        return EnginewrightError(
-            f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
-            "bad_words and min_tokens ban all, or the model's logits are NaN or infinite",
-            hint="Allow more. Other requests went on.",
-        )
-    return EnginewrightError(
-        f"request: the model's logits {where} are NaN or infinite",
-        hint="Check the bundle with `optimize verify`: its weights are damaged, or numbers overflow in its format. "
-        "Other requests went on.",
-    )
-
-
-def _top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
-    """The most probable tokens of a row, best first."""
-    assert output.top_ids is not None and output.top_logprobs is not None
-    return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
-
-
-def _logprobs(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
-    n = request.params.logprobs
-    if n is None:
-        return None
-    assert output.tokens is not None and output.token_logprobs is not None
-    return TokenLogprobs(int(output.tokens[row]), float(output.token_logprobs[row]), tuple(_top(output, row, n)))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ComparisonError,
         EnginewrightError,
         MissingDependencyError,
+        OverloadError,
         PassError,
         RecipeError,
         RequestError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .runtime.llm import LLM
     from .runtime.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
     from .runtime.requests.sampling import SamplingParams
+    from .runtime.scheduler.options import Scheduling
 
     __version__: str
 
@@ -40,6 +42,7 @@ __all__ = [
     "CompletionOutput",
     "EnginewrightError",
     "MissingDependencyError",
+    "OverloadError",
     "PassError",
     "RecipeError",
     "RecoverOptions",
@@ -47,6 +50,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Scheduling",
     "SourceError",
     "StreamPiece",
     "TargetError",
@@ -65,6 +69,7 @@ _MODULES = {
     "RequestMetrics": "runtime.requests.outputs",
     "RequestOutput": "runtime.requests.outputs",
     "SamplingParams": "runtime.requests.sampling",
+    "Scheduling": "runtime.scheduler.options",
     "StreamPiece": "runtime.requests.outputs",
     "TokenLogprobs": "runtime.requests.outputs",
     "export": "optimizer.export",

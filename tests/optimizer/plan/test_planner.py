@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
+from enginewright.runtime.scheduler.step_costs import planned_steps
 
 CONTEXT, PROMPT = 300, 200
 
@@ -209,7 +211,9 @@ def test_recipes_that_nobody_can_plan(tiny_program: LoweredProgram, monkeypatch:
         plan("m", PlanOptions(devices=("h100",)))
 
 
-def test_this_machine_is_measured_once_a_recipe(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_measured_once_a_recipe(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from enginewright.optimizer.plan import cpu_model
 
     class Model:
@@ -229,6 +233,10 @@ def test_this_machine_is_measured_once_a_recipe(tiny_bundle: Path, monkeypatch: 
     result = on(tiny_bundle, devices=("cpu",), batches=(2,), threads=3)
     assert asked == [(512, 3)]
     assert one(result).speeds[0].tokens_per_second == 8
+    steps = one(result).steps
+    assert len({(s.rows, s.prompt, s.context) for s in steps}) == len(steps) == 26 and steps[0].seconds == 0.25
+    (path := tmp_path / "plan.json").write_text(json.dumps(result.to_json()))
+    assert len(planned_steps(path)) == 26, "a scheduler can begin with them"
     assert result.devices[0].measured and result.devices[0].bandwidth is None
 
 

@@ -1,0 +1,72 @@
+"""What an ``LLM`` is given, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from enginewright.plugins.shared.contracts import ExecutorCaps, ModelInfo
+
+from .arguments import check_int, check_type
+from .engine import Engine
+from .executors.base import Executor
+from .executors.static_shapes import StaticShapes
+from .kv_cache.cache_groups import PoolPlan
+from .scheduler.continuous import SchedulerConfig
+from .scheduler.options import scheduling_of
+
+_NAME = (str, type(None)), "a name, or None"
+_FLAG = (bool,), "True or False"
+_OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
+    "path": ((str, os.PathLike), "the path of a bundle"),
+    **dict.fromkeys(("target", "isa", "provider"), _NAME),
+    "prefix_folder": ((str, os.PathLike, type(None)), "the path of a folder, or None"),
+    "prefix_folder_days": ((int, float), "a number of days"),
+    "context": ((int, type(None)), "a number of tokens, or None"),
+    "memory": ((int, str, type(None)), 'bytes, or a size such as "512MiB"'),
+    **dict.fromkeys(("buckets", "prefix_cache", "verify"), _FLAG),
+}
+"""Types of LLM's options, and what an error says they must be."""
+
+OFFLINE_PROMPT = 2048
+"""Most tokens of prompts in a step, where nobody waits for single tokens."""
+
+
+def check_options(**given: object) -> None:
+    """Raises RequestError naming the option whose type is wrong."""
+    for name, value in given.items():
+        check_type(name, value, *_OPTIONS[name])
+
+
+def scheduler_config(
+    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object
+) -> SchedulerConfig:
+    """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
+    scheduling = scheduling_of(scheduling)
+    most = ExecutorCaps().max_tokens
+    usual = OFFLINE_PROMPT if scheduling is not None and scheduling.offline else SchedulerConfig().prefill_tokens
+    chunk = usual if prefill_chunk is None else prefill_chunk
+    check_int("max_requests", max_requests, 1, most)
+    check_int("prefill_chunk", chunk, 1, most)
+    return SchedulerConfig(max_requests, prefill_tokens=chunk, prefix_cache=prefix_cache, scheduling=scheduling)
+
+
+def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
+    """See ``LLM.info``."""
+    plan, scheduler = PoolPlan.of(executor.cache_groups, executor.blocks), engine.scheduler
+    return {
+        "model": model.name,
+        "architecture": model.architecture,
+        "parameters": model.parameters,
+        "vocab_size": model.vocab_size,
+        "context_length": model.context_length,
+        "executor": executor.describe(),
+        "kv_cache": str(plan),
+        "kv_cache_bytes": plan.bytes,
+        "kv_cache_tokens": plan.tokens,
+        "kv_blocks_free": {name: pool.free_blocks for name, pool in engine.pools.items()},
+        "prefix_cache": scheduler.cache.statistics(scheduler.running),
+        "preemptions": engine.preemptions,
+        "scheduling": None if scheduler.policy is None else scheduler.policy.describe(),
+        "buckets": executor.statistics() if isinstance(executor, StaticShapes) else [],
+    }

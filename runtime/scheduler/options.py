@@ -1,0 +1,152 @@
+"""How requests are served where that isn't first come, first served: what ``LLM(scheduling=...)`` takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
+
+DEFAULT_CLASS = "default"
+"""The class of requests that name none, if there is one of this name."""
+NAMES = ("fcfs", "priority", "fair", "offline")
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_LONGEST = 1e6
+_KEYS = ("ttft", "tpot", "priority")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduling:
+    """How requests are served. By default: by priority, and first come, first served within one.
+
+    Attributes:
+        classes: name -> targets, such as ``{"chat": {"ttft": "500ms", "tpot": "30ms"}, "batch": {"priority": 1}}``:
+            time to the first token, and for each further one on average. A request names its class
+            (``request_class``); those that don't have the class "default", if there is one.
+        shares: tenant -> weight, such as ``{"gold": 3}``; others have 1. With it, or with ``fair``, each tenant gets
+            its share of the work within a priority (virtual token counters: Sheng et al., OSDI 2024).
+        fair: all tenants have the same share.
+        refuse: a request whose class's targets can't be met, or whose coming would make another miss those it was
+            promised, ends with an OverloadError at once. False: it is served late.
+        max_waiting: so many may wait; more are refused with an OverloadError.
+        patience: a request without a target for its first token waits behind others no longer than this, about.
+        offline: for throughput alone: long steps, and no targets.
+        plan: JSON of ``optimize plan BUNDLE --gpu cpu --json``: how long steps take, until that is measured.
+    """
+
+    classes: Mapping[str, RequestClass | Mapping[str, Any]] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    fair: bool = False
+    refuse: bool = True
+    max_waiting: int | None = None
+    patience: float | str = 60.0
+    offline: bool = False
+    plan: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("fair", "refuse", "offline"):
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, f"{getattr(self, name)!r} isn't True or False")
+        for name in ("classes", "shares"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise _error(name, f"{getattr(self, name)!r} isn't a dictionary")
+        object.__setattr__(self, "classes", {name: _class(name, given) for name, given in self.classes.items()})
+        object.__setattr__(self, "patience", parse_seconds(self.patience, "scheduling: patience"))
+        for tenant, share in self.shares.items():
+            if not isinstance(tenant, str) or not _is_number(share) or not 0 < share < math.inf:
+                raise _error("shares", f"{tenant!r}: {share!r}", hint="A tenant's share is a number above 0.")
+        most = self.max_waiting
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+            raise _error("max_waiting", f"{most!r} isn't a number of requests", hint="0 refuses whoever has to wait.")
+        if self.plan is not None and not isinstance(self.plan, (str, Path)):
+            raise _error("plan", f"{self.plan!r} isn't the path of a file")
+        if self.offline and (late := [name for name, of in self._known.items() if of.ttft or of.tpot]):
+            raise _error(
+                "offline",
+                f"it is for throughput alone, and class {late[0]!r} has targets",
+                hint="Leave one of them out; a class without ttft and tpot may have a priority.",
+            )
+
+    @property
+    def _known(self) -> Mapping[str, RequestClass]:
+        return self.classes  # type: ignore[return-value]  # see __post_init__
+
+    def class_named(self, name: str | None) -> RequestClass:
+        """What a request names. Raises RequestError naming it and those that there are."""
+        if name is None:
+            return self._known.get(DEFAULT_CLASS, NO_TARGETS)
+        if name not in self._known:
+            names = ", ".join(self._known) or "none"
+            raise RequestError(f"request_class: there is no class {name!r}", hint=f"The classes of this LLM: {names}.")
+        return self._known[name]
+
+
+def scheduling_of(given: object) -> Scheduling | None:
+    """Of what was passed: None is first come, first served. Raises RequestError naming the option."""
+    if given is None or given == "fcfs":
+        return None
+    if isinstance(given, Scheduling):
+        return given
+    if isinstance(given, str) and given in NAMES:
+        return Scheduling(fair=given == "fair", offline=given == "offline")
+    known = [f.name for f in fields(Scheduling)]
+    if not isinstance(given, Mapping):
+        names = ", ".join(map(repr, NAMES))
+        raise RequestError(f"scheduling: {given!r}", hint=f"Pass one of {names}, or options: {', '.join(known)}.")
+    for key in given:
+        if key not in known:
+            raise RequestError(f"scheduling: there is no option {key!r}", hint=f"There are {', '.join(known)}.")
+    return Scheduling(**given)
+
+
+def parse_seconds(given: object, option: str) -> float:
+    """0.02 of "20ms", "20 ms", "0.02s", "20000us" or 0.02. Raises RequestError naming ``option``."""
+    seconds = math.nan
+    if isinstance(given, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
+        seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    elif _is_number(given):
+        seconds = float(given)  # type: ignore[arg-type]
+    if not 0 < seconds <= _LONGEST:
+        hint = "Pass a time above 0: seconds, or a number with its unit, such as 20ms, 0.5s or 800us."
+        raise RequestError(f"{option}: {given!r} isn't a time", hint=hint)
+    return seconds
+
+
+def _class(name: object, given: object) -> RequestClass:
+    if not isinstance(name, str) or not name:
+        raise _error("classes", f"{name!r} isn't a name")
+    option = f"scheduling: classes: {name}"
+    if isinstance(given, RequestClass):
+        given = {key: value for key in _KEYS if (value := getattr(given, key)) is not None}
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{option}: {given!r} isn't a dictionary", hint=f"It may have {', '.join(_KEYS)}.")
+    for key in given:
+        if key not in _KEYS:
+            raise RequestError(f"{option}: there is no target {key!r}", hint=f"There are {', '.join(_KEYS)}.")
+    times = {
+        key: None if given.get(key) is None else parse_seconds(given[key], f"{option}: {key}")
+        for key in ("ttft", "tpot")
+    }
+    priority = given.get("priority", 0)
+    check_priority(f"{option}: priority", priority)
+    return RequestClass(name, times["ttft"], times["tpot"], priority)
+
+
+def check_priority(option: str, value: object) -> None:
+    """Raises RequestError naming the option."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 31:
+        raise RequestError(f"{option}: {value!r} isn't an integer", hint="Lower numbers go first; 0 is the default.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _error(option: str, what: str, *, hint: str | None = None) -> RequestError:
+    return RequestError(f"scheduling: {option}: {what}", hint=hint)

@@ -1,0 +1,295 @@
+"""Decisions where not everybody is served as they come: who is next, how much of a step is for prompts, who is refused.
+
+A request's rank is (priority, deadline of its first token, arrival): the lowest goes first, and of those that run the
+highest is preempted. It never changes while a request runs, so that no two preempt each other again and again.
+
+1. A deadline that was missed is replaced by the next: twice the time from the request on, and so on. So nobody waits
+   behind those that can still be served in time for ever, and nobody who is late makes the others late.
+2. Prompts get what the decoding requests' time per token leaves of a step, by what steps cost (``step_costs``).
+3. Requests without a time per token pause where a step with them would be too long for those that have one.
+4. Admission: what can't be met is said when a request comes, with the time after which it could.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from enginewright.plugins.shared.errors import EnginewrightError, OverloadError, RequestError
+from enginewright.runtime.requests.request import Request
+
+from .base import Chunk
+from .options import Scheduling, parse_seconds
+from .step_costs import StepCosts, StepSize
+from .waiting import Shares, WaitingQueue
+
+DECODE_SHARE = 0.8
+"""Of a class's time per token, what steps of decodes alone may take: the rest is left to prompts."""
+MARGIN = 0.95
+"""Of a class's time per token, what a step with prompts may leave of it: steps vary."""
+LEAST_PROMPT = 16
+"""Tokens of prompts that every step has room for: who waits for a first token advances."""
+_MEASURED_PROMPTS = 8
+"""So many steps with prompts, before anybody is told that no machine time would be enough."""
+_PROBE = 16
+"""One in so many that seem to need longer than their targets alone is served, as the machine may be faster by now."""
+_DECODES_A_SAMPLE = 8
+"""One in so many steps of decodes alone is measured: they are many, and much alike."""
+_RANK = attrgetter("rank")
+
+
+class Policy:
+    """See the module.
+
+    Args:
+        scheduling: what was asked for.
+        most_running, most_prompt: requests at a time, and tokens of prompts in a step.
+        clock: seconds, as requests have them.
+        found: how many tokens of a request the prefix cache has.
+    """
+
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        most_running: int,
+        most_prompt: int,
+        clock: Callable[[], float],
+        found: Callable[[Request], int],
+    ) -> None:
+        self.scheduling = scheduling
+        self.costs = StepCosts()
+        if scheduling.plan is not None:
+            self.costs.begin_with(Path(scheduling.plan))
+        self.shares = Shares(scheduling.shares) if scheduling.fair or scheduling.shares else None
+        self.waiting = WaitingQueue(self.shares)
+        self.paused: frozenset[Request] = frozenset()  # run, and get no token in this step
+        self.refused = 0
+        self._patience = parse_seconds(scheduling.patience, "scheduling: patience")
+        self._most_running, self._most_prompt = most_running, most_prompt
+        self._clock, self._found = clock, found
+        self._arrived = self._ended = self._decodes = self._prompts = self._denied = 0
+        self._mean_output = 0.0  # new tokens of those that have ended
+        self._seen_running = 0, -1  # when ``paused`` was chosen: that many, and the last number
+
+    # Who comes, begins and ends
+
+    def arrives(self, request: Request, running: Sequence[Request]) -> None:
+        """Gives a request its rank. Raises OverloadError or RequestError if it is refused."""
+        self._arrived += 1
+        ttft = request.request_class.ttft
+        deadline = request.queued + (self._patience if ttft is None else ttft)
+        request.rank = (request.priority, deadline, self._arrived)
+        try:
+            self._check_room(request, running)
+            if self.scheduling.refuse and self.costs.known:
+                self._check_alone(request)
+                if ttft is not None:
+                    self._check_first_token(request, ttft, running)
+        except EnginewrightError:
+            self.refused += 1
+            raise
+
+    def place(self, request: Request, running: Sequence[Request]) -> int:
+        """Where a request that begins comes among the running ones."""
+        self._seen_running = 0, -1
+        if self.shares is not None:
+            self.shares.begins(request)
+        return bisect_right(running, request.rank, key=_RANK)
+
+    def ended(self, request: Request) -> None:
+        """A request that ran has ended, or was aborted."""
+        if request.error is None and request.finish_reason != "abort":
+            self._ended += 1
+            self._mean_output += (request.output_length - self._mean_output) / min(self._ended, 32)
+        if self.shares is not None:
+            self.shares.ends(request, self.costs.row_tokens)
+
+    def stepped(self, chunks: Sequence[Chunk], tokens: int, seconds: float) -> None:
+        """A step is over."""
+        if tokens == len(chunks):
+            self._decodes += 1
+            if self._decodes % _DECODES_A_SAMPLE and self.costs.known:
+                return
+        else:
+            self._prompts += 1
+        self.costs.observe(StepSize.of(chunks), seconds)
+
+    def describe(self) -> dict[str, float]:
+        """For ``LLM.info``: who waits, who was refused, and what is taken for the cost of steps, in microseconds."""
+        return {"waiting": len(self.waiting), "refused": self.refused} | self.costs.describe()
+
+    # What a step holds
+
+    def begin_step(self, running: Sequence[Request]) -> None:
+        """Chooses who is first of those that wait, and who pauses."""
+        if self.waiting:
+            if self.shares is not None:
+                for request in running:
+                    self.shares.count(request, self.costs.row_tokens)
+                self.waiting.look_again()
+            self._renew_deadlines()
+        if self._seen_running != (seen := (len(running), self._decodes >> 5)):
+            self._seen_running = seen
+            self.paused = self._pausing(running)
+
+    def preempts(self, running: Sequence[Request]) -> bool:
+        """Whether the first that waits has a right to the place of the last that runs."""
+        return bool(self.waiting and running) and self.waiting[0].rank[0] < running[-1].rank[0]
+
+    def comes_first(self, running: Sequence[Request]) -> bool:
+        """Whether the first that waits goes before a running request that still reads its prompt."""
+        rank = self.waiting[0].rank if self.waiting else ()
+        return bool(rank) and any(r.rank > rank and r.remaining > 1 for r in running)
+
+    def most_running(self, running: Sequence[Request]) -> int:
+        """How many may run with the first that waits, so that all with a time per token get it."""
+        first = self.waiting[0]
+        tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
+        own = first.request_class.tpot
+        if not self.costs.known or (own is None and not tpots):
+            return self._most_running
+        context = _mean([*(r.computed for r in running), len(first.tokens)])
+        most = self.costs.rows_within(DECODE_SHARE * min([*tpots, own or math.inf]), context)
+        if own is not None:  # the others pause
+            most += len(running) - len(tpots)
+        return min(most, self._most_running)
+
+    def prompt_tokens(self, decodes: Sequence[Chunk], most: int) -> int:
+        """How many tokens of prompts this step may have besides."""
+        if not self.costs.known:
+            return most
+        now, rows, context = self._clock(), len(decodes), sum(c.start for c in decodes)
+        alone = self.costs.seconds(StepSize(rows, 0, context))
+        left = math.inf
+        for chunk in decodes:
+            request = chunk.request
+            tpot, times = request.request_class.tpot, request.token_times
+            if tpot is None or times is None:
+                continue
+            until = times[0] + MARGIN * tpot * request.output_length - now
+            behind = alone - until
+            if behind > 0 and behind > (request.max_tokens - request.output_length) * (tpot - alone):
+                continue  # it won't be met whatever the others do
+            left = min(left, until)
+        if left == math.inf:
+            return most
+        return min(most, max(int(min(self.costs.prompt_within(left, rows, context), most)), LEAST_PROMPT))
+
+    def _pausing(self, running: Sequence[Request]) -> frozenset[Request]:
+        tpots = [tpot for r in running if (tpot := r.request_class.tpot) is not None]
+        if not tpots or len(tpots) == len(running) or not self.costs.known:
+            return frozenset()
+        most = self.costs.rows_within(DECODE_SHARE * min(tpots), _mean([r.computed for r in running]))
+        # Not the first, which always advances; and the sequences of a beam search wait for each other.
+        others = [r for r in running[1:] if r.request_class.tpot is None and r.search is None]
+        return frozenset(others[max(0, len(others) - max(0, len(running) - most)) :])
+
+    def _renew_deadlines(self) -> None:
+        now = self._clock()
+        for _ in range(len(self.waiting)):
+            first = self.waiting[0]
+            ttft = first.request_class.ttft
+            if ttft is None or first.started is not None or first.output_length:
+                return
+            ready = now + self._alone(first, first.remaining)
+            if ready <= first.rank[1]:
+                return
+            times = 2.0 ** max(1, math.ceil(math.log2((ready - first.queued) / ttft)))
+            self.waiting.remove(first)
+            first.rank = (first.rank[0], max(first.queued + ttft * times, ready), first.rank[2])
+            self.waiting.append(first)
+
+    # Who is refused
+
+    def _check_room(self, request: Request, running: Sequence[Request]) -> None:
+        most = self.scheduling.max_waiting
+        if most is None or len(self.waiting) < most + max(self._most_running - len(running), 0):
+            return
+        raise OverloadError(
+            f"max_waiting: {len(self.waiting)} requests wait already",
+            retry_after=max(self._slot_seconds(self._most_running, running), 0.001),
+        )
+
+    def _check_alone(self, request: Request) -> None:
+        """Whether the targets could be met if nothing else ran."""
+        of = request.request_class
+        if self._prompts < _MEASURED_PROMPTS or (of.tpot is None and of.ttft is None):
+            return
+        token = self.costs.seconds(StepSize(1, 0, len(request.tokens) + request.max_tokens / 2))
+        option, target, needed = "tpot", of.tpot, token
+        if of.tpot is None or token <= of.tpot:
+            option, target = "ttft", of.ttft
+            needed = 0.0 if target is None else self._alone(request, self._lacking(request))
+        if target is None or needed <= target:
+            return
+        self._denied += 1
+        if self._denied % _PROBE:
+            raise RequestError(
+                f"request_class: {of.name!r} has a {option} of {target * 1e3:.4g} ms, and this request would take "
+                f"about {needed * 1e3:.4g} ms even alone",
+                hint="Name a class with a longer one, or shorten the prompt.",
+            )
+
+    def _check_first_token(self, request: Request, ttft: float, running: Sequence[Request]) -> None:
+        """Whether it gets its first token in time, and those that were promised theirs before still do."""
+        now, own = self._clock(), self._lacking(request)
+        tokens = sum(r.remaining - 1 for r in running if r.remaining > 1 and r.rank <= request.rank)
+        ahead, placed = 0, False
+        needed = self._waits(request, running)
+        for other in self.waiting.by_rank():
+            if not placed and other.rank > request.rank:
+                placed = True
+                self._promise(needed(tokens + own, ahead) - ttft, ttft)
+                tokens, ahead = tokens + own, ahead + 1
+            tokens, ahead = tokens + other.remaining, ahead + 1
+            if not placed or other.rank[0] > request.rank[0] or other.request_class.ttft is None:
+                continue
+            left = other.rank[1] - now
+            if needed(tokens, ahead - 1) > left >= needed(tokens - own, ahead - 2):
+                self._promise(needed(tokens, ahead - 1) - left, ttft, "that of a request which waits")
+        if not placed:
+            self._promise(needed(tokens + own, ahead) - ttft, ttft)
+
+    @staticmethod
+    def _promise(late: float, ttft: float, whose: str = "its first token") -> None:
+        if late > 0:
+            raise OverloadError(
+                f"request_class: with a ttft of {ttft:.4g} s, {whose} would come {late:.2g} s late",
+                retry_after=max(late, 0.001),
+            )
+
+    def _waits(self, request: Request, running: Sequence[Request]) -> Callable[[float, int], float]:
+        """What gives seconds to a first token, by prompt tokens up to it and how many requests begin before."""
+        tpots = [tpot for r in (*running, request) if (tpot := r.request_class.tpot) is not None]
+        rows = min(len(running) + 1, self._most_running)
+        context = rows * _mean([r.computed for r in running] or [len(request.tokens)])
+        most: float = self._most_prompt
+        slots = self._most_running
+        if tpots:
+            most = max(LEAST_PROMPT, min(most, self.costs.prompt_within(min(tpots), rows, context)))
+            slots = min(slots, self.costs.rows_within(DECODE_SHARE * min(tpots), context / rows))
+        each = self.costs.seconds(StepSize(rows, most, context, most * len(request.tokens) / 2)) / most
+        step = self.costs.seconds(StepSize(rows, 0, context))
+        slot, free = self._slot_seconds(slots, running), slots - len(running)
+        return lambda tokens, ahead: step + max(tokens * each, max(0, ahead + 1 - free) * slot)
+
+    def _slot_seconds(self, slots: int, running: Sequence[Request]) -> float:
+        """Between two ends of requests, when all slots are taken."""
+        step = self.costs.seconds(StepSize(slots, 0, slots * _mean([r.computed for r in running])))
+        return self._mean_output * step / slots
+
+    def _lacking(self, request: Request) -> int:
+        return request.remaining - self._found(request)
+
+    def _alone(self, request: Request, tokens: int) -> float:
+        """Seconds in which the last ``tokens`` of a prompt are read if nothing else runs."""
+        seen = len(request.tokens) - tokens / 2
+        return self.costs.seconds(StepSize(0, tokens, 0, tokens * seen, -(-tokens // self._most_prompt)))
+
+
+def _mean(values: Iterable[float]) -> float:
+    of = list(values)
+    return sum(of) / len(of) if of else 0.0

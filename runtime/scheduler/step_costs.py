@@ -1,0 +1,174 @@
+"""What a step takes on this machine, by what steps took.
+
+A step takes ``a + b rows + c prompt tokens + d context + e products`` seconds: so many requests that decode, the tokens
+that they read, and for each prompt token those that it sees. The five numbers are fitted, none below 0, to the mean
+steps of each size, so that sizes that are rare count as much as those that are common. The first ones may come from a
+plan (``optimize plan BUNDLE --json``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from enginewright.plugins.shared.errors import RequestError
+
+from .base import Chunk
+
+_MEMORY = 16.0
+"""Steps of one size that the mean of their times goes back to."""
+_OUTLIER = 4.0
+"""A step that takes so many times as long as predicted counts as one that takes so long: something else ran."""
+_LEAST_STEPS = 12
+"""Before so many steps were measured, nothing is predicted."""
+_MOST_BETWEEN_FITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What decides how long a step takes.
+
+    Attributes:
+        rows: requests that decode.
+        prompt: tokens of prompts.
+        context: tokens that the decoding requests see, over all of them.
+        products: tokens that the prompts' tokens see, over all of them.
+        steps: over so many steps together.
+    """
+
+    rows: float = 0
+    prompt: float = 0
+    context: float = 0
+    products: float = 0
+    steps: float = 1
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> StepSize:
+        """Of a step."""
+        rows = prompt = context = products = 0
+        for chunk in chunks:
+            if chunk.count == 1:
+                rows += 1
+                context += chunk.start + 1
+            else:
+                prompt += chunk.count
+                products += chunk.count * (2 * chunk.start + chunk.count) // 2
+        return cls(rows, prompt, context, products)
+
+
+class StepCosts:
+    """See the module. ``known`` says whether anything can be predicted yet."""
+
+    def __init__(self) -> None:
+        self.known = False
+        self._means: dict[tuple[int, int, int], list[float]] = {}  # weight, five features, seconds
+        self._fixed = self._row = self._prompt = self._context = self._product = 0.0
+        self._steps = 0
+        self._next_fit = _LEAST_STEPS
+
+    def seconds(self, size: StepSize) -> float:
+        """Of such a step."""
+        return (
+            size.steps * self._fixed
+            + size.rows * self._row
+            + size.prompt * self._prompt
+            + size.context * self._context
+            + size.products * self._product
+        )
+
+    def prompt_within(self, seconds: float, rows: int, context: float) -> float:
+        """How many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
+        left = seconds - self._fixed - rows * self._row - context * self._context
+        return max(left, 0.0) / self._prompt if self._prompt else math.inf
+
+    def rows_within(self, seconds: float, context: float) -> int:
+        """How many requests with ``context`` tokens each can decode in a step of ``seconds``; 1 at least."""
+        each = self._row + context * self._context
+        return max(1, int(min((seconds - self._fixed) / each, 1 << 20))) if each else 1 << 20
+
+    @property
+    def row_tokens(self) -> float:
+        """How many prompt tokens cost as much as a token that is decoded in a step with others."""
+        return self._row / self._prompt if self._row and self._prompt else 2.0
+
+    def describe(self) -> dict[str, float]:
+        """Microseconds of a step, and of each of what it has; 0 until they are known."""
+        found = self._fixed, self._row, self._prompt, self._context, self._product
+        names = "step_us", "row_us", "prompt_token_us", "context_token_us", "product_us"
+        return {name: value * 1e6 for name, value in zip(names, found, strict=True)}
+
+    def observe(self, size: StepSize, seconds: float) -> None:
+        """A step took so long."""
+        if self.known:
+            seconds = min(seconds, _OUTLIER * self.seconds(size))
+        self._add(size, seconds)
+        self._steps += 1
+        if self._steps >= self._next_fit:
+            self._fit()
+            self._next_fit = self._steps + min(self._steps, _MOST_BETWEEN_FITS)
+
+    def begin_with(self, plan: Path) -> None:
+        """Takes the steps of a plan of this machine. Raises RequestError if the file has none."""
+        for size, seconds in planned_steps(plan):
+            self._add(size, seconds)
+        self._fit()
+
+    def _add(self, size: StepSize, seconds: float) -> None:
+        key = int(size.rows).bit_length(), int(size.prompt).bit_length(), int(size.context).bit_length()
+        mean = self._means.setdefault(key, [0.0] * 7)
+        if mean[0] == 1 and 2 * seconds < mean[6]:  # the first of a size may have waited for memory
+            mean[0] = 0
+        mean[0] = min(mean[0] + 1, _MEMORY)
+        found = size.steps, size.rows, size.prompt, size.context, size.products, seconds
+        for i, value in enumerate(found, 1):
+            mean[i] += (value - mean[i]) / mean[0]
+
+    def _fit(self) -> None:
+        """Least squares of the relative errors; a number that comes out negative is 0, and the others are fitted."""
+        means = np.array(list(self._means.values()))
+        left = means[:, 1:6] / means[:, 6:]  # [sizes, 5]
+        weights = np.sqrt(means[:, :1])
+        scale = np.abs(left).max(0)
+        used = [i for i in range(5) if scale[i] > 0]
+        found = np.zeros(5)
+        while used:
+            part, *_ = np.linalg.lstsq(left[:, used] / scale[used] * weights, weights[:, 0], rcond=1e-6)
+            if (part >= 0).all():
+                found[used] = part / scale[used]
+                break
+            used.pop(int(part.argmin()))
+        self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
+        self.known = True
+
+
+def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
+    """The steps of this machine in what ``optimize plan --json`` printed. Raises RequestError naming the option."""
+    try:
+        plans = json.loads(plan.read_text(encoding="utf-8"))["plans"]
+        steps = [s for p in plans if p["device"] == "cpu" for s in p["steps"]]
+        found = [(_planned(step), float(step["seconds"])) for step in steps]
+    except OSError as e:
+        raise RequestError(f"scheduling: plan: {plan.name}: {e.strerror}", hint="Pass the path of a file.") from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise RequestError(
+            f"scheduling: plan: {plan.name} isn't a plan with steps: {e!r}",
+            hint="Write one with: optimize plan BUNDLE --gpu cpu --json > plan.json",
+        ) from e
+    recipes = {tuple(p["recipes"]) for p in plans if p["device"] == "cpu"}
+    wrong = len(recipes) != 1 or any(not (math.isfinite(s) and s > 0) for _, s in found)
+    if wrong or not found:
+        raise RequestError(
+            f"scheduling: plan: {plan.name} has steps of {len(recipes)} programs on the cpu, or times that are wrong",
+            hint="Plan the bundle that is served: optimize plan BUNDLE --gpu cpu --json > plan.json",
+        )
+    return found
+
+
+def _planned(step: dict[str, float]) -> StepSize:
+    rows, prompt, context = int(step["rows"]), int(step["prompt"]), int(step["context"])
+    return StepSize(rows, prompt, rows * context, prompt * prompt / 2)

@@ -1,0 +1,39 @@
+"""What rows of a step's output mean to their requests."""
+
+from __future__ import annotations
+
+from enginewright.plugins.shared.contracts import StepOutput
+from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.runtime.requests.outputs import TokenLogprobs
+from enginewright.runtime.requests.request import Request
+
+
+def not_finite(request: Request) -> EnginewrightError:
+    """Of a request whose logits are NaN or infinite, or leave it no token."""
+    where = "of its prompt" if request.scores else f"for new token {request.output_length}"
+    if request.rules is not None and not request.scores:
+        return EnginewrightError(
+            f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
+            "bad_words and min_tokens ban all, or the model's logits are NaN or infinite",
+            hint="Allow more. Other requests went on.",
+        )
+    return EnginewrightError(
+        f"request: the model's logits {where} are NaN or infinite",
+        hint="Check the bundle with `optimize verify`: its weights are damaged, or numbers overflow in its format. "
+        "Other requests went on.",
+    )
+
+
+def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
+    """The most probable tokens of a row, best first."""
+    assert output.top_ids is not None and output.top_logprobs is not None
+    return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
+
+
+def logprobs_of(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:
+    """Of the new token of a row, if the request wants them."""
+    n = request.params.logprobs
+    if n is None:
+        return None
+    assert output.tokens is not None and output.token_logprobs is not None
+    return TokenLogprobs(int(output.tokens[row]), float(output.token_logprobs[row]), tuple(top(output, row, n)))

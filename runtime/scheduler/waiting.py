@@ -1,0 +1,132 @@
+"""Who waits, and who of them is next: by priority, then the tenant that had least, then the deadline."""
+
+from __future__ import annotations
+
+from bisect import insort_left, insort_right
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+
+from enginewright.runtime.requests.request import Request
+
+_RANK = attrgetter("rank")
+
+
+class Shares:
+    """Work that each tenant has had, divided by its weight (virtual token counters: Sheng et al., OSDI 2024).
+
+    Work counts in prompt tokens. Who comes back after a pause begins with no more credit than those that wait.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._had: dict[str, float] = {}
+        self._counted: dict[Request, int] = {}  # new tokens of requests that have begun
+
+    def had(self, tenant: str) -> float:
+        """By its weight."""
+        return self._had.get(tenant, 0.0)
+
+    def joins(self, tenant: str, others: Sequence[str]) -> None:
+        """A tenant that had nobody waiting has now; ``others`` have, or the last that had."""
+        least = min((self.had(other) for other in others), default=0.0)
+        self._had[tenant] = max(self.had(tenant), least)
+
+    def begins(self, request: Request) -> None:
+        """Counts the prompt, as far as it isn't found; once, as a preemption isn't the request's fault."""
+        if request not in self._counted:
+            self._counted[request] = request.output_length
+            self._count(request.tenant, request.remaining)
+
+    def count(self, request: Request, row_tokens: float) -> None:
+        """Counts the new tokens since the last call; one costs as much as so many of a prompt."""
+        counted = self._counted.get(request)
+        if counted is not None and request.output_length > counted:
+            self._count(request.tenant, (request.output_length - counted) * row_tokens)
+            self._counted[request] = request.output_length
+
+    def ends(self, request: Request, row_tokens: float) -> None:
+        """Counts the last ones."""
+        self.count(request, row_tokens)
+        self._counted.pop(request, None)
+
+    def _count(self, tenant: str, tokens: float) -> None:
+        self._had[tenant] = self.had(tenant) + tokens / self._weights.get(tenant, 1.0)
+
+
+class WaitingQueue:
+    """Requests by their rank; with ``shares`` by priority, then by what their tenants had. In place of a deque.
+
+    What a tenant had changes all the time: ``look_again`` says when the first is to be chosen anew.
+    """
+
+    def __init__(self, shares: Shares | None = None) -> None:
+        self._shares = shares
+        self._of: dict[str, list[Request]] = {}  # tenant, or "" for all -> by rank; none is empty
+        self._first: Request | None = None
+        self._last_left: list[str] = []
+
+    def append(self, request: Request) -> None:
+        """To where its rank is, behind its equals."""
+        insort_right(self._tenants(request), request, key=_RANK)
+
+    def appendleft(self, request: Request) -> None:
+        """The same before its equals: the sequences of a beam search come back last first."""
+        insort_left(self._tenants(request), request, key=_RANK)
+
+    def _tenants(self, request: Request) -> list[Request]:
+        tenant = self._tenant(request)
+        if tenant not in self._of and self._shares is not None:
+            self._shares.joins(tenant, list(self._of) or self._last_left)
+        self._first = None
+        return self._of.setdefault(tenant, [])
+
+    def popleft(self) -> Request:
+        """The next."""
+        request = self[0]
+        self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Raises ValueError if it doesn't wait."""
+        tenant = self._tenant(request)
+        self._of.get(tenant, []).remove(request)
+        if not self._of[tenant]:
+            del self._of[tenant]
+            self._last_left = [tenant]
+        self._first = None
+
+    def look_again(self) -> None:
+        """Counters, or the rank of the first, have changed."""
+        self._first = None
+
+    def by_rank(self) -> list[Request]:
+        """All of them."""
+        lists = list(self._of.values())
+        return list(lists[0]) if len(lists) == 1 else sorted(self, key=_RANK)
+
+    def __getitem__(self, index: int) -> Request:
+        if index or not self._of:
+            raise IndexError(index)
+        if self._first is None:
+            firsts = [requests[0] for requests in self._of.values()]
+            self._first = firsts[0] if len(firsts) == 1 else min(firsts, key=self._order)
+        return self._first
+
+    def _order(self, request: Request) -> tuple[float, float, tuple[float, ...]]:
+        assert self._shares is not None
+        return request.rank[0], self._shares.had(request.tenant), request.rank
+
+    def _tenant(self, request: Request) -> str:
+        return "" if self._shares is None else request.tenant
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for requests in list(self._of.values()) for request in requests)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def __contains__(self, request: object) -> bool:
+        return any(request in requests for requests in self._of.values())

@@ -1,0 +1,127 @@
+"""What steps are taken to cost: from what they took, and from a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.base import Chunk
+from enginewright.runtime.scheduler.step_costs import StepCosts, StepSize, planned_steps
+
+
+def true_seconds(size: StepSize) -> float:
+    return 4e-3 + 5e-4 * size.rows + 4e-4 * size.prompt + 1e-6 * size.context + 1e-7 * size.products
+
+
+def random_size(rng: np.random.Generator) -> StepSize:
+    rows, prompt = int(rng.integers(0, 33)), int(rng.integers(0, 512)) * int(rng.integers(2))
+    return StepSize(rows or 1, prompt, rows * int(rng.integers(20, 2000)), prompt * prompt // 2)
+
+
+def measured(costs: StepCosts, steps: int, noise: float, factor: float = 1.0) -> StepCosts:
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        size = random_size(rng)
+        costs.observe(size, factor * true_seconds(size) * (1 + noise * rng.standard_normal()))
+    return costs
+
+
+def errors(costs: StepCosts, factor: float = 1.0) -> list[float]:
+    rng = np.random.default_rng(1)
+    sizes = [random_size(rng) for _ in range(200)]
+    return [abs(costs.seconds(size) / (factor * true_seconds(size)) - 1) for size in sizes]
+
+
+def test_the_size_of_a_step() -> None:
+    def chunk(start: int, count: int) -> Chunk:
+        return Chunk(Request(range(start + count), SamplingParams()), start, count)
+
+    assert StepSize.of([chunk(9, 1), chunk(4, 1), chunk(10, 5)]) == StepSize(2, 5, 15, 62)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_steps_are_predicted_from_those_before(noise: float) -> None:
+    costs = StepCosts()
+    assert not costs.known
+    assert max(errors(measured(costs, 400, noise))) < 0.01 + 0.8 * noise
+    assert costs.known
+
+
+def test_a_machine_that_gets_slower_is_noticed() -> None:
+    costs = measured(measured(StepCosts(), 400, 0.05), 2000, 0.05, factor=2)
+    assert max(errors(costs, factor=2)) < 0.15
+
+
+def test_a_slow_first_step_is_forgotten() -> None:
+    costs = StepCosts()
+    for prompt in (100, 200, 400):
+        for i in range(5):
+            costs.observe(StepSize(0, prompt), (1 if i else 20) * true_seconds(StepSize(0, prompt)))
+            costs.observe(StepSize(4, 0, 400), true_seconds(StepSize(4, 0, 400)))
+    assert costs.seconds(StepSize(0, 300)) == pytest.approx(true_seconds(StepSize(0, 300)), rel=0.3)
+
+
+def test_a_step_that_another_process_held_up_counts_little() -> None:
+    costs = measured(StepCosts(), 400, 0.0)
+    for _ in range(8):
+        costs.observe(StepSize(8, 0, 800), 10.0)
+    assert costs.seconds(StepSize(8, 0, 800)) < 5 * true_seconds(StepSize(8, 0, 800))
+
+
+def test_what_fits_into_a_step() -> None:
+    costs = measured(StepCosts(), 400, 0.0)
+    prompt = costs.prompt_within(0.05, 8, 800)
+    assert costs.seconds(StepSize(8, prompt, 800)) == pytest.approx(0.05, rel=0.02)
+    assert costs.prompt_within(0.001, 8, 800) == 0
+    rows = costs.rows_within(0.02, 100)
+    assert (
+        costs.seconds(StepSize(rows, 0, 100 * rows)) <= 0.0201 < costs.seconds(StepSize(rows + 2, 0, 100 * rows + 200))
+    )
+    assert costs.rows_within(0.0, 100) == 1
+    assert costs.row_tokens == pytest.approx(1.25, rel=0.1)
+    assert StepCosts().row_tokens == 2
+
+
+def plan_of(steps: list[dict[str, float]], recipes: int = 1) -> str:
+    plans = [{"device": "cpu", "recipes": [f"r{i}"], "steps": steps} for i in range(recipes)]
+    return json.dumps({"format_version": 1, "plans": [*plans, {"device": "h100", "recipes": ["f32"], "steps": []}]})
+
+
+GRID = [(r, p, c) for r in (1, 4, 16) for c in (128, 2048) for p in (0, 64, 512)]
+
+
+def test_a_plan_s_steps(tmp_path: Path) -> None:
+    steps = [
+        {"rows": r, "prompt": p, "context": c, "seconds": true_seconds(StepSize(r, p, r * c, p * p / 2))}
+        for r, p, c in GRID
+    ]
+    (tmp_path / "plan.json").write_text(plan_of(steps))
+    costs = StepCosts()
+    costs.begin_with(tmp_path / "plan.json")
+    assert costs.known and max(errors(costs)) < 0.05
+    assert len(planned_steps(tmp_path / "plan.json")) == 18
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "plan.json: No such file"),
+        ("{", "isn't a plan with steps"),
+        ('{"plans": [{"device": "cpu", "recipes": ["f32"]}]}', "isn't a plan with steps: KeyError"),
+        (plan_of([]), "steps of 1 programs"),
+        (plan_of([{"rows": 1, "prompt": 0, "context": 9, "seconds": 1.0}], 2), "steps of 2 programs"),
+        (plan_of([{"rows": 1, "prompt": 0, "context": 9, "seconds": float("nan")}]), "times that are wrong"),
+        (plan_of([{"rows": 1, "prompt": 0, "context": 9, "seconds": -1.0}]), "times that are wrong"),
+    ],
+)
+def test_a_file_that_is_no_plan(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(RequestError, match=f"^scheduling: plan: .*{message}"):
+        planned_steps(tmp_path / "plan.json")
