@@ -243,7 +243,7 @@ class CpuProgram:
 def isas() -> list[str]:
     """Instruction sets that this processor can run, best first.
 
-    Of avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
+    Of avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, avx2_vnni, avx2 and portable.
     """
     return _cpu.isas()
 

@@ -37,8 +37,8 @@ class CpuExecutor(HostBlocks):
         bundle: with a ready target ``target``.
         blocks: cache group -> blocks to allocate.
         threads: of the kernels; 0 takes as many as there are cores.
-        isa: instruction set ("avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"); None takes the
-            best there is.
+        isa: instruction set ("avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable");
+            None takes the best there is.
         tuning: how work is cut into tasks: see ``CpuProgram``. None takes what ``optimize tune`` found here for this
             bundle, if it did, and its number of threads if ``threads`` is 0.
         plan: of the target's buckets: a step of just the size of one runs in the program specialised to it, all others

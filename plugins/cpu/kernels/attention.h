@@ -61,6 +61,7 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     const char* next_k = key_piece(c, later.block, later.head);
     const char* next_v = value_piece(c, later.block, later.head);
     if (Products::reads_keys(c)) {
+      if (Products::kTiles) prefetch_piece(next_k, kv_piece_bytes(c.format, c.key_size));
       blocks->k[b] = reinterpret_cast<const Element*>(k);
       blocks->k_ahead[b] = (next_k - k) / static_cast<int64_t>(sizeof(Element));
     } else {
@@ -71,6 +72,7 @@ void load_blocks(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       blocks->k_ahead[b] = 0;
     }
     if (Products::reads_values(c)) {
+      if (Products::kTiles) prefetch_piece(next_v, kv_piece_bytes(c.format, c.value_size));
       blocks->v[b] = reinterpret_cast<const Element*>(v);
       blocks->v_ahead[b] = (next_v - v) / static_cast<int64_t>(sizeof(Element));
     } else {
@@ -103,17 +105,23 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
   StepBlocks<Products> blocks;
   load_blocks(a, t, s, step, begin_of(0) / kBlock, (end_of(t.tokens - 1) + kBlock - 1) / kBlock, &blocks);
 
-  const auto attend_rows = [&]<int R>(int64_t row) {
-    const int64_t first_token = row / t.heads, last_token = (row + R - 1) / t.heads;
+  // R rows, or with tiles `some`: as many as fill these, or fewer.
+  const auto attend_rows = [&]<int R>(int64_t row, int64_t some) {
+    const int64_t count = Products::kTiles ? some : R;
+    const int64_t first_token = row / t.heads, last_token = (row + count - 1) / t.heads;
     const int64_t low = begin_of(first_token), high = end_of(last_token);
     if (low >= high) return;
     const int64_t first = low / kBlock * kBlock, past = (high + kBlock - 1) / kBlock * kBlock;
-    for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
-      Products::template scores<R>(s.q + row * size, size, blocks.k[b], blocks.k_ahead[b],
-                                   s.scores + b * kBlock);
+    if constexpr (Products::kTiles) {
+      Products::scores(a.cache, s.q + row * size, blocks.k, first / kBlock, past / kBlock, s.scores);
+    } else {
+      for (int64_t b = first / kBlock; b * kBlock < past; ++b) {
+        Products::template scores<R>(s.q + row * size, size, blocks.k[b], blocks.k_ahead[b],
+                                     s.scores + b * kBlock);
+      }
     }
     float best[16], factors[16], tops[16];
-    for (int64_t r = 0; r < R; ++r) {
+    for (int64_t r = 0; r < count; ++r) {
       const int64_t token = (row + r) / t.heads, head = t.head + (row + r) % t.heads;
       const RowView view = {head, base + first - t.position - token, begin_of(token) - first,
                             end_of(token) - first};
@@ -121,8 +129,8 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
       best[r] = plain ? largest_score(view, past - first, scores)
                       : scale_scores(a, view, s.key_scales + first, past - first, scores);
     }
-    raise_maxima(R, best, factor, s.split.m + row, factors, tops);
-    for (int64_t r = 0; r < R; ++r) {
+    raise_maxima(count, best, factor, s.split.m + row, factors, tops);
+    for (int64_t r = 0; r < count; ++r) {
       const int64_t at = r * kStep + first;
       const float sum = Products::weights(a.cache, tops[r], factor, s.scores + at, s.value_scales + first,
                                           past - first, Products::weights_of(s.scores, s.p) + at);
@@ -130,32 +138,44 @@ void attend_step(const PagedAttentionArgs& a, const AttentionTask& t, const Atte
     }
     float* o = s.split.o + row * width;
     // Rows that see different slots share them, unless a value that some may not see is NaN or infinite: a
-    // weight of 0 would not keep it from them.
+    // weight of 0 would not keep it from them. Tiles take blocks whole, what no row sees included.
     const Element* p = Products::weights_of(s.scores, s.p);
     bool apart = false;
     if (!has_scales(a.cache.format)) {
       const int64_t all_begin = begin_of(last_token), all_end = end_of(first_token);
       for (int64_t b = low / kBlock; b * kBlock < high; ++b) {
         if (b * kBlock >= all_begin && (b + 1) * kBlock <= all_end) continue;
-        if (low == all_begin && high == all_end) continue;
+        if (!Products::kTiles && low == all_begin && high == all_end) continue;
         apart = apart || !Products::finite(blocks.v[b], kBlock * width);
       }
     }
     if (!apart) {
-      Products::template values<R>(p, blocks.v, blocks.v_ahead, low, high, width, factors, o);
+      if constexpr (Products::kTiles) {
+        Products::values(p, blocks.v, first / kBlock, past / kBlock, width, count, factors, o);
+      } else {
+        Products::template values<R>(p, blocks.v, blocks.v_ahead, low, high, width, factors, o);
+      }
       return;
     }
-    for (int64_t r = 0; r < R; ++r) {
+    for (int64_t r = 0; r < count; ++r) {
       const int64_t token = (row + r) / t.heads, begin = begin_of(token), end = end_of(token);
       if (begin >= end) continue;
-      Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, begin, end, width, factors + r,
-                                   o + r * width);
+      if constexpr (Products::kTiles) {
+        Products::values_of_row(p + r * kStep, blocks.v, begin, end, width, factors + r, o + r * width);
+      } else {
+        Products::template values<1>(p + r * kStep, blocks.v, blocks.v_ahead, begin, end, width, factors + r,
+                                     o + r * width);
+      }
     }
   };
   const int64_t pieces = (rows + Products::kRows - 1) / Products::kRows;
   for (int64_t i = 0; i < pieces; ++i) {
     const int64_t begin = rows * i / pieces, end = rows * (i + 1) / pieces;
-    with_rows<Products::kRows>(end - begin, [&]<int R>() { attend_rows.template operator()<R>(begin); });
+    if constexpr (Products::kTiles) {
+      attend_rows.template operator()<Products::kRows>(begin, end - begin);
+    } else {
+      with_rows<Products::kRows>(end - begin, [&]<int R>() { attend_rows.template operator()<R>(begin, R); });
+    }
   }
 }
 
@@ -283,6 +303,7 @@ void attend(const PagedAttentionArgs& a, ThreadPool& pool) {
   run_tasks(pool, task_count, work, [&](int64_t i, int worker) {
     const AttentionTask& t = task_list[i];
     AttentionScratch<Products> s = plan.scratch(scratch + worker * plan.bytes());
+    [[maybe_unused]] const typename Products::Scope scope(a.cache, t.tokens * t.heads);
     gather_queries(a, t, s);
     if (t.partial != nullptr) {
       s.split = sums_at(t, t.partial);

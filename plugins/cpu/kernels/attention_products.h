@@ -19,6 +19,10 @@
 namespace ew {
 namespace {
 
+struct NoScope {
+  NoScope(const KvCache&, int64_t) {}
+};
+
 // Calls fn(elements, convert), where convert gives an element as a float, for a format that is not f32.
 template <class F>
 EW_INLINE void with_elements(KvFormat format, const char* piece, const F& fn) {
@@ -33,7 +37,9 @@ EW_INLINE void with_elements(KvFormat format, const char* piece, const F& fn) {
 
 struct FloatProducts {
   using Element = float;
+  using Scope = NoScope;
   static constexpr int kRows = kMaxRows;
+  static constexpr bool kTiles = false;
 
   static int64_t query_size(int64_t size) { return size; }
   static int64_t key_elements(int64_t size) { return size * kBlock; }
@@ -142,7 +148,9 @@ struct FloatProducts {
 
 struct PairProducts {
   using Element = uint16_t;
+  using Scope = NoScope;
   static constexpr int kRows = kBf16Rows;
+  static constexpr bool kTiles = false;
 
   static int64_t query_size(int64_t size) { return (size + 1) / 2 * 2; }
   static int64_t key_elements(int64_t size) { return (size + 1) / 2 * 2 * kBlock; }

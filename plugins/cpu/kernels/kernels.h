@@ -2,11 +2,12 @@
 //
 // Build, all with -O3 -ffp-contract=off (only explicit fma is used, so that a result is the same at any place
 // in a vector):
-//   avx2.cpp           -mavx2 -mfma -mf16c                                      (x86-64 only, all five)
+//   avx2.cpp           -mavx2 -mfma -mf16c                                      (x86-64 only, all six)
 //   avx512.cpp         as avx2.cpp, -mavx512f -mavx512bw -mavx512dq -mavx512vl
-//   avx2_vnni.cpp      as avx2.cpp, -mavxvnni      what these three hold takes the place of the same kernels
+//   avx2_vnni.cpp      as avx2.cpp, -mavxvnni      what these four hold takes the place of the same kernels
 //   avx512_vnni.cpp    as avx512.cpp, -mavx512vnni       in a copy of the table that they extend
 //   avx512_bf16.cpp    as avx512.cpp, -mavx512bf16
+//   avx512_amx.cpp     as avx512.cpp, -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 //   portable.cpp, registry.cpp, parallel.cpp     no further flags
 //   reference.cpp, reference_attention.cpp, reference_packed.cpp          no further flags; for the tests
 //   alone, not for the extension
@@ -221,7 +222,7 @@ struct ReduceArgs {
 // clang-format on
 
 struct KernelTable {
-  const char* isa;  // avx512_bf16 (and VNNI), avx512_vnni, avx512, avx2_vnni, avx2 or portable
+  const char* isa;  // avx512_amx (with BF16 and VNNI), avx512_bf16 (with VNNI), avx512_vnni, avx512, ..
 #define EW_SLOT(name, args, ...) void (*name)(const args&, ThreadPool&);
   EW_KERNELS(EW_SLOT)
 #undef EW_SLOT

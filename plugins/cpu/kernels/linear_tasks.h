@@ -18,12 +18,13 @@ constexpr int64_t kTaskBytes = int64_t{1} << 18;
 // fn(panel, panel_end, row, row_end), or with the worker behind them, for tasks that cover m rows and all
 // panels of n columns. Tasks are of one size, as nearly as can be, and each thread gets as many: a small
 // weight is read in some microseconds, where handing out more tasks than threads costs more than it evens
-// out.
+// out. Rows begin at multiples of `unit`, and are `most_rows` at most.
 template <class F>
-void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn) {
+void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t panel_bytes, const F& fn,
+                  int64_t unit = 1, int64_t most_rows = kTaskRows) {
   const int64_t threads = pool_size(pool), panels = (n + kPanel - 1) / kPanel;
   const Tuning& tuning = pool_tuning(pool);
-  const int64_t task_rows = tuned(tuning.task_rows, kTaskRows), row_blocks = (m + task_rows - 1) / task_rows;
+  const int64_t task_rows = tuned(tuning.task_rows, most_rows), row_blocks = (m + task_rows - 1) / task_rows;
   const int64_t least = 1 + tuned(tuning.task_bytes, kTaskBytes) / (panel_bytes + 1);  // panels of a task
   const int64_t tasks = tuned(tuning.thread_tasks, 8) * threads;
   const int64_t most = (tasks + row_blocks - 1) / row_blocks, small = (panels + 15) / 16;
@@ -34,7 +35,8 @@ void linear_tasks(ThreadPool& pool, int64_t m, int64_t n, int64_t k, int64_t pan
   run_tasks(pool, groups * row_blocks, m * panels * kPanel * k, [&](int64_t task, int worker) {
     const int64_t group = task / row_blocks, block = task % row_blocks;
     const int64_t panel = panels * group / groups, panel_end = panels * (group + 1) / groups;
-    const int64_t row = m * block / row_blocks, row_end = m * (block + 1) / row_blocks;
+    const int64_t units = (m + unit - 1) / unit, row = units * block / row_blocks * unit;
+    const int64_t next = units * (block + 1) / row_blocks * unit, row_end = next < m ? next : m;
     if constexpr (requires { fn(panel, panel_end, row, row_end, worker); }) {
       fn(panel, panel_end, row, row_end, worker);
     } else {

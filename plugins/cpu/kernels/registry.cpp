@@ -1,4 +1,12 @@
 // Which kernels this processor can run, the names of their options, and Workspace.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -16,6 +24,7 @@ extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;
 void use_avx512_vnni(KernelTable* table);
 void use_avx512_bf16(KernelTable* table);
+void use_avx512_amx(KernelTable* table);
 void use_avx2_vnni(KernelTable* table);
 #endif
 #endif
@@ -51,6 +60,29 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
+// Tiles are saved for a process that asks for them alone, by Linux's arch_prctl: for all of its threads, and
+// for good. (The builtin of GCC 12 doesn't know AMX.)
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBf16 = 1u << 22, kSavesExtended = 1u << 27;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  constexpr unsigned kTileState = 3u << 17;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (kTile | kInt8 | kBf16)) return false;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kSavesExtended)) return false;
+  unsigned saved = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  if (~saved & kTileState) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+bool has_avx512_amx() {
+  static const bool has = has_avx512_bf16() && may_use_tiles();
+  return has;
+}
+
 // A table with some kernels exchanged for those of an extension. Only for a processor that has it: what
 // exchanges them is compiled for it too.
 KernelTable extended(const KernelTable& base, const char* isa,
@@ -69,6 +101,11 @@ const KernelTable* kernels_for(const char* isa) {
   const std::string_view name = isa;
 #if defined(__x86_64__)
 #if defined(EW_AVX512)
+  if (name == "avx512_amx" && has_avx512_amx()) {
+    static const KernelTable table =
+        extended(avx512_kernels, "avx512_amx", {use_avx512_vnni, use_avx512_bf16, use_avx512_amx});
+    return &table;
+  }
   if (name == "avx512_bf16" && has_avx512_bf16()) {
     static const KernelTable table =
         extended(avx512_kernels, "avx512_bf16", {use_avx512_vnni, use_avx512_bf16});
@@ -91,7 +128,8 @@ const KernelTable* kernels_for(const char* isa) {
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> isas;
-  for (const char* isa : {"avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}) {
+  for (const char* isa :
+       {"avx512_amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"}) {
     if (kernels_for(isa) != nullptr) isas.emplace_back(isa);
   }
   return isas;

@@ -22,4 +22,9 @@ void for_all(const F& fn) {
   }
 }
 
+// Whether its products of bf16 are VDPBF16's, in the order of that instruction.
+inline bool has_vdpbf16(const KernelTable& kernels) {
+  return std::string(kernels.isa) == "avx512_bf16" || std::string(kernels.isa) == "avx512_amx";
+}
+
 }  // namespace ew::testing

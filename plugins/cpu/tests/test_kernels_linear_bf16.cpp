@@ -79,7 +79,7 @@ void check(int64_t m, int64_t n, int64_t k, int64_t gap, bool bias) {
     const auto y = linear.run([&](const LinearBf16Args& a) { kernels.linear_bf16(a, pool); });
     const std::string shape =
         " m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k);
-    if (std::string(kernels.isa) != "avx512_bf16") {
+    if (!has_vdpbf16(kernels)) {
       CHECK(same_bits(y, std::string(kernels.isa) == "portable" ? twice : fused)) << what << shape;
       return;
     }

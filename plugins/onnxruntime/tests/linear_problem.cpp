@@ -168,7 +168,8 @@ std::vector<int64_t> Problem::y_shape() const {
 
 const std::vector<float>& Problem::expected(const std::string& isa) {
   const bool exact = ends_.activation.empty() || ends_.activation.starts_with("relu");
-  const bool by_reference = exact && (form_.storage != "bf16" || isa != "avx512_bf16");
+  const bool by_reference =
+      exact && (form_.storage != "bf16" || (isa != "avx512_bf16" && isa != "avx512_amx"));
   const bool fused = isa != "portable";
   auto& found = expected_[!by_reference ? isa : fused ? "fused" : "twice"];
   if (!found.empty()) return found;
