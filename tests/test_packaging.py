@@ -92,9 +92,9 @@ def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
             assert archive.read(packed) == (packages.tree / name).read_bytes(), name
         ours = {name for name in names if name.startswith("enginewright/")}
         built = {name for name in ours if name.endswith(".so")}
-        operators = "enginewright/plugins/onnxruntime/libenginewright_onnxruntime.so"
-        (extension,) = built - {operators}
-        assert operators in built and extension.startswith("enginewright/plugins/cpu/_cpu.")
+        loaded = {f"enginewright/plugins/{name}/libenginewright_{name}.so" for name in ("onnxruntime", "xla")}
+        (extension,) = built - loaded
+        assert loaded < built and extension.startswith("enginewright/plugins/cpu/_cpu.")
         assert ours - set(expected) - built == set()  # neither C++ sources nor tests
         tops = {name.partition("/")[0] for name in names}
         assert tops == {"enginewright", next(t for t in tops if t.endswith(".dist-info"))}

@@ -26,7 +26,7 @@ from enginewright.optimizer.emit.targets import TARGETS
 from enginewright.optimizer.pipeline.pass_context import pass_context
 from enginewright.optimizer.pipeline.pipeline import choose_passes, left_on
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, TvmOptions
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
 from enginewright.optimizer.report.export_report import storage_and_speed
 from enginewright.optimizer.report.fusion_effects import fusion_effects
 from enginewright.optimizer.report.roofline import Roofline
@@ -224,6 +224,7 @@ def write_bundle(
         buckets=buckets.plan if buckets else None,
         record=engines.append,
         onnx=model.recipe.onnx or OnnxSection(),
+        stablehlo=model.recipe.stablehlo or StableHloOptions(),
         tvm=model.recipe.tvm or TvmOptions(),
     )
     emitted = {

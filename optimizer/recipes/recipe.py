@@ -37,7 +37,7 @@ from .sections import (
     builtin_files,
     supported,
 )
-from .target_sections import EnginesSection, OnnxSection, TvmOptions
+from .target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
 
 TargetName = Annotated[str, Field(min_length=1)]
 
@@ -72,6 +72,7 @@ class Recipe(Section):
     buckets: BucketsSection | None = None
     engines: EnginesSection | None = None
     onnx: OnnxSection | None = None
+    stablehlo: StableHloOptions | None = None
     tvm: TvmOptions | None = None
 
     @field_validator("passes", mode="before")

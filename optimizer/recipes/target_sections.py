@@ -1,4 +1,4 @@
-"""What a recipe says of single targets: [engines] for NVIDIA's GPUs, [onnx] for further files, [tvm]."""
+"""What a recipe says of single targets: [engines] for NVIDIA's GPUs, [onnx] for further files, [stablehlo], [tvm]."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ class OnnxSection(Section):
 
     contrib: StrictBool = False
     kernels: StrictBool = False
+
+
+class StableHloOptions(Section):
+    """Of the target stablehlo.
+
+    Attributes:
+        kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls.
+            None: all are compiled by XLA, and the modules run on other devices too.
+    """
+
+    kernels: Literal["enginewright"] | None = None
 
 
 class TvmOptions(Section):

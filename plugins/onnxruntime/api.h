@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../cpu/panel_linear.h"  // BadArgument
 #include "onnxruntime_api.h"
 
 namespace ew::ort {
@@ -16,11 +17,6 @@ constexpr uint32_t kApiVersion = 17;  // the first whose operators may use the s
 // onnxruntime's own error. Whoever catches it gives the status back to onnxruntime, which owns it then.
 struct Refused {
   OrtStatus* status;
-};
-
-// What an operator can't take; onnxruntime tells its caller.
-struct BadArgument {
-  std::string problem;
 };
 
 struct Tensor {

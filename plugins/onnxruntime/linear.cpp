@@ -9,39 +9,14 @@ namespace {
 
 enum Input : size_t { kX, kWeight, kScales, kOffsets, kBias };
 
-constexpr int64_t pieces(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
-constexpr int64_t padded(int64_t size, int64_t multiple) { return pieces(size, multiple) * multiple; }
-constexpr int64_t groups_of(int64_t k, int64_t group) { return group ? pieces(k, group) : 1; }
-
-constexpr int64_t kLine = 64;
-// Of N, K and groups, so that no number of bytes overflows: a file could have any, and few bytes for it.
-constexpr int64_t kMostSize = int64_t{1} << 28;
-
-struct Format {
-  const char* name;
-  int64_t bits;        // of an element
-  int64_t interleave;  // elements along K that are adjacent in a panel
-};
-constexpr Format kFormats[] = {
-    {"f32", 32, 1}, {"bf16", 16, 2}, {"fp8", 8, 1}, {"int8", 8, 4}, {"int4", 4, 8}};
-
-Storage storage_of(const std::string& name) {
-  for (size_t i = 0; i < std::size(kFormats); ++i) {
-    if (name == kFormats[i].name) return static_cast<Storage>(i);
-  }
-  throw BadArgument{"storage: there is no " + name};
-}
-
-bool is_integer(Storage storage) { return storage == Storage::int8 || storage == Storage::int4; }
-
-// Scratch of the calling thread, which runs one operator at a time: x as rounded, and what the kernels need.
-Workspace& rounded_memory() {
-  thread_local Workspace memory;
-  return memory;
-}
-Workspace& kernel_memory() {
-  thread_local Workspace memory;
-  return memory;
+PanelLinear::Description described(const Api& api, const OrtKernelInfo* info) {
+  return {.n = api.integer(info, "n"),
+          .k = api.integer(info, "k"),
+          .weight_group = api.integer(info, "weight_group"),
+          .activation_group = api.integer(info, "activation_group"),
+          .storage = api.text(info, "storage"),
+          .activation = api.text(info, "activation"),
+          .sparse = api.integer(info, "sparse") != 0};
 }
 
 }  // namespace
@@ -50,167 +25,48 @@ Linear::Linear(const Api& api, const OrtKernelInfo* info, const KernelTable& ker
     : api_(api),
       kernels_(kernels),
       threads_(threads),
-      n_(api.integer(info, "n")),
-      k_(api.integer(info, "k")),
-      weight_group_(api.integer(info, "weight_group")),
-      activation_group_(api.integer(info, "activation_group")),
-      storage_(storage_of(api.text(info, "storage"))),
-      sparse_(api.integer(info, "sparse") != 0),
+      product_(described(api, info)),
       inputs_(api.inputs(info)) {
-  const std::string activation = api.text(info, "activation");
-  if (!activation.empty() && !parse_linear_activation(activation.c_str(), &epilogue_.activation)) {
-    throw BadArgument{"activation: there is no " + activation};
-  }
-  check_sizes();
   const auto given = [&](Input index, const char* name, int64_t bytes) {
     const std::optional<int64_t> found = api.constant_bytes(info, index);
     if (!found || *found == bytes) return found.has_value();
     throw BadArgument{std::string(name) + " has " + std::to_string(*found) + " bytes, and not " +
                       std::to_string(bytes)};
   };
-  const int64_t scale_bytes = padded(n_, kPanel) * groups_of(k_, weight_group_) * 2;
-  if (!given(kWeight, "weight", weight_bytes()))
+  if (!given(kWeight, "weight", product_.weight_bytes()))
     throw BadArgument{"weight must be the file's, and not computed"};
-  const bool scaled = storage_ == Storage::fp8 || is_integer(storage_);
-  if (given(kScales, "scales", scale_bytes) != scaled) {
+  if (given(kScales, "scales", product_.scale_bytes()) != product_.scaled()) {
     throw BadArgument{"scales: int8, int4 and fp8 have some of the file's, others none"};
   }
-  has_offsets_ = given(kOffsets, "offsets", scale_bytes);
-  if (has_offsets_ && (storage_ != Storage::int4 || sparse_)) {
+  has_offsets_ = given(kOffsets, "offsets", product_.scale_bytes());
+  if (has_offsets_ && !product_.may_have_offsets()) {
     throw BadArgument{"offsets: only int4 that isn't sparse has any"};
   }
 }
 
-void Linear::check_sizes() const {
-  if (n_ < 1 || n_ > kMostSize || k_ < 1 || k_ > kMostSize) throw BadArgument{"n and k: 1 to 2^28"};
-  for (const int64_t group : {weight_group_, activation_group_}) {
-    if (group < 0 || group > kMostSize) throw BadArgument{"groups: 0 to 2^28"};
-  }
-  if (sparse_ && (k_ % 4 != 0 || storage_ == Storage::fp8)) {
-    throw BadArgument{"sparse: k is a multiple of 4, and fp8 has no such layout"};
-  }
-  if (storage_ == Storage::int4) {
-    if (weight_group_ == 0 || weight_group_ != activation_group_ || weight_group_ % 8 != 0 ||
-        k_ % weight_group_ != 0) {
-      throw BadArgument{"int4: weight and x are in the same groups, a multiple of 8 that divides k"};
-    }
-  } else if (storage_ == Storage::int8) {
-    const bool apart = weight_group_ && activation_group_ && weight_group_ != activation_group_;
-    if (apart || weight_group_ % 4 != 0 || activation_group_ % 4 != 0) {
-      throw BadArgument{"int8: groups are multiples of 4, and the same where weight and x have some"};
-    }
-  }
-}
-
-// As runtime/bundle/weights.py and sparse_panels.py have it.
-int64_t Linear::weight_bytes() const {
-  const Format& format = kFormats[static_cast<size_t>(storage_)];
-  if (!sparse_) return padded(n_, kPanel) * padded(k_, format.interleave) * format.bits / 8;
-  constexpr int64_t depth = 32;  // of a block: places in words, and half of the values
-  return pieces(n_, kPanel) * pieces(k_, depth) * kPanel * (4 + depth / 2 * format.bits / 8);
-}
-
-// What a call is given.
-struct Linear::Call {
-  int64_t m = 0;
-  const float* x = nullptr;
-  const void* weight = nullptr;
-  const uint16_t* scales = nullptr;
-  const uint16_t* offsets = nullptr;
-  const float* bias = nullptr;  // or null
-  float* y = nullptr;
-};
-
-template <class Args>
-Args Linear::arguments(const Call& call) const {
-  Args args;
-  args.m = call.m, args.n = n_, args.k = k_;
-  args.weight = static_cast<decltype(args.weight)>(call.weight);
-  args.bias = call.bias;
-  args.y = call.y;
-  args.y_stride = n_;
-  args.epilogue = epilogue_;
-  if constexpr (requires { args.weight_scales; }) args.weight_scales = call.scales;
-  if constexpr (requires { args.group; }) args.group = weight_group_;
-  if constexpr (requires { args.sparse; }) args.sparse = sparse_;
-  if constexpr (requires { args.workspace; }) args.workspace = &kernel_memory();
-  if constexpr (requires { args.x = call.x; }) args.x = call.x, args.x_stride = k_;
-  return args;
-}
-
-// With x rounded to int8, in the scratch of this thread.
-template <class Args>
-Args Linear::rounded(const Call& call, ThreadPool& pool) const {
-  const int64_t stride = padded(k_, kLine), groups = groups_of(k_, activation_group_);
-  const int64_t scale_bytes = padded(call.m * groups * 4, kLine);
-  char* memory = static_cast<char*>(rounded_memory().reserve(call.m * stride + 2 * scale_bytes));
-  char* scales = memory + call.m * stride;
-  const QuantizeActivationArgs quantize = {.m = call.m,
-                                           .k = k_,
-                                           .group_size = activation_group_,
-                                           .x = call.x,
-                                           .x_stride = k_,
-                                           .values = reinterpret_cast<int8_t*>(memory),
-                                           .values_stride = stride,
-                                           .scales = reinterpret_cast<float*>(scales),
-                                           .scales_stride = groups,
-                                           .sums = reinterpret_cast<int32_t*>(scales + scale_bytes),
-                                           .sums_stride = groups};
-  kernels_.quantize_activation(quantize, pool);
-  Args args = arguments<Args>(call);
-  args.values = quantize.values, args.values_stride = stride;
-  args.scales = quantize.scales, args.scales_stride = groups;
-  args.sums = quantize.sums, args.sums_stride = groups;
-  return args;
-}
-
 void Linear::run(OrtKernelContext* context) const {
   Tensor x = api_.input(context, kX);
-  if (x.shape.empty() || x.shape.back() != k_) {
-    throw BadArgument{"x: its last dimension is not " + std::to_string(k_)};
+  if (x.shape.empty() || x.shape.back() != product_.k()) {
+    throw BadArgument{"x: its last dimension is not " + std::to_string(product_.k())};
   }
-  Call call = {
-      .m = x.count() / k_, .x = static_cast<const float*>(x.data), .weight = api_.data(context, kWeight)};
+  PanelLinear::Call call = {.m = x.count() / product_.k(),
+                            .x = static_cast<const float*>(x.data),
+                            .weight = api_.data(context, kWeight)};
   if (inputs_ > kScales) call.scales = static_cast<const uint16_t*>(api_.data(context, kScales));
   if (inputs_ > kOffsets) call.offsets = static_cast<const uint16_t*>(api_.data(context, kOffsets));
   if (has_offsets_ != (call.offsets != nullptr))
     throw BadArgument{"offsets must be the file's, and not computed"};
   if (inputs_ > kBias) {
     const Tensor bias = api_.input(context, kBias);
-    if (bias.data && bias.count() != n_)
-      throw BadArgument{"bias: it has not " + std::to_string(n_) + " elements"};
+    if (bias.data && bias.count() != product_.n())
+      throw BadArgument{"bias: it has not " + std::to_string(product_.n()) + " elements"};
     call.bias = static_cast<const float*>(bias.data);
   }
-  x.shape.back() = n_;
+  x.shape.back() = product_.n();
   call.y = static_cast<float*>(api_.output(context, 0, x.shape));
   if (call.m == 0) return;
   ThreadPool pool(api_, context, threads_);
-  switch (storage_) {
-    case Storage::f32:
-      return kernels_.linear(arguments<LinearArgs>(call), pool);
-    case Storage::bf16: {
-      const int64_t stride = padded(k_, kLine / 2);
-      auto* narrow = static_cast<uint16_t*>(rounded_memory().reserve(call.m * stride * 2));
-      kernels_.cast_bf16(
-          {.m = call.m, .k = k_, .x = call.x, .x_stride = k_, .out = narrow, .out_stride = stride}, pool);
-      auto args = arguments<LinearBf16Args>(call);
-      args.x = narrow, args.x_stride = stride;
-      return kernels_.linear_bf16(args, pool);
-    }
-    case Storage::fp8:
-      return kernels_.linear_fp8(arguments<LinearFp8Args>(call), pool);
-    case Storage::int8: {
-      auto args = rounded<LinearInt8Args>(call, pool);
-      args.weight_group = weight_group_;
-      args.activation_group = activation_group_;
-      return kernels_.linear_int8(args, pool);
-    }
-    case Storage::int4: {
-      auto args = rounded<LinearInt4Args>(call, pool);
-      args.weight_offsets = call.offsets;
-      return kernels_.linear_int4(args, pool);
-    }
-  }
+  product_.run(kernels_, call, pool);
 }
 
 }  // namespace ew::ort

@@ -11,7 +11,8 @@ A module's function "main", of B requests of S tokens each, in slots that have C
     logits       f32 [R, V]
     present      as the past, whose memory it takes
 
-It is a portable artifact: any StableHLO from its version on reads it.
+It is a portable artifact: any StableHLO from its version on reads it. One that calls ``kernels`` runs where those are
+(``plugins/xla``); if attention is among them, a slot is blocks of 32 tokens, as the cpu target's caches are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ from msgspec import Meta
 from enginewright.plugins.shared.records import Count, Positive, Record
 
 from .linear_io import LinearCacheGroup
+
+LINEAR, ROTATE, WRITE_CACHE, ATTENTION = KERNELS = (
+    "enginewright_linear",
+    "enginewright_rotate",
+    "enginewright_write_cache",
+    "enginewright_attention",
+)
+"""Functions of ours that modules may call. One with other arguments would have another name."""
+
+BLOCK = 32
+"""Tokens of a block of the caches that attention reads."""
 
 SECTION_FOLDER = "modules"
 """In the target's folder."""
@@ -66,6 +78,7 @@ class StableHloSection(Record, frozen=True, kw_only=True):
         weights: of the bundle, by name, in the order of the arguments.
         cache_groups: in the program's order.
         summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
+        kernels: the functions of ours that modules call.
     """
 
     version: str
@@ -75,6 +88,7 @@ class StableHloSection(Record, frozen=True, kw_only=True):
     weights: tuple[str, ...]
     cache_groups: Annotated[tuple[LinearCacheGroup, ...], Meta(min_length=1)]
     summed_products: Count
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len({module.name for module in self.modules}) < len(self.modules):
@@ -87,6 +101,11 @@ class StableHloSection(Record, frozen=True, kw_only=True):
     def lengths(self) -> tuple[int, ...]:
         """How many places slots may have, rising; the last is their capacity."""
         return tuple(sorted({module.places for module in self.modules}))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether attention is our kernels', and caches lie as it has them."""
+        return ATTENTION in self.kernels
 
     @property
     def requests(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.onnxruntime.library import find_operators
 from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, TargetError
+from enginewright.plugins.xla.library import find_handlers
 from enginewright.runtime.kv_cache.cache_groups import free_memory
 
 from .cuda_driver import Gpu, load_cuda
@@ -47,6 +48,7 @@ class Machine:
         packages: name -> version of those of ``PACKAGES`` that are installed.
         providers: onnxruntime's.
         onnx_operators: whether the library of our operators for onnxruntime is there.
+        xla_handlers: whether that of our handlers for XLA is.
         pjrt_plugins: jaxlib's, that are installed beside its CPU client.
         cuda_of: package -> the major version of CUDA that it was built for, where the name of what pip installed
             has it (tensorrt_cu13).
@@ -69,6 +71,7 @@ class Machine:
     packages: Mapping[str, str] = field(default_factory=dict)
     providers: tuple[str, ...] = ()
     onnx_operators: bool = False
+    xla_handlers: bool = False
     pjrt_plugins: tuple[str, ...] = ()
     cuda_of: Mapping[str, str] = field(default_factory=dict)
     torch_cuda: str = ""
@@ -95,6 +98,7 @@ def look_at_machine() -> Machine:
         packages=_versions(),
         providers=_providers(problems),
         onnx_operators=find_operators() is not None,
+        xla_handlers=find_handlers() is not None,
         pjrt_plugins=tuple(plugins()),
         cuda_of=cuda_of([name for name in (d.metadata["Name"] for d in metadata.distributions()) if name]),
         torch_cuda=torch_cuda(),

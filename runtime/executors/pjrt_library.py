@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
+from enginewright.plugins.xla.library import handlers_library
 
 Array = npt.NDArray[Any]
 
@@ -140,6 +141,31 @@ class Pjrt:
                 hint="If the file was altered, copy the bundle again; else export the model again with this version.",
             ) from e
 
+    def register(self, handlers: Sequence[str]) -> None:
+        """Lets modules call these functions of our kernels.
+
+        Raises TargetError for another provider than the CPU, and for a function that there isn't;
+        MissingDependencyError where the library isn't built.
+        """
+        if not handlers:
+            return
+        if self.provider != "cpu":
+            raise TargetError(
+                f"provider: the bundle's modules call our kernels, which run on a CPU, and not on {self.provider!r}",
+                hint='Take "cpu", or export without kernels in [stablehlo] of the recipe.',
+            )
+        library = ctypes.CDLL(str(handlers_library()))
+        for name in handlers:
+            if name in self._api.custom_call_targets("Host"):
+                continue
+            if not name.startswith("enginewright_") or not hasattr(library, name):
+                raise TargetError(
+                    f"the bundle's modules call {name!r}, which this version of enginewright doesn't have",
+                    hint="Run it with the version that exported it, or export the model again.",
+                )
+            function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+            self._api.register_custom_call_target(name, _capsule(function), "Host", api_version=1)
+
     def view(self, array: Array, *, donated: bool = False) -> Any:
         """A buffer that is an array's memory, which must be aligned (``aligned``).
 
@@ -150,11 +176,17 @@ class Pjrt:
         return self._api.dlpack_managed_tensor_to_buffer(capsule, self._devices[0], None, True if donated else None)
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
-        """The results' buffers. Raises CapacityError without memory for the step."""
+        """The results' buffers.
+
+        Raises BundleError for a module that calls our kernels with what they don't take, CapacityError without memory.
+        """
         try:
             results = executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
             results[0][0].block_until_ready()
         except self._api.JaxRuntimeError as e:
+            if "INVALID_ARGUMENT: enginewright: " in str(e):
+                hint = "If its file was altered, copy the bundle again; else report this."
+                raise BundleError(f"step: XLA can't run its module: {e}", hint=hint) from e
             raise CapacityError(f"step: XLA can't run it: {e}", hint="Pass less memory, or a smaller context.") from e
         return [of_devices[0] for of_devices in results]
 
@@ -174,6 +206,12 @@ class _Shared:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _HOST
+
+
+def _capsule(function: ctypes.c_void_p) -> Any:
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make(function, None, None)
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
+from enginewright.plugins.xla.library import NAME as HANDLERS
 
 from ..bundle.linear_io import LinearIo
 from ..bundle.manifest import TargetManifest
@@ -175,6 +176,10 @@ def check_stablehlo(machine: Machine, target: TargetManifest | None) -> Checked:
     if not is_tested(found):
         hint = f"Install that one: pip install 'jaxlib=={TESTED}.*'"
         return Checked((Problem(f"it runs on jaxlib {TESTED}, and {found} is installed", hint),))
+    section = target.stablehlo if target is not None else None
+    if section is not None and section.kernels and not machine.xla_handlers:
+        problem = f"its modules call our kernels, and {HANDLERS} is missing"
+        return Checked((Problem(problem, "Install enginewright with pip, or build it in the source tree."),))
     return Checked(on=(f"jaxlib {found}, providers {', '.join(('cpu', *machine.pjrt_plugins))}",))
 
 

@@ -12,7 +12,7 @@ from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, Floa
 from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection, StableHloSection
+from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
 
 from .base import Deferred
 from .pjrt_library import Array, Pjrt, aligned, in_place
@@ -52,7 +52,7 @@ class StableHloExecutor:
         target: str = "stablehlo",
         load: Load = "map",
     ) -> None:
-        section = stablehlo_section(bundle, target)
+        section = self._section = stablehlo_section(bundle, target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(section, context)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
@@ -74,6 +74,7 @@ class StableHloExecutor:
             "threads": self._threads,
             "compiled": self._slots.compiled,
             "caches": "in place" if self._slots.in_place else "copied",
+            "kernels": "enginewright" if self._section.kernels else "xla",
         }
 
     def close(self) -> None:
@@ -93,6 +94,7 @@ class ModuleSlots:
         self, bundle: Bundle, target: str, section: StableHloSection, pjrt: Pjrt, *, slots: int, load: Load
     ) -> None:
         self._bundle, self._target, self._section, self._pjrt = bundle, target, section, pjrt
+        pjrt.register(section.kernels)
         sizes = sorted({m.requests for m in section.modules if m.tokens == 1})
         # A module of more requests than there are slots needs memory for the rows that rest.
         self._count = next((size for size in sizes if size >= slots), slots)
@@ -137,7 +139,11 @@ class ModuleSlots:
         for name, before in old.items():
             for slot in np.flatnonzero(self._held).tolist():
                 tokens = min(int(self._held[slot]), before.shape[2] - 1, length - 1)
-                self._memory[name][slot, :, :tokens] = before[slot, :, :tokens]
+                if self._section.in_blocks:
+                    blocks = -(-tokens // BLOCK)
+                    _blocks(self._memory[name][slot])[:blocks] = _blocks(before[slot])[:blocks]
+                else:
+                    self._memory[name][slot, :, :tokens] = before[slot, :, :tokens]
 
     def run(self, run: SlotRun) -> FloatArray:
         """Logits of the wanted tokens of a run: [R, V], valid until the next one."""
@@ -213,6 +219,11 @@ class ModuleSlots:
 def _flat(memory: Array) -> Array:
     """[B, Nkv, C, D] as [B*Nkv, C, D]: the same memory."""
     return memory.reshape(-1, *memory.shape[2:])
+
+
+def _blocks(slot: Array) -> Array:
+    """[Nkv, C, D] whose memory is blocks of our kernels: [C / 32, ..] of it."""
+    return slot.reshape(slot.shape[1] // BLOCK, -1)
 
 
 def stablehlo_section(bundle: Bundle, target: str) -> StableHloSection:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearIo, VariantFile
+from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.stablehlo_section import KERNELS, ModuleSection, StableHloSection
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 from enginewright.runtime.bundle.tvm_section import FEATURES, TvmSection
 from enginewright.runtime.bundle.weights import Blob, WeightsIndex
@@ -232,6 +233,26 @@ def test_jaxlib_is_there_of_a_version_that_was_tested() -> None:
     assert old.reasons == ("it runs on jaxlib 0.10, and 0.9.2 is installed",)
     there = replace(PLAIN, packages={"jaxlib": "0.10.2"}, pjrt_plugins=("xla_cuda13",))
     assert found(examine(there))["stablehlo"].on == ("jaxlib 0.10.2, providers cpu, xla_cuda13",)
+
+
+def test_modules_that_call_our_kernels_need_their_library(tmp_path) -> None:
+    module = ModuleSection(requests=1, tokens=1, places=32, rows=1)
+    group = LinearCacheGroup(name="full", layers=(0,), kv_heads=1, key_head_size=8, value_head_size=8, mask="mask")
+    section = StableHloSection(
+        version="1.9.0",
+        jaxlib="0.10.2",
+        modules=(module,),
+        caches=("past_key_0", "past_value_0"),
+        weights=(),
+        cache_groups=(group,),
+        summed_products=1,
+        kernels=KERNELS,
+    )
+    bundle = bundle_of(tmp_path, {"stablehlo": TargetManifest(stablehlo=section)})
+    machine = replace(PLAIN, packages={"jaxlib": "0.10.2"})
+    wanted = "its modules call our kernels, and libenginewright_xla.so is missing"
+    assert found(examine(machine, bundle))["stablehlo"].reasons == (wanted,)
+    assert found(examine(replace(machine, xla_handlers=True), bundle))["stablehlo"].verdict == "runs"
 
 
 def test_weights_larger_than_memory_are_said(tmp_path) -> None:

@@ -21,7 +21,8 @@ from enginewright.passes.quantization.round_weights_to_fp8 import is_dequantized
 
 from . import ops_ew
 from .contrib import ContribBuilder
-from .graph import GraphBuilder, Value
+from .contrib_layout import LayoutBuilder
+from .graph import GraphBuilder, Handler, Value
 from .weights import ExternalWeights
 
 ew = torch.ops.ew
@@ -32,14 +33,17 @@ _F32 = torch.float32
 _STORAGES = {"f32": "f32", "bf16": "bf16", "fp8": "fp8", "i8": "int8", "i4": "int4", "u4": "int4"}
 
 
-class KernelsBuilder(ContribBuilder):
-    """Adds to the kernels variant; arguments as of ``ContribBuilder``."""
+class PanelProducts:
+    """Products of a graph as calls of the kernels.
 
-    def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
-        super().__init__(program, weights, context)
-        self._packings = weight_packings(program)
-        self.overrides = {
-            **self.overrides,
+    Args:
+        builder: of the graph.
+    """
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self._builder = builder
+        self._packings = weight_packings(builder.program)
+        self.handlers: Mapping[Any, Handler] = {
             ew.linear.default: self._linear,
             ew.quantized_linear.default: self._quantized_linear,
         }
@@ -67,17 +71,18 @@ class KernelsBuilder(ContribBuilder):
         activation_group: int,
     ) -> Value:
         """``stored``: the weight, its scales and its offsets. x is not rounded before: the operator does that."""
-        residual = a["residual"]
-        lies = x in self.by_request and (residual is None or residual in self.by_request)
-        with self.taken_as_it_lies() if lies else nullcontext():
-            given = [self.value(x), *(self._panels(part) for part in stored)]
-            given.append("" if a["bias"] is None else self.cast(a["bias"], _F32))
-            added = None if residual is None else self.cast(residual, _F32)
+        b, residual = self._builder, a["residual"]
+        by_request = b.by_request if isinstance(b, LayoutBuilder) else ()
+        lies = x in by_request and (residual is None or residual in by_request)
+        with b.taken_as_it_lies() if lies and isinstance(b, LayoutBuilder) else nullcontext():
+            given = [b.value(x), *(self._panels(part) for part in stored)]
+            given.append("" if a["bias"] is None else b.cast(a["bias"], _F32))
+            added = None if residual is None else b.cast(residual, _F32)
         while not given[-1]:
             given.pop()
         packing = self._packings[str(stored[0].target)]
-        n, k = (int(size) for size in self.expressions(stored[0]))
-        y = self.op(
+        n, k = (int(size) for size in b.expressions(stored[0]))
+        y = b.op(
             "Linear",
             *given,
             domain=DOMAIN,
@@ -89,14 +94,22 @@ class KernelsBuilder(ContribBuilder):
             activation_group=activation_group,
             activation=a["activation"],
         )
-        y = y if added is None else self.op("Add", y, added)
-        return self.lie_by_request(node, y) if lies else y
+        y = y if added is None else b.op("Add", y, added)
+        return b.lie_by_request(node, y) if lies and isinstance(b, LayoutBuilder) else y
 
     def _panels(self, weight: Node | None) -> str:
         """The name of a weight as the kernels read it; "" for none."""
         if weight is None:
             return ""
-        name = str(weight.target)
-        tensor = self.weights.add_panels(name, self.program.weights[name], self._packings[name])
-        self.initializers[tensor.name] = tensor
+        b, name = self._builder, str(weight.target)
+        tensor = b.weights.add_panels(name, b.program.weights[name], self._packings[name])
+        b.initializers[tensor.name] = tensor
         return str(tensor.name)
+
+
+class KernelsBuilder(ContribBuilder):
+    """Adds to the kernels variant; arguments as of ``ContribBuilder``."""
+
+    def __init__(self, program: Program, weights: ExternalWeights, context: int) -> None:
+        super().__init__(program, weights, context)
+        self.overrides = {**self.overrides, **PanelProducts(self).handlers}

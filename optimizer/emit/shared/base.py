@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, TvmOptions
+from enginewright.optimizer.recipes.target_sections import EnginesSection, OnnxSection, StableHloOptions, TvmOptions
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
@@ -31,6 +31,7 @@ class EmitOptions:
         buckets: fixed sizes of steps.
         record: called with each engine that is built.
         onnx: the recipe's [onnx].
+        stablehlo: the recipe's [stablehlo].
         tvm: the recipe's [tvm].
     """
 
@@ -39,6 +40,7 @@ class EmitOptions:
     buckets: BucketPlan | None = None
     record: Callable[[EngineReport], None] = unrecorded
     onnx: OnnxSection = field(default_factory=OnnxSection)
+    stablehlo: StableHloOptions = field(default_factory=StableHloOptions)
     tvm: TvmOptions = field(default_factory=TvmOptions)
 
 

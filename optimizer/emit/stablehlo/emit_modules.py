@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 
@@ -12,20 +13,22 @@ from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.linear_io import LOGITS, LinearCacheGroup
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.stablehlo_section import ModuleSection, StableHloSection
+from enginewright.runtime.bundle.stablehlo_section import KERNELS, LINEAR, ROTATE, ModuleSection, StableHloSection
 from enginewright.runtime.executors.pjrt_library import load_stablehlo
 
 from ..onnx.emit_model import graph_model, summed_products
 from ..onnx.graph import GraphBuilder
+from ..onnx.kernels import PanelProducts
 from ..onnx.weights import ExternalWeights
+from . import kernels as our_kernels
 from . import ops_model, ops_plain
-from .graph import Graph
+from .graph import Graph, Handler
 
 NAME = "stablehlo"
 VERSION = "1.9.0"
 """That modules are written for: of 2025-01. What is newer reads it for five years, by StableHLO's compatibility."""
 
-HANDLERS = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
+HANDLERS: Mapping[str, Handler] = {**ops_plain.HANDLERS, **ops_model.HANDLERS}
 
 
 def emit_modules(
@@ -34,6 +37,7 @@ def emit_modules(
     positions: int,
     writer: BundleWriter,
     progress: Progress,
+    kernels: bool = False,
 ) -> StableHloSection:
     """Writes the modules into the target's folder, and the weights into the bundle.
 
@@ -43,6 +47,7 @@ def emit_modules(
         positions: that the model has.
         writer: of the bundle.
         progress: called with the stages "emit", weight by weight, and "modules".
+        kernels: whether products and, where they know it, attention are calls of the cpu target's kernels.
 
     Raises:
         MissingDependencyError: jaxlib is missing, or of another version.
@@ -52,11 +57,20 @@ def emit_modules(
     stablehlo = load_stablehlo()
     progress(ProgressEvent("emit", 0, len(program.weights)))
     builder = GraphBuilder(program, ExternalWeights(writer, progress, len(program.weights), suffix=NAME), target=NAME)
+    handlers = HANDLERS
+    names: tuple[str, ...] = ()
+    if kernels:
+        builder.overrides = PanelProducts(builder).handlers
+        handlers = {**handlers, **our_kernels.PRODUCTS}
     model = graph_model(builder)
+    if kernels:
+        by_kernel = our_kernels.attends(model)
+        handlers = {**handlers, **our_kernels.CACHES} if by_kernel else handlers
+        names = KERNELS if by_kernel else (LINEAR, ROTATE)
     folder = target_folder(NAME)
     for done, sizes in enumerate(modules):
         progress(ProgressEvent("modules", done, len(modules), sizes.name))
-        text = Graph(model, sizes, positions).translate(model.graph.node, HANDLERS)
+        text = Graph(model, sizes, positions).translate(model.graph.node, handlers)
         writer.write_bytes(f"{folder}/{sizes.file}", stablehlo.serialize_portable_artifact_str(text, VERSION))
     progress(ProgressEvent("modules", len(modules), len(modules)))
     return StableHloSection(
@@ -67,4 +81,5 @@ def emit_modules(
         weights=tuple(t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL),
         cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype="f32")) for group in program.cache_groups),
         summed_products=summed_products(program),
+        kernels=names,
     )

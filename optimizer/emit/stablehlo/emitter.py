@@ -9,6 +9,7 @@ from enginewright.passes.framework.base import Pass
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import MissingDependencyError
 from enginewright.runtime.bundle.manifest import TargetManifest
+from enginewright.runtime.bundle.stablehlo_section import BLOCK
 
 from .sizes import modules_of
 
@@ -26,7 +27,9 @@ class StableHloEmitter:
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
         """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib or onnx is missing, too."""
-        modules = modules_of(options.engines, options.context_length, options.buckets)
+        modules = modules_of(
+            options.engines, options.context_length, options.buckets, BLOCK if options.stablehlo.kernels else 1
+        )
         try:
             from .emit_modules import emit_modules  # only few targets need the package
         except ModuleNotFoundError as e:
@@ -36,5 +39,7 @@ class StableHloEmitter:
                 f"target {self.name}: writing it needs onnx, which is not installed",
                 hint="Install it with: pip install 'enginewright[stablehlo]'",
             ) from e
-        section = emit_modules(program, modules, options.context_length, writer, progress)
+        section = emit_modules(
+            program, modules, options.context_length, writer, progress, options.stablehlo.kernels is not None
+        )
         return TargetManifest(stablehlo=section)

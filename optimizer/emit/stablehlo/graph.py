@@ -108,6 +108,7 @@ class Graph:
         self._inputs = {value.name: value for value in model.graph.input}
         self._outputs = [value.name for value in model.graph.output]
         self._computed: dict[object, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
         self.weights = [t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
         self._arguments(positions)
 
@@ -124,27 +125,26 @@ class Graph:
             self.values[name] = Cache(rows, shape)
         for name in self.weights:
             tensor = self._initializers[name]
-            self.values[name] = self._weight(tuple(tensor.dims), KINDS[tensor.data_type])
+            self.values[name] = self._weight(name, tuple(tensor.dims), KINDS[tensor.data_type])
         steps = text.iota((s.requests, s.tokens), 1)
         self._places = text.binary("add", text.reshape(index, (s.requests, 1)), steps)  # [B, S]
         last = text.constant(np.asarray(positions - 1, np.int64))
         self.values[POSITION_IDS] = text.binary("minimum", self._places, last)
         for name in self._order:
             if name.startswith("mask"):
-                self.values[name] = self._mask(int(name.partition("_w")[2] or 0))
+                self.values[name] = self._mask(self.window(name))
 
-    def _weight(self, dims: tuple[int, ...], kind: str) -> Tensor:
+    def _weight(self, name: str, dims: tuple[int, ...], kind: str) -> Tensor:
         """An argument as the bundle stores it: where two values of 4 bits share a byte, those are in a row.
 
         Floats that NumPy doesn't have, and so doesn't give away, come as integers of their bits.
         """
-        if kind == "i4":
-            return self.text.argument((-(-math.prod(dims) // 2),), "ui8")
-        if kind == "ui8":
-            return self.text.reshape(self.text.argument((math.prod(dims),), kind), dims)
-        if kind in _BITS:
-            return self.text.bitcast(self.text.argument(dims, _BITS[kind]), kind)
-        return self.text.argument(dims, kind)
+        if kind in ("i4", "ui8"):
+            count = math.prod(dims)
+            stored = self._stored[name] = self.text.argument((-(-count // 2) if kind == "i4" else count,), "ui8")
+            return stored if kind == "i4" else self.text.reshape(stored, dims)
+        stored = self._stored[name] = self.text.argument(dims, _BITS.get(kind, kind))
+        return self.text.bitcast(stored, kind) if kind in _BITS else stored
 
     def _mask(self, window: int) -> Tensor:
         """i1 [B, 1, S, C]: the places up to a token's own, ``window`` of them at most (0: all)."""
@@ -166,8 +166,8 @@ class Graph:
         for node in nodes:
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             self.call = Call(node.op_type, tuple(node.input), tuple(node.output), attributes, node.name)
-            handler = handlers.get(node.op_type)
-            if handler is None or node.domain:
+            handler = handlers.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+            if handler is None:
                 raise self.unsupported("StableHLO has no operation for it here")
             found = handler(self, self.call)
             results = found if isinstance(found, tuple) else (found,)
@@ -204,6 +204,20 @@ class Graph:
         if isinstance(found, Cache):
             return self.once(("cache", name), lambda: self.text.reshape(found.rows, found.shape))
         return found
+
+    def stored(self, name: str) -> Tensor:
+        """The argument that a weight comes as."""
+        return self._stored[name]
+
+    def places(self) -> Tensor:
+        """i64 [B]: where in its slot each request's first token goes."""
+        found = self.values[WRITE_INDEX]
+        assert isinstance(found, Tensor)
+        return found
+
+    def window(self, mask: str) -> int:
+        """How many places the mask of this name lets a token see; 0: all."""
+        return int(mask.partition("_w")[2] or 0)
 
     def cache(self, name: str) -> Cache:
         found = self.value(name)

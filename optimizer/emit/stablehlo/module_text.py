@@ -6,7 +6,7 @@ https://openxla.org/stablehlo/spec has the meaning and the syntax of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,6 +230,33 @@ class ModuleText:
         )
         return self._typed(text, (x, indices), shape, x.kind)
 
+    # ---- what others compute
+
+    def custom_call(
+        self,
+        name: str,
+        operands: Sequence[Tensor],
+        shape: Sequence[int],
+        attributes: Mapping[str, int | float | str],
+        *,
+        in_place: bool = False,
+    ) -> Tensor:
+        """A function of XLA's typed interface ("FFI"), which gives floats: in the memory of its first operand, if said.
+
+        It takes and gives memory in the order of the axes.
+        """
+        result = Tensor("", tuple(int(size) for size in shape), "f32")
+        config = ", ".join(f"{key} = {_attribute(value)}" for key, value in sorted(attributes.items()))
+        layouts = [", ".join(_row_major(tensor) for tensor in tensors) for tensors in (operands, (result,))]
+        alias = "output_tuple_indices = [], operand_index = 0, operand_tuple_indices = []"
+        said = f", output_operand_aliases = [#stablehlo.output_operand_alias<{alias}>]" if in_place else ""
+        text = (
+            f"stablehlo.custom_call @{name}({', '.join(operand.name for operand in operands)}) {{"
+            f"api_version = 4 : i32, backend_config = {{{config}}}, "
+            f"operand_layouts = [{layouts[0]}], result_layouts = [{layouts[1]}]{said}}}"
+        )
+        return self._typed(text, operands, shape, "f32")
+
     # ---- products and sums
 
     def dot(
@@ -273,7 +300,15 @@ class ModuleText:
         )
 
 
-Make = Callable[[], Tensor]
+def _attribute(value: int | float | str) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return f"{value} : i64" if isinstance(value, int) else f"0x{int(np.float32(value).view(np.uint32)):08X} : f32"
+
+
+def _row_major(tensor: Tensor) -> str:
+    rank = len(tensor.shape)
+    return f"dense<{list(range(rank))[::-1] if rank else ''}> : tensor<{rank}xindex>"
 
 
 def _elements(array: Array, kind: str) -> str:

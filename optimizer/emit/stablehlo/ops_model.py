@@ -76,12 +76,32 @@ def _layer_norm(g: Graph, call: Call) -> Tensor:
     return text.binary("add", y, g.tensor(call.inputs[2])) if len(call.inputs) > 2 else y
 
 
+def rotation_table(g: Graph, call: Call) -> Tensor:
+    """[T, 2F]: a step's cosines, then its sines.
+
+    It is multiplied by ones on the diagonal, which changes nothing: XLA computes a product once, and what it takes for
+    cheap, as cosines are to it, again for every layer and number.
+    """
+    text, names = g.text, call.inputs[1:3]
+
+    def make() -> Tensor:
+        halves = [g.tensor(name) for name in names]
+        tokens, width = halves[0].shape[0], halves[0].shape[-1]
+        joined = text.concatenate([text.reshape(half, (tokens, width)) for half in halves], 1)
+        return text.dot(joined, text.constant(np.eye(2 * width, dtype=np.float32)), (1, 0))
+
+    return g.once(("rotation", *names), make)
+
+
 def _rotary_embedding(g: Graph, call: Call) -> Tensor:
     """x [T, heads, 1, D] by cosines and sines [T, 1, F]: the first 2F numbers, in halves or in pairs."""
     text, x = g.text, g.tensor(call.inputs[0])
     tokens, heads, _, size = x.shape
-    cosines, sines = (g.tensor(name) for name in call.inputs[1:3])
-    width = cosines.shape[-1]
+    width = g.shape(call.inputs[1])[-1]
+    table = rotation_table(g, call)
+    cosines, sines = (
+        text.reshape(text.slice(table, 1, i * width, (i + 1) * width), (tokens, 1, width)) for i in (0, 1)
+    )
     flat = text.reshape(x, (tokens, heads, size))
     rotated = text.slice(flat, 2, 0, 2 * width)
     if call.get("interleaved", 0):

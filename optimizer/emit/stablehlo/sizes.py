@@ -17,19 +17,22 @@ _SCORED = 128
 """Most tokens of a step whose logits are all wanted: they take a row of the vocabulary each."""
 
 
-def slot_lengths(context: int) -> tuple[int, ...]:
-    """How many places slots may have, for requests of up to ``context`` tokens: the last has one more than those."""
-    lengths, length = [], _SHORTEST
-    while length < context + 1:
+def slot_lengths(context: int, multiple: int = 1) -> tuple[int, ...]:
+    """How many places slots may have, for requests of up to ``context`` tokens: the last has one more than those, or as
+    many more as make it a multiple."""
+    lengths, length, last = [], _SHORTEST, -(-(context + 1) // multiple) * multiple
+    while length < last:
         lengths.append(length)
         length *= 2
-    return (*lengths, context + 1)
+    return (*lengths, last)
 
 
-def modules_of(engines: EnginesSection, context_length: int, buckets: BucketPlan | None) -> tuple[ModuleSection, ...]:
+def modules_of(
+    engines: EnginesSection, context_length: int, buckets: BucketPlan | None, multiple: int = 1
+) -> tuple[ModuleSection, ...]:
     """Those of decode steps, of prompts and of prompts whose tokens are all scored, for every length of slots.
 
-    Raises RecipeError naming a size that doesn't fit into the slots.
+    ``multiple``: of the places of a slot. Raises RecipeError naming a size that doesn't fit into the slots.
     """
     context = engines.context or context_length
     if context > context_length:
@@ -52,7 +55,7 @@ def modules_of(engines: EnginesSection, context_length: int, buckets: BucketPlan
         )
     batches = sorted({1, *(n for n in requests or REQUESTS if n < most), most})
     chunks = chunks or tuple(n for n in CHUNKS if n <= (engines.chunk or CHUNKS[-1]))
-    return tuple(module for places in slot_lengths(context) for module in _modules(places, batches, chunks))
+    return tuple(module for places in slot_lengths(context, multiple) for module in _modules(places, batches, chunks))
 
 
 def _modules(places: int, batches: list[int], chunks: tuple[int, ...]) -> list[ModuleSection]:

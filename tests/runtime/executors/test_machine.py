@@ -17,7 +17,7 @@ def test_this_machine() -> None:
     assert machine.packages["enginewright"] == metadata.version("enginewright")
     assert machine.packages["onnxruntime"] == metadata.version("onnxruntime")
     assert "CPUExecutionProvider" in machine.providers
-    assert machine.onnx_operators
+    assert machine.onnx_operators and machine.xla_handlers
     assert 0 < machine.free_bytes <= machine.memory_bytes
     assert bool(machine.gpus) != bool(machine.gpu_problem)
     assert not machine.problems

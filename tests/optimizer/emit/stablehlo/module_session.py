@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.optimizer.emit.stablehlo.emitter import StableHloEmitter
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
 from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.contracts import ModelInfo
@@ -27,12 +28,17 @@ CONTEXT = 31
 SIZES = BucketPlan.of((4, 12), (1, 4), 4)
 
 
-def write_bundle(program: Program, folder: Path) -> Bundle:
+def write_bundle(program: Program, folder: Path, kernels: Literal["enginewright"] | None = None) -> Bundle:
     """A bundle of the stablehlo target alone, for slots of 32 places."""
     vocabulary = int(program.shape(program.logits)[-1])
     info = ModelInfo(name="tiny", architecture="x", vocab_size=vocabulary, context_length=CONTEXT)
     manifest = Manifest(model=ModelSection.of(info), source=SourceSection(kind="module", name="tiny"), targets=())
-    options = EmitOptions(engines=EnginesSection(), context_length=CONTEXT, buckets=SIZES)
+    options = EmitOptions(
+        engines=EnginesSection(),
+        context_length=CONTEXT,
+        buckets=SIZES,
+        stablehlo=StableHloOptions(kernels=kernels),
+    )
     with BundleWriter(folder) as writer:
         emitted = StableHloEmitter().emit(program, writer, silent, options)
         for path, data in TokenizerFiles().to_files().items():

@@ -13,7 +13,8 @@ from enginewright.optimizer.emit.stablehlo import emit_modules
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.sections import CacheSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
 from enginewright.plugins.shared.errors import MissingDependencyError, UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors import pjrt_library
@@ -34,10 +35,15 @@ RECIPE = Recipe(
 LENGTHS, NEW_TOKENS = (1, 7, 21, 22, 40, 158), 6
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+BY_KERNELS = RECIPE.model_copy(update={"stablehlo": StableHloOptions(kernels="enginewright")})
+
+
+@pytest.fixture(
+    scope="module", params=[RECIPE, pytest.param(BY_KERNELS, marks=pytest.mark.matrix)], ids=["xla", "ours"]
+)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stablehlo") / "tiny.bundle"
-    report = export(make_tiny_model("Mistral"), path, recipe=RECIPE)
+    report = export(make_tiny_model("Mistral"), path, recipe=request.param)
     agreed = [(v.target, v.random_tokens.top1_agreement) for v in report.verification]
     assert agreed == [("cpu", 1.0), ("stablehlo", 1.0)]
     return path
@@ -46,7 +52,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_written(bundle: Path) -> None:
     opened = Bundle.open(bundle)
     section = opened.target("stablehlo").stablehlo
-    assert section is not None and section.lengths == (160, 201)
+    assert section is not None
+    assert section.lengths == ((160, 224) if section.kernels else (160, 201))  # of whole blocks
     assert {f"targets/stablehlo/{module.file}" for module in section.modules} <= set(opened.files)
     assert {"onnx", "jaxlib"} <= opened.manifest.toolchain.keys()
     assert set(section.weights) <= set(opened.index.tensors)
@@ -92,6 +99,31 @@ def test_weights_of_fewer_bits_mean_what_they_mean_to_onnxruntime(recipe: str, t
             found.append((whole, list(tokens)))
     np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("recipe", ["int8", "int4", "bf16", "fp8"])
+def test_by_our_kernels_they_mean_what_they_mean_to_the_cpu_target(recipe: str, tmp_path: Path) -> None:
+    """Activations are rounded as its kernels round them; those are the same bytes of the bundle."""
+    changes = {
+        "buckets": BucketsSection(tokens=(8,), batch=(1,)),
+        "engines": EnginesSection(context=63),
+        "kv_cache": CacheSection(dtype="f32"),
+        "stablehlo": BY_KERNELS.stablehlo,
+    }
+    asked = load_recipe(recipe).model_copy(update=changes)
+    found = []
+    export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked.model_copy(update={"targets": ("cpu", "stablehlo")}))
+    for target in ("cpu", "stablehlo"):
+        with LLM(tmp_path / "b", target=target, context=63, threads=2) as llm:
+            found.append(llm.logits([5, 9, 7, 11, 6, 8, 3, 4]))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    opened = Bundle.open(tmp_path / "b")
+    section = opened.target("stablehlo").stablehlo
+    assert section is not None
+    panels = [opened.index.tensors[name] for name in section.weights if name.endswith(".panels")]
+    places = {(entry.blob, entry.offset) for name, entry in opened.index.tensors.items() if name not in section.weights}
+    assert panels and all((entry.blob, entry.offset) in places for entry in panels)
 
 
 @pytest.mark.matrix

@@ -6,11 +6,15 @@ A ragged prefill, a second one behind it, and decode steps; the caches hold numb
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from enginewright.plugins.shared.errors import UnsupportedModelError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.stablehlo_section import KERNELS
+from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
 from tests.optimizer.emit.onnx.linear_session import lowered_family, reference_logits, run_plan
@@ -29,14 +33,15 @@ REFUSED: dict[str, str] = {}
 """Families of which an operator isn't there, with what the error says."""
 
 
-def check_family(family: str, folder: Path) -> float:
+def check_family(family: str, folder: Path, kernels: Literal["enginewright"] | None = None) -> float:
     """The largest difference from transformers' logits."""
+    folder.mkdir(exist_ok=True)
     program = lowered_family(family)
     if family in REFUSED:
         with pytest.raises(UnsupportedModelError, match=REFUSED[family]):
             write_bundle(program, folder / "b")
         return 0.0
-    session = ModuleSession(write_bundle(program, folder / "b"))
+    session = ModuleSession(write_bundle(program, folder / "b", kernels))
     expected = reference_logits(tiny_family(family))
     found = run_plan(session)  # type: ignore[arg-type]
     assert session.slots.in_place
@@ -51,6 +56,15 @@ def test_families(family: str, tmp_path: Path) -> None:
     check_family(family, tmp_path)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", [*SAMPLE, "llama", "mistral"])
+def test_families_by_our_kernels(family: str, tmp_path: Path) -> None:
+    """Attention with a softcap or with sinks stays XLA's; with a window, or values of another size, it is ours."""
+    check_family(family, tmp_path, "enginewright")
+    section = stablehlo_section(Bundle.open(tmp_path / "b"), "stablehlo")
+    assert section.kernels == (KERNELS[:2] if family in ("gemma2", "gpt_oss") else KERNELS)
+
+
 def _families() -> list[str]:
     """Those that docs/use/families.md says the cpu target runs."""
     rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
@@ -60,4 +74,6 @@ def _families() -> list[str]:
 @pytest.mark.soak
 @pytest.mark.parametrize("family", _families())
 def test_every_family(family: str, tmp_path: Path) -> None:
-    print(f"\n{family}: {check_family(family, tmp_path):.1e}")
+    plain = check_family(family, tmp_path / "plain")
+    ours = check_family(family, tmp_path / "ours", "enginewright")
+    print(f"\n{family}: {plain:.1e}, by our kernels {ours:.1e}")

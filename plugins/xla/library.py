@@ -1,0 +1,26 @@
+"""Where the library of handlers for XLA's custom calls is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginewright.plugins import xla as package  # its path: modules and what is built may lie in two folders
+from enginewright.plugins.shared.errors import MissingDependencyError
+
+NAME = "libenginewright_xla.so"
+
+
+def find_handlers() -> Path | None:
+    """The library's path; None where it isn't built."""
+    return next((found for folder in package.__path__ if (found := Path(folder) / NAME).is_file()), None)
+
+
+def handlers_library() -> Path:
+    """The same. Raises MissingDependencyError where it isn't built."""
+    found = find_handlers()
+    if found is None:
+        raise MissingDependencyError(
+            f"{NAME}, the handlers for XLA, is missing beside {__name__}",
+            hint="Install enginewright with pip; in a source tree, run: cmake -B build && cmake --build build",
+        )
+    return found
