@@ -141,6 +141,21 @@ class Pjrt:
                 hint="If the file was altered, copy the bundle again; else export the model again with this version.",
             ) from e
 
+    def serialize(self, executable: Any) -> bytes:
+        """A compiled module for a file; b"" where the device's client can't."""
+        try:
+            data: bytes = executable.serialize()
+            return data
+        except (self._api.JaxRuntimeError, RuntimeError):
+            return b""
+
+    def deserialize(self, data: bytes) -> Any:
+        """What ``serialize`` gave, which is trusted as code is; None for what isn't that of this version."""
+        try:
+            return self._client.deserialize_executable(data, self._api.DeviceList(tuple(self._devices)), None)
+        except (self._api.JaxRuntimeError, RuntimeError, ValueError):
+            return None
+
     def register(self, handlers: Sequence[str]) -> None:
         """Lets modules call these functions of our kernels.
 

@@ -1,9 +1,9 @@
-"""Kernels that TensorRT-RTX compiled on this machine, kept for the next start: its runtime cache.
+"""What was compiled on this machine, kept for the next start: files of one's own, and TensorRT-RTX's runtime cache.
 
 TensorRT-RTX makes an engine's kernels where it runs, which takes seconds at each start, and again for other sizes. A
 file holds them: one for each engine, GPU and version of the library, in ``$XDG_CACHE_HOME/enginewright/tensorrt-rtx``
 (``~/.cache`` without that). They are code that the GPU runs, so a folder or file that others may write isn't read. The
-library looks whether a cache fits the machine, and takes none that doesn't.
+library looks whether a cache fits the machine, and takes none that doesn't. ``kept_modules.py`` keeps XLA's beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from ..bundle.regular_file import open_regular
 
+FOLDER = "tensorrt-rtx"
 _MOST_BYTES = 4 << 30
 
 
@@ -35,7 +36,7 @@ class RuntimeCache:
         self._api: Any = config.create_runtime_cache()
         self._loaded = b""
         try:
-            data = b"" if path is None else _read(path)
+            data = b"" if path is None else read_own(path)
         except OSError as e:
             self._path, self.state = None, f"not kept: {e.strerror}"
             return
@@ -53,26 +54,34 @@ class RuntimeCache:
         data = bytes(self._api.serialize())
         if self._path is None or data == self._loaded:
             return
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
         try:
-            unfinished.write_bytes(data)
-            os.replace(unfinished, self._path)
+            write_own(self._path, data)
             self._loaded = data
         except OSError as e:
             self.state = f"not kept: {e.strerror}"
-            with suppress(OSError):
-                unfinished.unlink()
 
 
-def cache_file(*of: str) -> Path | None:
-    """The file for what is named: version, GPU, and hash of an engine. None where there is no home for it."""
+def cache_file(folder: str, *of: str) -> Path | None:
+    """The file for what is named, such as version, GPU and hash of an engine. None where there is no home for it."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(root):
         return None
-    return Path(root, "enginewright", "tensorrt-rtx", hashlib.sha256("\n".join(of).encode()).hexdigest()[:32])
+    return Path(root, "enginewright", folder, hashlib.sha256("\n".join(of).encode()).hexdigest()[:32])
 
 
-def _read(path: Path) -> bytes:
+def write_own(path: Path, data: bytes) -> None:
+    """Whole or not at all. Raises OSError."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_bytes(data)
+        os.replace(unfinished, path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def read_own(path: Path) -> bytes:
     """The file's contents; b"" where there is none yet. Makes the folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_own(path.parent.stat(), path.parent)

@@ -15,6 +15,7 @@ from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
 
 from .base import Deferred
+from .kept_modules import KeptModules
 from .pjrt_library import Array, Pjrt, aligned, in_place
 from .slot_steps import SlotSteps
 from .slots import SlotRun
@@ -24,7 +25,7 @@ from .stablehlo_runs import Part, Plan
 class StableHloExecutor:
     """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
 
-    A module is compiled when a step first needs it, which takes seconds for a large model.
+    A module is compiled when a step first needs it, which takes seconds for a large model, or found compiled.
 
     Args:
         bundle: with a ready target of such modules.
@@ -60,7 +61,7 @@ class StableHloExecutor:
         self._target = target
         self._threads = threads or available_threads()
         self._pjrt = Pjrt(provider, self._threads)
-        self._slots = ModuleSlots(bundle, target, section, self._pjrt, slots=slots, load=load)
+        self._slots = ModuleSlots(bundle, target, section, self._pjrt, slots=slots, load=load, threads=self._threads)
         self._steps = SlotSteps(self._slots, self.cache_groups, slots, self._threads, prompts_alone=True)
 
     def submit(self, step: StepInput) -> Deferred:
@@ -72,7 +73,8 @@ class StableHloExecutor:
             "jaxlib": self._pjrt.version,
             "provider": self._pjrt.provider,
             "threads": self._threads,
-            "compiled": self._slots.compiled,
+            "compiled": self._slots.modules.compiled,
+            "found": self._slots.modules.found,
             "caches": "in place" if self._slots.in_place else "copied",
             "kernels": "enginewright" if self._section.kernels else "xla",
         }
@@ -91,10 +93,19 @@ class ModuleSlots:
     """
 
     def __init__(
-        self, bundle: Bundle, target: str, section: StableHloSection, pjrt: Pjrt, *, slots: int, load: Load
+        self,
+        bundle: Bundle,
+        target: str,
+        section: StableHloSection,
+        pjrt: Pjrt,
+        *,
+        slots: int,
+        load: Load,
+        threads: int = 1,
     ) -> None:
         self._bundle, self._target, self._section, self._pjrt = bundle, target, section, pjrt
         pjrt.register(section.kernels)
+        self.modules = KeptModules(pjrt, threads)
         sizes = sorted({m.requests for m in section.modules if m.tokens == 1})
         # A module of more requests than there are slots needs memory for the rows that rest.
         self._count = next((size for size in sizes if size >= slots), slots)
@@ -115,11 +126,6 @@ class ModuleSlots:
             raise BundleError(f"{bundle.path}: target {target!r}: its caches aren't those of its cache groups")
         self.length = section.lengths[0]
         self._allocate(self.length)
-
-    @property
-    def compiled(self) -> int:
-        """Modules that were compiled so far."""
-        return len(self._executables)
 
     def fit(self, slot_of: Int32Array, kv_len: Int32Array) -> None:
         """See ``slot_steps.Slots``: slots become as long as the latest requests call for, and shorter again."""
@@ -189,7 +195,7 @@ class ModuleSlots:
         if module.name not in self._executables:
             name = f"{target_folder(self._target)}/{module.file}"
             artifact = self._bundle.read_bytes(name)
-            self._executables[module.name] = self._pjrt.compile(artifact, str(self._bundle.path / name))
+            self._executables[module.name] = self.modules.load(artifact, str(self._bundle.path / name))
             shapes = ((module.requests, module.tokens), (module.requests,), (module.rows,))
             arrays = [aligned(shape, np.int64) for shape in shapes]
             self._inputs[module.name] = arrays, [self._pjrt.view(array) for array in arrays]

@@ -23,7 +23,7 @@ from enginewright.plugins.shared.errors import BundleError, EnginewrightError, M
 from ..bundle.regular_file import open_regular
 from ..bundle.tensorrt_section import TensorRtSection
 from .cuda_driver import Cuda, Device, Gpu, load_cuda
-from .runtime_cache import RuntimeCache, cache_file
+from .runtime_cache import FOLDER, RuntimeCache, cache_file
 from .tensorrt_api import ContextApi, EngineApi
 from .tensorrt_checks import FLAVOURS, Flavour, choose_gpu, gpu_problem, library_problem
 
@@ -136,7 +136,7 @@ class Library:
         if not hasattr(config, "create_runtime_cache"):
             return None
         return RuntimeCache(
-            cache_file(self.version, self.gpu.name, self.gpu.capability, sha256) if sha256 else None, config
+            cache_file(FOLDER, self.version, self.gpu.name, self.gpu.capability, sha256) if sha256 else None, config
         )
 
     @property

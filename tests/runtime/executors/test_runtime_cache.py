@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.runtime.executors.runtime_cache import RuntimeCache, cache_file
+from enginewright.runtime.executors.runtime_cache import FOLDER, RuntimeCache, cache_file
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 
@@ -45,11 +45,11 @@ def test_each_engine_gpu_and_version_has_its_own() -> None:
         ("1.7", "L40", "8.9", "ab"),
         ("1.7", "L4", "8.9", "c"),
     ]
-    assert len({cache_file(*of) for of in names}) == 4
+    assert len({cache_file(FOLDER, *of) for of in names}) == 4
 
 
 def test_what_others_may_write_is_not_read(cache_home: Path) -> None:
-    path = cache_file("a")
+    path = cache_file(FOLDER, "a")
     assert path is not None and path.parent == cache_home
     cache = RuntimeCache(path, _RtxConfig())
     cache._api.kernels.add("one")
@@ -68,16 +68,16 @@ def test_what_others_may_write_is_not_read(cache_home: Path) -> None:
 
 def test_a_folder_that_can_t_be_made(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache_home.parent.parent.write_text("a file")
-    cache = RuntimeCache(cache_file("a"), _RtxConfig())
+    cache = RuntimeCache(cache_file(FOLDER, "a"), _RtxConfig())
     assert cache.state == "not kept: Not a directory"
     cache.save()
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_file("a") is None
+    assert cache_file(FOLDER, "a") is None
     assert RuntimeCache(None, _RtxConfig()).state == "not kept"
 
 
 def test_a_disk_that_is_full(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = RuntimeCache(cache_file("a"), _RtxConfig())
+    cache = RuntimeCache(cache_file(FOLDER, "a"), _RtxConfig())
     cache._api.kernels.add("one")
 
     def full(*_: object) -> None:
