@@ -58,13 +58,15 @@ class EnginesSection(Section):
 
 
 class OnnxSection(Section):
-    """Further files, which run on a CPU in the place of the standard one.
+    """Further files, which run in the place of the standard one.
 
     Attributes:
-        contrib: with onnxruntime's own operators.
+        floats: with activations, float weights and caches of 16 bits, for GPUs.
+        contrib: with onnxruntime's own operators, for CPUs.
         kernels: with products by the cpu target's kernels as well; preferred to ``contrib``.
     """
 
+    floats: Literal["f16", "bf16"] | None = None
     contrib: StrictBool = False
     kernels: StrictBool = False
 

@@ -67,9 +67,11 @@ def verify(
     runner = SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
-    omitted = "the recipe is exact" if recipe.exact else why_no_text(tokenizer, info)
-    executor = _open(bundle, target, info, placement, with_text=omitted is None)
     max_kl = max_kl_of(recipe)
+    if max_kl is None and placement.variant in ("f16", "bf16"):
+        max_kl = DEFAULT_MAX_KL
+    omitted = "the recipe is exact" if max_kl is None else why_no_text(tokenizer, info)
+    executor = _open(bundle, target, info, placement, with_text=omitted is None)
     with closing(executor):
         progress(ProgressEvent("verify", 0, 1, f"{target}: random tokens"))
         tolerance: float | None = None
@@ -90,7 +92,7 @@ def verify(
     progress(ProgressEvent("verify", 1, 1, target))
     return VerificationReport(
         target=target if placement.variant is None else f"{target} ({placement.variant})",
-        exact=recipe.exact,
+        exact=max_kl is None,
         seed=seed,
         random_tokens=random,
         tolerance=tolerance,
@@ -112,7 +114,7 @@ def _open(bundle: Bundle, target: str, info: ModelInfo, placement: Placement, *,
     text = min(DEFAULT_WINDOW, info.context_length) if with_text else 0
     plan = plan_steps(info.context_length)
     context = max(*plan.lengths, text)  # of slots, where they take the place of blocks
-    groups = target_groups(bundle, target, context)
+    groups = target_groups(bundle, target, context, placement)
     blocks = {g.name: max(blocks_for(plan, g.block_size), -(-text // g.block_size)) for g in groups}
     return make_executor(bundle, target, blocks, context, placement)
 

@@ -34,9 +34,11 @@ MODEL_FILE = "model.onnx"
 
 CONTRIB_FILE = "model.contrib.onnx"
 KERNELS_FILE = "model.kernels.onnx"
+NARROW_FILE = "model.{}.onnx"
 """Beside it, for the same reason."""
 
-Variant = Literal["standard", "contrib", "kernels"]
+NarrowFloats = Literal["f16", "bf16"]
+Variant = Literal["standard", "contrib", "kernels"] | NarrowFloats
 AccuracyLevel = Literal[1, 4]
 
 INPUT_IDS, POSITION_IDS, WRITE_INDEX, ROWS, LOGITS = "input_ids", "position_ids", "write_index", "rows", "logits"
@@ -87,6 +89,13 @@ class VariantFile(Record, frozen=True, kw_only=True):
     accuracy_level: AccuracyLevel = 1
 
 
+class NarrowFile(Record, frozen=True, kw_only=True):
+    """A further file of standard operators that computes in 16 bits, with caches of ``dtype``, for GPUs."""
+
+    file: str
+    dtype: NarrowFloats
+
+
 class LinearIo(Record, frozen=True, kw_only=True):
     """What runs a step in the linear form.
 
@@ -97,6 +106,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
         variant: what ``file`` is: "standard" has nothing but standard operators, "contrib" onnxruntime's own too,
             "kernels" those of the library ``plugins/onnxruntime`` as well.
         contrib, kernels: the variants beside a standard file, if they were asked for.
+        narrow: the variant of 16 bits beside it, if it was asked for.
         accuracy_level: of products with weights of 4 bits, in onnxruntime (MatMulNBits): 1 multiplies floats, 4 rounds
             activations to 8 bits, in the groups of the weight.
         cache_groups: in the program's order.
@@ -109,6 +119,7 @@ class LinearIo(Record, frozen=True, kw_only=True):
     variant: Variant = "standard"
     contrib: VariantFile | None = None
     kernels: VariantFile | None = None
+    narrow: NarrowFile | None = None
     accuracy_level: AccuracyLevel = 1
     cache_groups: tuple[LinearCacheGroup, ...]
     summed_products: Count
@@ -116,7 +127,9 @@ class LinearIo(Record, frozen=True, kw_only=True):
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The files there are, the fastest on a CPU last."""
-        return (self.variant, *(name for name, beside in self._beside.items() if beside is not None and beside.file))
+        narrow: tuple[Variant, ...] = () if self.narrow is None else (self.narrow.dtype,)
+        beside = (name for name, beside in self._beside.items() if beside is not None and beside.file)
+        return (*narrow, self.variant, *beside)
 
     def fastest(self, *, operators: bool) -> Variant:
         """Of ``variants``, the one to run on a CPU. ``operators``: whether the library for "kernels" is there."""
@@ -130,10 +143,14 @@ class LinearIo(Record, frozen=True, kw_only=True):
         """The same with the file of one of ``variants``."""
         if variant == self.variant:
             return self
+        if self.narrow is not None and variant == self.narrow.dtype:
+            groups = tuple(group.model_copy(update={"dtype": variant}) for group in self.cache_groups)
+            update = {"variant": variant, "file": self.narrow.file, "cache_groups": groups}
+            return self.model_copy(update=update | {"contrib": None, "kernels": None, "narrow": None})
         found = self._beside[variant]
         assert found is not None
         own = {"file": found.file, "accuracy_level": found.accuracy_level}
-        return self.model_copy(update={"variant": variant, "contrib": None, "kernels": None, **own})
+        return self.model_copy(update={"variant": variant, "contrib": None, "kernels": None, "narrow": None, **own})
 
 
 def mask_name(window: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -25,7 +26,7 @@ FREE_SHARE = 0.5
 """Of the GPU's memory that weights leave, for the caches, by default: onnxruntime takes the rest as steps need it."""
 
 
-def device_budget(bundle: Bundle, provider: str) -> int:
+def device_budget(bundle: Bundle, target: str, provider: str, variant: Variant | None = None) -> int:
     """Bytes for the caches where the caller says nothing: of the memory that they will lie in.
 
     Raises RequestError for a provider that there is none of, TargetError without a driver for one that needs it,
@@ -39,7 +40,12 @@ def device_budget(bundle: Bundle, provider: str) -> int:
         raise problem.error()
     with ThreadPoolExecutor(1) as thread:  # a device belongs to the thread that opened it
         free = thread.submit(_free_bytes, cuda).result()
-    weights = sum(t.bytes for name, t in bundle.index.stored_once().items() if ".onnx" in name)
+    variant = variant_io(bundle, target, provider, variant).variant
+    if variant in ("f16", "bf16"):
+        weights = sum(t.bytes for name, t in bundle.index.tensors.items() if f".onnx.{variant}" in name)
+    else:
+        own = bundle.index.stored_once().items()
+        weights = sum(t.bytes for name, t in own if ".onnx" in name and not NARROW_WEIGHT.search(name))
     if free <= weights:
         raise CapacityError(
             f"memory: {cuda.gpus[0].name} has {free:,} bytes free, and the weights alone need {weights:,}",
@@ -51,6 +57,10 @@ def device_budget(bundle: Bundle, provider: str) -> int:
 def _free_bytes(cuda: Cuda) -> int:
     with closing(cuda.open(cuda.gpus[0])) as device:
         return device.free_bytes()
+
+
+NARROW_WEIGHT = re.compile(r"\.onnx\.(b?f16)")
+"""In names of weights of the variant of 16 bits."""
 
 
 class OnnxExecutor:
@@ -85,7 +95,7 @@ class OnnxExecutor:
         target: str = "onnx",
         variant: Variant | None = None,
     ) -> None:
-        io = _variant_of(linear_io(bundle, target), provider, variant, bundle, target)
+        io = variant_io(bundle, target, provider, variant)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
@@ -117,7 +127,7 @@ class OnnxExecutor:
             device=self._provider.device,
             module=self._module,
         )
-        together = io.variant == "standard"
+        together = io.variant not in ("contrib", "kernels")
         self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
 
     def submit(self, step: StepInput) -> Deferred:
@@ -146,10 +156,15 @@ def linear_io(bundle: Bundle, target: str) -> LinearIo:
     return io
 
 
-def _variant_of(io: LinearIo, provider: str, variant: Variant | None, bundle: Bundle, target: str) -> LinearIo:
-    """With the file that is to run: on a CPU our kernels are the fastest. Raises BundleError."""
+def variant_io(bundle: Bundle, target: str, provider: str, variant: Variant | None) -> LinearIo:
+    """``linear_io`` with the file that is to run: on a CPU our kernels are the fastest, with CUDA 16 bits.
+
+    Raises BundleError.
+    """
+    io = linear_io(bundle, target)
     if variant is None:
         variant = io.fastest(operators=find_operators() is not None) if provider == "cpu" else io.variant
+        variant = io.narrow.dtype if provider == "cuda" and io.narrow is not None else variant
     if variant not in io.variants:
         raise BundleError(
             f"{bundle.path}: target {target!r} has no variant {variant!r}; it has {', '.join(io.variants)}",

@@ -71,7 +71,7 @@ class Opening:
         make: the executor.
         most_context: tokens that a request may have at most, if that is fewer than the model has.
         memory: bytes for the caches by default.
-        memory_of: the same where it hangs on what the target runs on; None: on nothing.
+        memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing.
         slots: whether a request takes a block of its whole context.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
     """
@@ -81,6 +81,7 @@ class Opening:
     most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
     memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
     memory_of: Callable[[Bundle, str, Placement], int] | None = None
+    groups_of: Callable[[Bundle, str, int, Placement], tuple[CacheGroup, ...]] | None = None
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
     takes: tuple[str, ...] = ()
 
@@ -103,10 +104,13 @@ def _make_cpu(asked: Asked) -> Executor:
     )
 
 
-def _onnx_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
-    from .onnx_slots import linear_io, slot_capacity, slot_groups
+def _onnx_groups(
+    bundle: Bundle, target: str, context: int, placement: Placement = Placement()
+) -> tuple[CacheGroup, ...]:
+    from .onnx_slots import slot_capacity, slot_groups, variant_io
 
-    return slot_groups(linear_io(bundle, target), slot_capacity(context))
+    io = variant_io(bundle, target, placement.provider or "cpu", placement.variant)
+    return slot_groups(io, slot_capacity(context))
 
 
 def _make_onnx(asked: Asked) -> Executor:
@@ -126,7 +130,7 @@ def _make_onnx(asked: Asked) -> Executor:
 def _onnx_memory(bundle: Bundle, target: str, placement: Placement) -> int:
     from .onnx_slots import device_budget
 
-    return device_budget(bundle, placement.provider or "cpu")
+    return device_budget(bundle, target, placement.provider or "cpu", placement.variant)
 
 
 def _has_slots(bundle: Bundle, target: str) -> bool:
@@ -213,6 +217,7 @@ _CPU = Opening(_program_groups, _make_cpu, takes=("isa", "load"))
 _ONNX = Opening(
     _onnx_groups,
     _make_onnx,
+    groups_of=_onnx_groups,
     memory_of=_onnx_memory,
     slots=lambda bundle, target: True,
     takes=("provider", "variant"),
@@ -311,9 +316,14 @@ def context_of(bundle: Bundle, context: int | None, target: str | None = None) -
     return context
 
 
-def target_groups(bundle: Bundle, target: str, context: int) -> tuple[CacheGroup, ...]:
+def target_groups(
+    bundle: Bundle, target: str, context: int, placement: Placement = Placement()
+) -> tuple[CacheGroup, ...]:
     """The cache groups of a target, for requests of up to ``context`` tokens. Raises BundleError."""
-    return _opening(target).groups(bundle, target, context)
+    opening = _opening(target)
+    if opening.groups_of is not None:
+        return opening.groups_of(bundle, target, context, placement)
+    return opening.groups(bundle, target, context)
 
 
 def make_executor(
@@ -359,7 +369,7 @@ def open_executor(
 
     Raises CapacityError if the memory holds no block, and what ``make_executor`` raises.
     """
-    groups = target_groups(bundle, target, context)
+    groups = target_groups(bundle, target, context, placement)
     sizes = bundle.buckets.get(target) if buckets else None
     padding = padding_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
     reserved = sum(g.bytes_per_block * padding[g.name] for g in groups)

@@ -23,11 +23,14 @@ from enginewright.runtime.bundle.linear_io import (
     KERNELS_FILE,
     LOGITS,
     MODEL_FILE,
+    NARROW_FILE,
     POSITION_IDS,
     ROWS,
     WRITE_INDEX,
     LinearCacheGroup,
     LinearIo,
+    NarrowFile,
+    NarrowFloats,
     VariantFile,
 )
 
@@ -67,6 +70,7 @@ def emit_model(
     capacity: int | None = None,
     contrib: int | None = None,
     kernels: int | None = None,
+    narrow: NarrowFloats | None = None,
 ) -> LinearIo:
     """Writes model.onnx at the bundle's root, and its weights into the bundle's.
 
@@ -77,6 +81,7 @@ def emit_model(
         floats: what the graph computes in, and its caches have.
         capacity: places of a slot; None leaves it free.
         contrib, kernels: most tokens of a request, for a contrib or a kernels variant beside it; None leaves that out.
+        narrow: floats of a variant of 16 bits beside it; None leaves that out.
 
     Raises:
         UnsupportedModelError: an op that standard operators can't express, named with its module.
@@ -86,15 +91,25 @@ def emit_model(
     weights = ExternalWeights(writer, progress, len(program.weights))
     model = graph_model(GraphBuilder(program, weights, floats, capacity))
     writer.write_bytes(MODEL_FILE, model.SerializeToString(deterministic=True))
+    beside = None if narrow is None else _emit_narrow(program, writer, progress, narrow)
     variant = None if contrib is None else _emit_contrib(ContribBuilder(program, weights, contrib), writer)
     return LinearIo(
         opset=OPSET,
         onnxruntime=ONNXRUNTIME,
         contrib=variant,
+        narrow=beside,
         kernels=None if kernels is None else _emit_kernels(KernelsBuilder(program, weights, kernels), writer),
         cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype=floats)) for group in program.cache_groups),
         summed_products=summed_products(program),
     )
+
+
+def _emit_narrow(program: Program, writer: BundleWriter, progress: Progress, floats: NarrowFloats) -> NarrowFile:
+    """Writes the variant of 16 bits, with weights of its own where they are floats."""
+    weights = ExternalWeights(writer, progress, len(program.weights), suffix=f"onnx.{floats}")
+    path = NARROW_FILE.format(floats)
+    writer.write_bytes(path, graph_model(GraphBuilder(program, weights, floats)).SerializeToString(deterministic=True))
+    return NarrowFile(file=path, dtype=floats)
 
 
 def _emit_contrib(b: ContribBuilder, writer: BundleWriter) -> VariantFile:

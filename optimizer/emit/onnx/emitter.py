@@ -41,4 +41,6 @@ class OnnxEmitter:
             ) from e
         contrib = options.context_length if options.onnx.contrib else None
         kernels = options.context_length if options.onnx.kernels else None
-        return TargetManifest(io=emit_model(program, writer, progress, contrib=contrib, kernels=kernels))
+        narrow = options.onnx.floats
+        io = emit_model(program, writer, progress, contrib=contrib, kernels=kernels, narrow=narrow)
+        return TargetManifest(io=io)

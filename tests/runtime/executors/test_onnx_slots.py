@@ -301,18 +301,23 @@ def _step(work: list[tuple[int, int, list[int]]]) -> StepInput:
 
 def test_the_caches_take_the_memory_that_they_lie_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of provider cuda that is the GPU's, less the weights; of the others the machine's."""
-    entries = {"a.onnx": 6000, "b.onnx.columns": 4000, "c": 500_000}
+    entries = {"a.onnx": 6000, "b.onnx.columns": 4000, "c": 500_000, "a.onnx.f16": 3000, "b.onnx.f16.columns": 2000}
     index = WeightsIndex(tensors={n: _entry(i, size) for i, (n, size) in enumerate(entries.items())})
     bundle: Any = SimpleNamespace(index=index)
+    io: dict[str, str] = {"cuda": "standard", "tensorrt-rtx": "standard"}
+    monkeypatch.setattr(onnx_slots, "variant_io", lambda b, t, provider, v: SimpleNamespace(variant=io[provider]))
     monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 50_000),)))
     monkeypatch.setattr(onnx_slots, "default_budget", lambda: 7)
-    assert [onnx_slots.device_budget(bundle, p) for p in ("cpu", "cuda", "tensorrt-rtx")] == [7, 20_000, 20_000]
+    assert [onnx_slots.device_budget(bundle, "onnx", p) for p in ("cpu", "cuda", "tensorrt-rtx")] == [7, 20_000, 20_000]
+    io["cuda"] = "f16"
+    assert onnx_slots.device_budget(bundle, "onnx", "cuda") == 22_500
+    io["cuda"] = "standard"
     monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda((Gpu(0, "small", "8.9", 10_000),)))
     with pytest.raises(CapacityError, match="small has 10,000 bytes free, and the weights alone need 10,000"):
-        onnx_slots.device_budget(bundle, "cuda")
+        onnx_slots.device_budget(bundle, "onnx", "cuda")
     monkeypatch.setattr(onnx_slots, "load_cuda", lambda: FakeCuda(()))
     with pytest.raises(TargetError, match="it needs an NVIDIA GPU, and the driver shows none"):
-        onnx_slots.device_budget(bundle, "cuda")
+        onnx_slots.device_budget(bundle, "onnx", "cuda")
 
 
 def _entry(blob: int, nbytes: int) -> TensorEntry:
