@@ -23,7 +23,7 @@ from enginewright.plugins.shared.errors import BundleError, MissingDependencyErr
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
-from enginewright.runtime.bundle.tvm_section import LEVELS, LevelName, TunedLibrary
+from enginewright.runtime.bundle.tvm_section import LEVELS, Level, LevelName, TunedLibrary
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
 from enginewright.runtime.executors.tvm_library import INSTALL, Library
 
@@ -107,7 +107,7 @@ def tune_tvm(
 
     Args:
         bundle: opened, with a ready target tvm.
-        seconds: how long to measure, at most. Products come by the size of their weights, the largest first.
+        seconds: how long to measure, at most. Products with the largest weights are first.
         threads: 0 takes one for each core.
         records: a file that an earlier run wrote, also of another bundle or machine: nothing is measured then.
         write: whether the bundle is changed.
@@ -230,14 +230,23 @@ class _Contender:
         return (time.perf_counter() - start) / repeats
 
 
+def fits(product: str, name: str, value: int, level: Level) -> bool:
+    """Whether a candidate is another schedule: blocks have no more rows than the level's, and only those of floats in
+    wide registers take several panels at once."""
+    if name == "streams":
+        return product.startswith("linear ") and level.vectors == 2
+    return name != "rows" or value < level.rows
+
+
 class _Search:
     """One value after the other, product after product, until the time is over."""
 
     def __init__(self, compiler: _Compiler, end: float, progress: Progress) -> None:
         self._compiler, self._end, self._progress = compiler, end, progress
-        rows = LEVELS[compiler.level].rows
-        values = [(n, v) for n, of in CANDIDATES.items() for v in of if n != "rows" or v < rows]
-        self.plan = [(product, name, value) for product in compiler.products for name, value in values]
+        level = LEVELS[compiler.level]
+        self.plan = [
+            (p, n, v) for p in compiler.products for n, of in CANDIDATES.items() for v in of if fits(p, n, v, level)
+        ]
         self.tried: list[TriedSchedule] = []
 
     def run(self) -> dict[str, Schedule]:

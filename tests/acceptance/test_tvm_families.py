@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
+from enginewright.runtime.bundle.tvm_section import KernelsName
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import TINY_FAMILIES
@@ -34,13 +35,16 @@ TOLERANCE = 1e-4
 """Of logits, as for the onnx target."""
 
 
+@pytest.mark.parametrize("kernels", [None, pytest.param("enginewright", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_are_the_cpu_target_s(case: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+def test_tokens_are_the_cpu_target_s(
+    case: str, kernels: KernelsName | None, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
     if case in EXPERTS:
         model = tiny_family(case)
     else:
         model = tiny_model(case.partition(" ")[0], **MORE_FAMILIES.get(case, {}))
-    recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=("v3",))})
+    recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=("v3",), kernels=kernels)})
     export(model, tmp_path / "tiny.bundle", targets=("cpu", "tvm"), recipe=recipe)
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
@@ -48,7 +52,8 @@ def test_tokens_are_the_cpu_target_s(case: str, tiny_model: Callable[..., PreTra
     with LLM(tmp_path / "tiny.bundle", target="cpu", threads=1) as llm:
         wanted = [list(result.token_ids) for result in llm.generate(prompts, params)]
     with LLM(tmp_path / "tiny.bundle", target="tvm", threads=1) as llm:
-        assert llm.info()["executor"]["target"] == "tvm"
+        about = llm.info()["executor"]
+        assert about["target"] == "tvm" and about.get("kernels") == kernels
         alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
         together = [list(result.token_ids) for result in llm.generate(prompts, params)]
         logits = llm.logits(prompts[-1])

@@ -18,7 +18,7 @@ from enginewright.optimizer.recipes.recipe import load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.tune import tune_tvm as module
 from enginewright.optimizer.tune.cases import Case, Timed
-from enginewright.optimizer.tune.tune_tvm import CANDIDATES, tune_tvm
+from enginewright.optimizer.tune.tune_tvm import CANDIDATES, fits, tune_tvm
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, TargetError
 from enginewright.runtime.bundle.reader import Bundle
@@ -103,8 +103,8 @@ def test_no_bit_depends_on_records_of_other_levels_and_types(name: str, level: L
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
-    """Streams of 8 are faster everywhere; the whole program is by ``last``. What is timed runs."""
-    pairs = iter([1.2 if (name, value) == ("streams", 8) else 1.0 for _ in range(9) for name, value in values()])
+    """Four steps at once are faster everywhere; the whole program is by ``last``. What is timed runs."""
+    pairs = iter([1.2 if (name, value) == ("unroll", 4) else 1.0 for _ in range(9) for name, value in values()])
 
     def compared(one: Timed, other: Timed, cases: Sequence[Case], rounds: int) -> dict[str, float]:
         assert all(contender.time(i) > 0 for contender in (one, other) for i in range(len(cases)))
@@ -116,14 +116,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, last: float) -> None:
 
 
 def values() -> list[tuple[str, int]]:
-    return [(n, v) for n, of in CANDIDATES.items() for v in of if n != "rows" or v < LEVELS[LEVEL].rows]
+    return [(n, v) for n, of in CANDIDATES.items() for v in of if fits("linear f32 1x1", n, v, LEVELS[LEVEL])]
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two choices a product."""
-    monkeypatch.setattr(module, "CANDIDATES", {"streams": (1, 8)})
-    monkeypatch.setitem(globals(), "CANDIDATES", {"streams": (1, 8)})
+    monkeypatch.setattr(module, "CANDIDATES", {"unroll": (2, 4)})
+    monkeypatch.setitem(globals(), "CANDIDATES", {"unroll": (2, 4)})
 
 
 @pytest.mark.matrix
@@ -137,8 +137,8 @@ def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.M
     new = sorted(of_tvm(bundle) - before)
     assert [name.partition(f"-{LEVEL}-")[0] for name in new] == ["schedules", "step"]
     found = from_json((bundle / "targets/tvm" / new[0]).read_bytes(), "records")
-    assert found == dict.fromkeys(products, OWN.model_copy(update={"streams": 8}))
-    assert result.stdout.count("1.200x  faster") == len(products) and "streams 8" in result.stdout
+    assert found == dict.fromkeys(products, OWN.model_copy(update={"unroll": 4}))
+    assert result.stdout.count("1.200x  faster") == len(products) and "unroll 4" in result.stdout
     assert result.stdout.rstrip().endswith(f"{new[1]} for x86-64-{LEVEL}")
     with LLM(bundle, target="tvm") as llm:
         assert llm.logits([5, 6, 7]).shape[0] == 3
@@ -186,6 +186,13 @@ def test_too_short_a_time_measures_nothing_more(bundle: Path) -> None:
 def test_records_of_a_product(fresh: Path) -> None:
     products = products_of(Bundle.open(fresh).program("tvm"))
     assert all(name.split()[:2] == ["linear", "f32"] for name in products) and len(products) > 3
+
+
+def test_candidates_that_are_no_other_schedule_are_left_out() -> None:
+    wide, narrow = LEVELS["v4"], LEVELS["v2"]
+    assert fits("linear f32 3x5", "streams", 2, wide) and fits("quantized_linear i8 3x5", "unroll", 2, narrow)
+    assert not fits("quantized_linear i8 3x5", "streams", 2, wide) and not fits("linear f32 3x5", "streams", 2, narrow)
+    assert fits("linear f32 3x5", "rows", 8, wide) and not fits("linear f32 3x5", "rows", 4, narrow)
 
 
 def test_refusals(bundle: Path, tmp_path: Path) -> None:
