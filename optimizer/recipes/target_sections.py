@@ -18,6 +18,13 @@ MOST_BLOCKS = 1 << 22
 Size = Annotated[int, Field(ge=1, le=1 << 20, strict=True)]
 
 
+def _known_gpus(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return parse_capabilities(value)
+    except TargetError as e:
+        raise ValueError(f"{e.message}. {e.hint}") from e
+
+
 class EnginesSection(Section):
     """What the targets that build engines do; others leave it alone.
 
@@ -48,13 +55,7 @@ class EnginesSection(Section):
     caches: Literal["aliased", "ordered"] = "aliased"
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
 
-    @field_validator("gpus")
-    @classmethod
-    def _gpus_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            return parse_capabilities(value)
-        except TargetError as e:
-            raise ValueError(f"{e.message}. {e.hint}") from e
+    _gpus_are_known = field_validator("gpus")(_known_gpus)
 
 
 class OnnxSection(Section):
@@ -89,12 +90,16 @@ class TvmOptions(Section):
         levels: of x86-64 that it is compiled for. The best that the processor has is run.
         kernels: "enginewright": products and attention are the cpu target's kernels, which its libraries call. None:
             all are compiled by TVM.
+        cuda: compute capabilities of GPUs that kernels are written for, as files that nothing of ours runs.
     """
 
     kernels: KernelsName | None = None
+    cuda: tuple[str, ...] = ()
     levels: Annotated[tuple[LevelName, ...], Field(min_length=1)] = ("v3", "v4-vnni")
 
     @field_validator("levels")
     @classmethod
     def _in_order(cls, value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
         return tuple(sorted(set(value), key=list(FEATURES).index))
+
+    _gpus_are_known = field_validator("cuda")(_known_gpus)

@@ -38,12 +38,14 @@ class TvmSection(Record, frozen=True, kw_only=True):
         version: of TVM, which made the libraries and must run them.
         levels: of x86-64 that there is a library for, the plainest first.
         kernels: whose kernels products and attention are, if they aren't the library's own.
+        cuda: compute capabilities that there are files for; nothing of ours runs them.
         tuned: by level, libraries that are run in the place of the exported ones.
     """
 
     version: str
     levels: Annotated[tuple[LevelName, ...], Meta(min_length=1)]
     kernels: KernelsName | None = None
+    cuda: tuple[str, ...] = ()
     tuned: dict[LevelName, TunedLibrary] = field(default_factory=dict)
 
     def library(self, level: LevelName) -> str:
@@ -120,6 +122,8 @@ class Level:
         features: of LLVM, beside those of ``cpu``.
         rows, vectors: of the block of sums that a product keeps in registers: rows by vectors of 16 floats.
         vnni: whether it multiplies bytes by an instruction of its own.
+        lanes: floats that loops handle at a time.
+        grid: whether loops over rows are a grid of threads, of a GPU.
     """
 
     name: str
@@ -128,6 +132,20 @@ class Level:
     rows: int
     vectors: int
     vnni: bool = False
+    lanes: int = 16
+    grid: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose kernels they are, for messages."""
+        return "the tvm target on a GPU" if self.grid else "the tvm target"
+
+    @property
+    def without(self) -> str:
+        """What to do without a kernel."""
+        if self.grid:
+            return "Leave `cuda` out of the recipe's [tvm], or take --target cuda."
+        return "Use --target cpu, or a recipe that doesn't need it."
 
 
 LEVELS: Mapping[str, Level] = {

@@ -13,17 +13,19 @@ from enginewright.plugins.shared.errors import MissingDependencyError, TargetErr
 from enginewright.runtime.bundle.tvm_section import Level
 
 _LOOPS = "enginewright"
-_TRIPLE = "x86_64-unknown-linux-gnu"
+HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"}
+"""Where libraries run."""
 
 
 def compile_library(module: tvm.IRModule, level: Level) -> bytes:
     """Raises MissingDependencyError without a linker, TargetError for what the linker says."""
-    target = tvm.target.Target(
-        {"kind": "llvm", "mtriple": _TRIPLE, "mcpu": level.cpu, "mattr": list(level.features), "opt-level": 3}
-    )
+    options = {"mcpu": level.cpu, "mattr": list(level.features), "opt-level": 3}
+    return linked(build(module, tvm.target.Target(HOST | options)))
+
+
+def build(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     with tvm.transform.PassContext(opt_level=3):
-        executable = relax.build(module, target, relax_pipeline=_pipeline(), tir_pipeline=_LOOPS)
-    return _linked(executable)
+        return relax.build(module, target, relax_pipeline=_pipeline(), tir_pipeline=_LOOPS)
 
 
 def _pipeline() -> tvm.transform.Pass:
@@ -69,7 +71,8 @@ def linker() -> str:
     return found
 
 
-def _linked(executable: relax.VMExecutable) -> bytes:
+def linked(executable: relax.VMExecutable) -> bytes:
+    """A library. Raises as ``compile_library``."""
     compiler = linker()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.so"

@@ -43,6 +43,7 @@ class TvmEmitter:
                 f"target {self.name}: compiling it needs TVM (apache-tvm), which is not installed", hint=INSTALL
             )
         from .compile_library import compile_library, linker  # only this target needs the package
+        from .cuda_files import cuda_files
         from .step_function import step_module
 
         linker()
@@ -50,6 +51,7 @@ class TvmEmitter:
         planned, levels = lowering.program, options.tvm.levels
         ours = OURS if options.tvm.kernels else frozenset()
         modules = {name: step_module(planned, LEVELS[name], ours) for name in levels}
+        for_gpus = [file for capability in options.tvm.cuda for file in cuda_files(planned, capability)]
         total, folder = len(planned.weights), target_folder(self.name)
         progress(ProgressEvent("emit", 0, total))
         for done, use in enumerate(planned.weights, 1):
@@ -60,7 +62,10 @@ class TvmEmitter:
         for done, name in enumerate(levels, 1):
             writer.write_bytes(f"{folder}/{library_name(name)}", compile_library(modules[name], LEVELS[name]))
             progress(ProgressEvent("kernels", done, len(levels), f"x86-64-{name}"))
-        return TargetManifest(tvm=TvmSection(version=version, levels=levels, kernels=options.tvm.kernels))
+        for file, data in for_gpus:
+            writer.write_bytes(f"{folder}/{file}", data)
+        section = TvmSection(version=version, levels=levels, kernels=options.tvm.kernels, cuda=options.tvm.cuda)
+        return TargetManifest(tvm=section)
 
 
 def lower_for_tvm(program: Program) -> Lowering:

@@ -40,6 +40,8 @@ LANES = 16
 _TYPES: Mapping[str, str] = {"f32": "float32", "i32": "int32", "i8": "int8", "bf16": "uint16", "f16": "uint16"}
 SIZES = {"T": "ids", "B": "kv_len", "R": "rows"}
 """Symbol -> the step input that has so many elements."""
+GRID_BLOCK = 128
+"""Threads of a block on a GPU."""
 PARALLEL_FROM = 1 << 14
 """Operations on floats from which a loop is worth waking other threads for."""
 
@@ -57,10 +59,10 @@ def vector(value: Expr, lanes: int) -> Expr:
     return value if lanes == 1 else T.broadcast(value, lanes)
 
 
-def lanes_of(size: int) -> Iterator[tuple[int, int]]:
+def lanes_of(size: int, widest: int = LANES) -> Iterator[tuple[int, int]]:
     """Pieces (start, lanes) that cover 0 .. size-1: whole vectors, then what is left in halves."""
     start = 0
-    for lanes in (16, 8, 4, 2, 1):
+    for lanes in (n for n in (16, 8, 4, 2, 1) if n <= widest):
         while size - start >= lanes:
             yield start, lanes
             start += lanes
@@ -322,11 +324,8 @@ class Kernel:
     def check_layout(self, use: WeightUse, *layouts: str) -> None:
         """Raises UnsupportedModelError for a weight that isn't in one of these."""
         if use.layout not in layouts:
-            raise UnsupportedModelError(
-                f"{self.step.op} at {self.step.where}: the tvm target has none with weights of "
-                f"{use.dtype} in {use.layout}",
-                hint="Use --target cpu, or a recipe with another format for it.",
-            )
+            problem = f"{self.level.owner} has none with weights of {use.dtype} in {use.layout}"
+            raise UnsupportedModelError(f"{self.step.op} at {self.step.where}: {problem}", hint=self.level.without)
 
     def words(self, operand: Operand) -> Memory:
         """Rows of bytes or of 16 bits as words of 32, which they fill."""
@@ -347,6 +346,14 @@ class Kernel:
 
     def each(self, extent: Expr, work: int, body: Callable[[Expr], None]) -> None:
         """body(i) for i below ``extent``, by all threads if there is enough of it; ``work``: operations of one."""
+        if self.level.grid:
+            blocks = T.max(T.ceildiv(extent, int64(GRID_BLOCK)), int64(1))  # a grid of none is an error
+            threads = T.thread_binding(int64(0), int64(GRID_BLOCK), thread="threadIdx.x")
+            with T.thread_binding(int64(0), blocks, thread="blockIdx.x") as b, threads as thread:
+                i = T.Bind(b * int64(GRID_BLOCK) + thread)
+                with T.If(i < extent), T.Then():
+                    body(i)
+            return
         if isinstance(extent, tirx.IntImm):
             with (T.parallel if int(extent) * work >= PARALLEL_FROM else T.serial)(int64(0), extent) as i:
                 body(i)
@@ -360,12 +367,13 @@ class Kernel:
 
     def along(self, size: int, body: Callable[[Expr, int], None]) -> None:
         """body(start, lanes) for vectors that cover 0 .. size-1."""
-        whole = size // LANES
+        widest = self.level.lanes
+        whole = size // widest
         if whole > 1:
             with T.serial(int64(0), int64(whole)) as v:
-                body(v * LANES, LANES)
-        for start, lanes in lanes_of(size):
-            if whole <= 1 or start >= whole * LANES:
+                body(v * widest, widest)
+        for start, lanes in lanes_of(size, widest):
+            if whole <= 1 or start >= whole * widest:
                 body(int64(start), lanes)
 
 

@@ -18,12 +18,12 @@ from .kernel import LANES, Expr, Handler, Kernel, Local, Memory, f32, int64, lan
 from .ops_rows import total
 from .vector_math import exp, tanh
 
-_NONE = -1e30
+NONE = -1e30
 """Less than any score: of a key that isn't seen."""
 
 
 @dataclass
-class _Attention:
+class Attention:
     """What a step attends with."""
 
     q: Memory
@@ -35,7 +35,7 @@ class _Attention:
     out: Memory
 
     @classmethod
-    def of(cls, k: Kernel) -> _Attention:
+    def of(cls, k: Kernel) -> Attention:
         q, table, q_start, kv_len, *rest = k.inputs
         sinks = rest.pop(0) if k.step.attrs.get("has_sinks") else None
         slopes = rest.pop(0) if k.step.attrs.get("has_slopes") else None
@@ -43,7 +43,7 @@ class _Attention:
 
 
 def _paged_attention(k: Kernel) -> None:
-    a = _Attention.of(k)
+    a = Attention.of(k)
     group = k.cache()[2]
     heads = a.q.shape[1].constant // group.kv_heads
     together = next(n for n in range(min(heads, k.level.rows), 0, -1) if heads % n == 0)
@@ -79,7 +79,7 @@ def _paged_attention(k: Kernel) -> None:
 
 def _rows(
     k: Kernel,
-    a: _Attention,
+    a: Attention,
     request: Expr,
     kv_head: Expr,
     head: Expr,
@@ -100,7 +100,7 @@ def _rows(
     rows = [(t, h) for t in range(tokens) for h in range(heads)]
     token = [T.Bind(T.min(first + int64(t), stop - int64(1))) for t in range(tokens)]
     place = [T.Bind(position + token[t] - first) for t in range(tokens)]
-    greatest = [Local(f32(_NONE)) for _ in rows]
+    greatest = [Local(f32(NONE)) for _ in rows]
     sums = [Local(vector(f32(0.0), LANES), LANES) for _ in rows]
     powers = [on_stack(size) for _ in rows]
     results = [[Local(vector(f32(0.0), n), n) for _, n in lanes_of(channels)] for _ in rows]
@@ -133,7 +133,7 @@ def _rows(
                 visible = number <= at
                 if window:
                     visible = T.And(visible, number > at - T.broadcast(T.int32(window), LANES))
-                s.set(T.Select(visible, value, vector(f32(_NONE), LANES)))
+                s.set(T.Select(visible, value, vector(f32(NONE), LANES)))
                 seen.append(visible)
             highest = T.Bind(_largest([s.get() for s in scores[i]]))
             now = T.Bind(T.max(greatest[i].get(), highest))
@@ -165,7 +165,7 @@ def _rows(
 
 
 def _store(
-    a: _Attention, token: Expr, head: Expr, greatest: Local, sums: Local, results: list[Local], channels: int
+    a: Attention, token: Expr, head: Expr, greatest: Local, sums: Local, results: list[Local], channels: int
 ) -> None:
     whole = total(sums.lanes())
     factor = f32(1.0)

@@ -149,7 +149,7 @@ def _reduce(k: Kernel) -> None:
                 best.set(_larger(x.load(*index, c), best.get(), 1))
             out.store(best.get(), *index, int64(0))
             return
-        whole = sum_along(size, lambda c, lanes, before: before + x.load(*index, c, lanes=lanes))
+        whole = sum_along(k, size, lambda c, lanes, before: before + x.load(*index, c, lanes=lanes))
         out.store(whole if kind == "sum" else whole / f32(size), *index, int64(0))
 
     _over(k, out, size, row, 2)

@@ -55,8 +55,12 @@ def total(lanes: Any) -> Expr:
     return T.Bind(values[0])
 
 
-def sum_along(size: int, term: Callable[[Expr, int, Expr], Expr]) -> Expr:
+def sum_along(k: Kernel, size: int, term: Callable[[Expr, int, Expr], Expr]) -> Expr:
     """The sum of ``term(start, lanes, sum before)`` over a row: lane j takes the elements j, j + 16, j + 32, ..."""
+    if k.level.lanes == 1:
+        whole_sum = Local(f32(0.0))
+        k.along(size, lambda c, n: whole_sum.set(term(c, n, whole_sum.get())))
+        return T.Bind(whole_sum.get())
     parts = Local(vector(f32(0.0), LANES), LANES)
     whole = size // LANES
     if whole:
@@ -89,7 +93,7 @@ def _norm(k: Kernel) -> None:
             )
         mean = None
         if layer:
-            mean = T.Bind(sum_along(size, lambda c, n, s: s + source.load(*at, c, lanes=n)) / f32(size))
+            mean = T.Bind(sum_along(k, size, lambda c, n, s: s + source.load(*at, c, lanes=n)) / f32(size))
 
         def value(c: Expr, lanes: int) -> Expr:
             loaded = source.load(*at, c, lanes=lanes)
@@ -99,7 +103,7 @@ def _norm(k: Kernel) -> None:
             v = T.Bind(value(c, lanes))
             return T.fma(v, v, before)
 
-        variance = sum_along(size, square) / f32(size)
+        variance = sum_along(k, size, square) / f32(size)
         factor = T.Bind(f32(1.0) / T.sqrt(variance + f32(float(step.attrs["eps"]))))
 
         def write(c: Expr, lanes: int) -> None:
@@ -145,7 +149,7 @@ def _rotate(
             put(i * 2, first * c - second * s, 1)
             put(i * 2 + int64(1), second * c + first * s, 1)
     else:
-        for start, lanes in lanes_of(half):
+        for start, lanes in lanes_of(half, x.kernel.level.lanes):
             i = int64(start)
             c = T.Bind(table.load(t, i, lanes=lanes))
             s = T.Bind(table.load(t, i + int64(half), lanes=lanes))
@@ -153,7 +157,7 @@ def _rotate(
             second = T.Bind(x.load(t, head, i + int64(half), lanes=lanes))
             put(i, first * c - second * s, lanes)
             put(i + int64(half), T.fma(first, s, second * c), lanes)
-    for start, lanes in lanes_of(size - 2 * half):
+    for start, lanes in lanes_of(size - 2 * half, x.kernel.level.lanes):
         i = int64(2 * half + start)
         put(i, x.load(t, head, i, lanes=lanes), lanes)
 
@@ -214,7 +218,7 @@ class _Slots:
 
     def write_value(self, start: Expr, place: Expr, token: Expr, head: Expr, v: Memory) -> None:
         size = self.group.value_head_size
-        for c, lanes in lanes_of(size):
+        for c, lanes in lanes_of(size, v.kernel.level.lanes):
             at = start + place * int64(size) + int64(c)
             index = at if lanes == 1 else T.ramp(at, int64(1), lanes)
             T.buffer_store(self.values, v.load(token, head, int64(c), lanes=lanes), [index])
@@ -228,7 +232,7 @@ def _kv_write(k: Kernel) -> None:
         slot = T.Bind(T.cast(slots.load(t), "int64"))
         with T.serial(int64(0), int64(cache.group.kv_heads)) as h:
             keys, values, place = cache.at(slot, h)
-            for c, lanes in lanes_of(cache.group.key_head_size):
+            for c, lanes in lanes_of(cache.group.key_head_size, k.level.lanes):
                 cache.write_key(keys, place, int64(c), key.load(t, h, int64(c), lanes=lanes), lanes)
             cache.write_value(values, place, t, h, v)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,19 +57,22 @@ class Kernels:
 
 
 def kernels_of(
-    program: LoweredProgram, level: Level, ours: Collection[str] = (), schedules: Schedules = NONE
+    program: LoweredProgram,
+    level: Level,
+    ours: Collection[str] = (),
+    schedules: Schedules = NONE,
+    handlers: Mapping[str, Handler] = HANDLERS,
 ) -> Kernels:
-    """``ours``: ops that are left to our kernels; ``schedules``: records of products.
+    """``ours``: ops that are left to our kernels; ``schedules``: records of products; ``handlers``: what writes others.
 
     Raises UnsupportedModelError naming the first step without a kernel.
     """
     kernels = Kernels()
     for index, step in enumerate(program.steps):
-        write = HANDLERS.get(step.op)
+        write = handlers.get(step.op)
         if write is None:
             raise UnsupportedModelError(
-                f"step {index} ({step.op} at {step.where}): the tvm target has no such op",
-                hint="Use --target cpu, or a recipe that doesn't need it.",
+                f"step {index} ({step.op} at {step.where}): {level.owner} has no such op", hint=level.without
             )
         if step.op in ours:
             kernels.calls.append(Call(index, None))
@@ -79,10 +82,14 @@ def kernels_of(
 
 
 def step_module(
-    program: LoweredProgram, level: Level, ours: Collection[str] = (), schedules: Schedules = NONE
+    program: LoweredProgram,
+    level: Level,
+    ours: Collection[str] = (),
+    schedules: Schedules = NONE,
+    handlers: Mapping[str, Handler] = HANDLERS,
 ) -> tvm.IRModule:
     """The kernels, and ``step``, which calls them. Arguments as of, and raises as ``kernels_of``."""
-    kernels = kernels_of(program, level, ours, schedules)
+    kernels = kernels_of(program, level, ours, schedules, handlers)
     given = arguments_of(program)
     uses = {use.name: use for use in program.weights}
     parameters = _Parameters(given, [stored_type(uses[name]) for name in given.weights])

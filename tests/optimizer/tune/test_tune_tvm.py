@@ -76,6 +76,7 @@ def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.matrix
 def test_no_bit_depends_on_records_which_give_the_same_bytes_each_time(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy.bundle")
     check_bits(bundle, tmp_path)
@@ -144,9 +145,11 @@ def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.M
         assert llm.logits([5, 6, 7]).shape[0] == 3
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(("arguments", "last"), [((), 1.0), (("--dry-run",), 1.1)])
+@pytest.mark.parametrize(
+    ("arguments", "last"),
+    [pytest.param((), 1.0, marks=pytest.mark.matrix), pytest.param(("--dry-run",), 1.1, marks=pytest.mark.soak)],
+)
 def test_the_bundle_stays_as_it_was(
     arguments: tuple[str, ...], last: float, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +164,7 @@ def test_the_bundle_stays_as_it_was(
     assert (of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()) == before
 
 
+@pytest.mark.matrix
 def test_a_full_disk_leaves_the_bundle_as_it_was(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = of_tvm(bundle)
 
