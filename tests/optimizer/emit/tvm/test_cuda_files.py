@@ -25,7 +25,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import Level
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep
 from enginewright.runtime.executors.tvm_library import Library
-from tests.conftest import make_tiny_model
+from tests.conftest import TINY_FAMILIES, make_tiny_model
 
 ON_A_CPU = Level("loops", "x86-64-v3", (), 1, 1, lanes=1)
 """The kernels' loops as they are, run by threads of a CPU."""
@@ -57,13 +57,7 @@ def logits_of(program: LoweredProgram, bundle: Bundle, *, gpu: bool) -> list[Flo
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param("Llama", marks=pytest.mark.matrix),
-        *(
-            pytest.param(name, marks=pytest.mark.soak)
-            for name in ("Gemma2", "GPT2", "Phi3", "Qwen3", "GPTNeoX", "Bloom", "Olmo2")
-        ),
-    ],
+    [pytest.param(n, marks=pytest.mark.matrix if n == "Llama" else pytest.mark.soak) for n in TINY_FAMILIES],
 )
 def test_the_loops_give_the_cpu_target_s_logits(family: str, tmp_path: Path) -> None:
     export(make_tiny_model(family), tmp_path / "b", recipe=recipe_of(), targets=("tvm",))
