@@ -252,3 +252,40 @@ def test_options_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             cpu.RowSampler().sample(logits, good | change)  # type: ignore[operator]
+
+
+def z_of_bias(draws: int, bias: float) -> tuple[float, float]:
+    """How many deviations draws are off: for a bias between tokens of odd and of even ids, and for any, by chi-square.
+
+    ``bias``: what is drawn from has odd tokens so much more probable than they should be, and even ones less.
+    """
+    vocab, rows = 64, 20_000
+    logits = (1.2 * np.random.default_rng(8).standard_normal(vocab)).astype(np.float32)
+    odd = np.arange(vocab) % 2
+    wanted = reference(logits, 0.8, 0, 1.0, 0.0)
+    drawn = logits + 0.8 * np.log(np.where(odd, 1 + bias, 1 - bias)).astype(np.float32)
+    counts = np.zeros(vocab, np.int64)
+    for first in range(0, draws, rows):
+        batch = sampling_batch(rows, temperature=0.8, seed=21)
+        batch.counter[:] = np.arange(first, first + rows)
+        counts += np.bincount(sample(np.broadcast_to(drawn, (rows, vocab)).copy(), batch, 2), minlength=vocab)
+    total = counts.sum()
+    share = wanted[odd == 1].sum()
+    contrast = (counts[odd == 1].sum() - total * share) / np.sqrt(total * share * (1 - share))
+    chi_square = ((counts - total * wanted) ** 2 / (total * wanted)).sum()
+    return float(abs(contrast)), float((chi_square - (vocab - 1)) / np.sqrt(2 * (vocab - 1)))
+
+
+def test_a_bias_of_one_percent_would_be_found() -> None:
+    """5 deviations are one case in a million; a fixed seed is drawn from."""
+    contrast, chi_square = z_of_bias(400_000, 0.0)
+    assert contrast < 5 and chi_square < 5
+    assert z_of_bias(400_000, 0.01)[0] > 5
+
+
+@pytest.mark.soak
+def test_a_million_draws_follow_the_distribution() -> None:
+    contrast, chi_square = z_of_bias(1_000_000, 0.0)
+    assert contrast < 4 and chi_square < 4
+    contrast, chi_square = z_of_bias(1_000_000, 0.01)
+    assert contrast > 5 and chi_square > 4
