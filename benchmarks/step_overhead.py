@@ -7,6 +7,7 @@ slots, since blocks are taken in some; the median of the sampler's:
 
 - engine: scheduling, the arrays of a step, and what becomes of its tokens, with blocks of 32 tokens;
 - prefixes: the same with the prefix cache, in which nothing is found;
+- penalties: the same as engine, where each request has a repetition, a frequency and a presence penalty;
 - text: the same, where each request has text, which is read after every step (``--tokenizer BUNDLE``);
 - slots: the same as engine over an executor of slots, whose runs give logits at once, with greedy choice of them;
 - sampler: rows of logits alone, as greedy, top_k, top_p or logprobs want them.
@@ -20,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -56,10 +58,11 @@ SAMPLERS = {
     "top_p 0.95": SamplingParams(temperature=1.0, top_p=0.95),
     "5 logprobs": SamplingParams(logprobs=5),
 }
+PENALTIES = SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=0.5)
 
 
 class Idle:
-    """An executor with blocks, whose every token is the same."""
+    """An executor with blocks, which gives all requests the same token in a step."""
 
     caps = ExecutorCaps(shared_blocks=True)
     cache_groups: tuple[CacheGroup, ...] = (CacheGroup("full", (0,), 1, 1, 1),)
@@ -67,6 +70,7 @@ class Idle:
     def __init__(self, requests: int) -> None:
         self.blocks = {"full": requests * CONTEXT // self.cache_groups[0].block_size}
         self._output = StepOutput(tokens=None)
+        self._token = 0
 
     def submit(self, step: StepInput) -> Idle:
         self._output = self.run(step)
@@ -74,7 +78,8 @@ class Idle:
 
     def run(self, step: StepInput) -> StepOutput:
         """A token for each row."""
-        return StepOutput(tokens=np.full(len(step.rows), 300, np.int32))
+        self._token += 1
+        return StepOutput(tokens=np.full(len(step.rows), 300 + self._token % 200, np.int32))
 
     def result(self) -> StepOutput:
         """Of the step that was submitted last."""
@@ -155,6 +160,7 @@ def measure(requests: int, options: argparse.Namespace) -> Iterator[tuple[str, f
     ]
     yield "engine", median(off for off, _ in rounds)
     yield "prefixes", median(on for _, on in rounds)
+    yield "penalties", median(engine_step(Idle(requests), requests, options.steps, params=PENALTIES) for _ in range(5))
     if options.tokenizer:
         tokenizer = Tokenizer(Bundle.open(options.tokenizer).tokenizer_files())
         yield "text", engine_step(Idle(requests), requests, options.steps, tokenizer=tokenizer)
@@ -167,11 +173,17 @@ def measure(requests: int, options: argparse.Namespace) -> Iterator[tuple[str, f
 
 
 def engine_step(
-    executor: Executor, requests: int, steps: int, *, tokenizer: Tokenizer | None = None, prefixes: bool = False
+    executor: Executor,
+    requests: int,
+    steps: int,
+    *,
+    tokenizer: Tokenizer | None = None,
+    prefixes: bool = False,
+    params: SamplingParams = SamplingParams(),
 ) -> float:
     """Microseconds of a step in which all requests decode: the mean, since some steps take blocks."""
     engine = Engine(executor, SchedulerConfig(requests, PROMPT * requests, prefix_cache=prefixes))
-    params = SamplingParams(max_tokens=steps + 10, ignore_eos=True)
+    params = replace(params, max_tokens=steps + 10, ignore_eos=True)
     for first in range(requests):
         text = None if tokenizer is None else OutputText(tokenizer.detokenizer(()), ())
         engine.add_request(Request(range(first, first + PROMPT), params, text=text))

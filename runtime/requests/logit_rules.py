@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,25 +18,33 @@ Row = tuple[SamplingParams, int, int]
 
 
 class LogitRules:
-    """Of one request: which tokens it has seen, and which are banned or favoured next. Grows with its tokens.
+    """Of one request: which tokens it has seen, and which are banned or favoured next.
+
+    Args:
+        params: what the request asks for.
+        tokens: its own list: the prompt, to which new tokens are added, each followed by ``push``.
+        end_tokens: those that end its text.
+        bad_words: tokens of each of ``params.bad_words``.
 
     Attributes:
         seen: distinct tokens of prompt and output, in any order, for a repetition penalty.
         counted, counts: distinct tokens of the output, and how often each is there, for the other penalties.
         allowed: the only tokens that may come; empty for all.
+        has_biases: whether ``biases`` ever says something.
         changing: whether any of these, or ``biases``, may be another for the next token.
     """
 
     def __init__(
         self,
         params: SamplingParams,
-        prompt: Sequence[int],
+        tokens: list[int],
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
+        self._tokens, self._prompt_length = tokens, len(tokens)
         self.seen, self.counted, self.counts = array("i"), array("i"), array("i")
         self.allowed = array("i", sorted(set(params.allowed_token_ids)))
-        self._seen = set(prompt) if params.repetition_penalty != 1 else None
+        self._seen = set(tokens) if params.repetition_penalty != 1 else None
         self.seen.extend(self._seen or ())
         counts = params.frequency_penalty != 0 or params.presence_penalty != 0
         self._places: dict[int, int] | None = {} if counts else None
@@ -45,13 +54,14 @@ class LogitRules:
         self._always = dict(params.logit_bias) | always
         self._words = [list(word) for word in bad_words if len(word) > 1]
         self._kept = self._arrays(self._always)
+        self.has_biases = bool(self._always or self._words or self._min_tokens)
         self.changing = self._seen is not None or counts or bool(self._words) or self._min_tokens > 0
 
     @classmethod
     def of(
         cls,
         params: SamplingParams,
-        prompt: Sequence[int],
+        tokens: list[int],
         end_tokens: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
     ) -> LogitRules | None:
@@ -59,10 +69,10 @@ class LogitRules:
         plain = params.repetition_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
         if plain and not (params.logit_bias or params.allowed_token_ids or bad_words or params.min_tokens):
             return None
-        return cls(params, prompt, end_tokens, bad_words)
+        return cls(params, tokens, end_tokens, bad_words)
 
     def push(self, token: int) -> None:
-        """One more token of the output."""
+        """One more token of the output, which is in ``tokens`` by now."""
         if self._seen is not None and token not in self._seen:
             self._seen.add(token)
             self.seen.append(token)
@@ -74,13 +84,13 @@ class LogitRules:
             else:
                 self.counts[place] += 1
 
-    def biases(self, tokens: Sequence[int], output_length: int) -> tuple[array[int], array[float]]:
-        """Tokens whose logits change, each once, and by how much; -inf is a ban. ``tokens``: prompt and output."""
-        banned: dict[int, float] = {}
-        if output_length < self._min_tokens:
+    def biases(self) -> tuple[array[int], array[float]]:
+        """Tokens whose logits change next, each once, and by how much; -inf is a ban."""
+        tokens, banned = self._tokens, dict[int, float]()
+        if len(tokens) - self._prompt_length < self._min_tokens:
             banned |= self._ends
         for word in self._words:
-            if list(tokens[-len(word) + 1 :]) == word[:-1]:
+            if tokens[-len(word) + 1 :] == word[:-1]:
                 banned[word[-1]] = -math.inf
         return self._arrays(self._always | banned) if banned else self._kept
 
@@ -89,20 +99,16 @@ class LogitRules:
         return array("i", biases), array("f", biases.values())
 
 
-Ruled = tuple[LogitRules | None, Sequence[int], int]
-"""A row's rules, its request's tokens so far, and how many of them are its output."""
-
-
-NO_RULES: Ruled = (None, (), 0)
+NOTHING: array[Any] = array("i")
 PLAIN: Row = (SamplingParams(), 0, 0)
 """A row whose token nobody wants."""
 
 
-def sampling_batch(rows: Sequence[Row], ruled: Sequence[Ruled] = (), top: int = 0) -> SamplingBatch:
+def sampling_batch(rows: Sequence[Row], rules: Sequence[LogitRules | None] = (), top: int = 0) -> SamplingBatch:
     """The arrays [R] of a step's rows.
 
     Args:
-        ruled: may be left out where no row has rules.
+        rules: of each row's request; may be left out where none has any.
         top: so many top logprobs are wanted of some row, whatever the parameters say; 0: none.
     """
     wanted = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + [top] * (top > 0)
@@ -118,33 +124,36 @@ def sampling_batch(rows: Sequence[Row], ruled: Sequence[Ruled] = (), top: int = 
     for name, off in (("typical_p", 1), ("repetition_penalty", 1), ("frequency_penalty", 0), ("presence_penalty", 0)):
         if any(getattr(p, name) != off for p, _, _ in rows):
             setattr(batch, name, np.array([getattr(p, name) for p, _, _ in rows], np.float32))
-    set_lists(batch, ruled)
+    set_lists(batch, rules)
     return batch
 
 
-def set_lists(batch: SamplingBatch, ruled: Sequence[Ruled]) -> None:
-    """Puts what the rows' rules say of their next tokens into a batch."""
-    rules = [one for one, _, _ in ruled if one is not None]
-    if not rules:
+def set_lists(batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
+    """Puts what the rows' rules say of their next tokens into a batch. This is Python between two steps: no loops over
+    tokens."""
+    if not any(rules):
         return
-    each = [one for one, _, _ in ruled]
     if batch.repetition_penalty is not None:
-        batch.seen_start, batch.seen = _packed([() if r is None else r.seen for r in each])
+        batch.seen_start, batch.seen = _packed([NOTHING if r is None else r.seen for r in rules])
     if batch.frequency_penalty is not None or batch.presence_penalty is not None:
-        batch.counted_start, batch.counted = _packed([() if r is None else r.counted for r in each])
-        _, batch.counts = _packed([() if r is None else r.counts for r in each])
-    if any(r.allowed for r in rules):
-        batch.allowed_start, batch.allowed = _packed([() if r is None else r.allowed for r in each])
-    biases = [((), ()) if r is None else r.biases(tokens, length) for r, tokens, length in ruled]
-    if any(len(ids) for ids, _ in biases):
+        batch.counted_start, batch.counted = _packed([NOTHING if r is None else r.counted for r in rules])
+        batch.counts = _joined([NOTHING if r is None else r.counts for r in rules])
+    if any(r is not None and r.allowed for r in rules):
+        batch.allowed_start, batch.allowed = _packed([NOTHING if r is None else r.allowed for r in rules])
+    if any(r is not None and r.has_biases for r in rules):
+        biases = [(NOTHING, NOTHING) if r is None else r.biases() for r in rules]
         batch.biased_start, batch.biased = _packed([ids for ids, _ in biases])
-        batch.bias = np.concatenate([np.asarray(values, np.float32) for _, values in biases])
-    else:
-        batch.biased_start = batch.biased = batch.bias = None
+        batch.bias = np.frombuffer(b"".join([values for _, values in biases]), np.float32)
+        if not len(batch.biased):
+            batch.biased_start = batch.biased = batch.bias = None
 
 
-def _packed(rows: Sequence[Sequence[int]]) -> tuple[Int32Array, Int32Array]:
+def _packed(rows: Sequence[array[int]]) -> tuple[Int32Array, Int32Array]:
     """Where each row's begins, and all of them."""
     start = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=start[1:])
-    return start, np.concatenate([np.asarray(row, np.int32) for row in rows])
+    return start, _joined(rows)
+
+
+def _joined(rows: Sequence[array[int]]) -> Int32Array:
+    return np.frombuffer(b"".join(rows), np.int32)

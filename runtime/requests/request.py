@@ -95,7 +95,7 @@ class Request:
         self._end_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
-        self.rules = LogitRules.of(params, prompt, self._end_token_ids, bad_words)
+        self.rules = LogitRules.of(params, self.tokens, self._end_token_ids, bad_words)
         # Of the prompt's tokens; those of the first ``scored`` are known.
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:

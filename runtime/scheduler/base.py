@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
-from enginewright.runtime.requests.logit_rules import NO_RULES, PLAIN, sampling_batch
+from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, sampling_batch
 from enginewright.runtime.requests.request import Request
 
 
@@ -80,15 +80,16 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     positions = np.arange(len(owner), dtype=np.int32) + (starts - q_start[:-1])[owner]
     row_end = np.cumsum(rows, dtype=np.int32)  # [B]
     tables = {name: _block_table(chunks, name) for name in groups}
-    sampled, ruled, most = [], [], 0
+    sampled, most = [], 0
+    rules: list[LogitRules | None] = []
     for c in chunks:
         plain = c.rows - c.samples  # of a prompt's tokens, which are known
         sampled += [PLAIN] * plain
-        ruled += [NO_RULES] * plain
+        rules += [None] * plain
         if c.samples:
             request = c.request
             sampled.append((request.params, request.seed, request.output_length))
-            ruled.append((request.rules, request.tokens, request.output_length))
+            rules.append(request.rules)
             if request.search is not None:
                 most = max(most, request.search.candidates)
     tokens = chain.from_iterable(c.request.tokens[c.start : c.start + c.count] for c in chunks)
@@ -100,7 +101,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         block_tables=tables,
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
-        sampling=sampling_batch(sampled, ruled, most) if sampled else None,
+        sampling=sampling_batch(sampled, rules, most) if sampled else None,
         return_logits=any(c.scores for c in chunks),
     )
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.logit_rules import NO_RULES, PLAIN, LogitRules, sampling_batch, set_lists
+from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, sampling_batch, set_lists
 from enginewright.runtime.requests.sampling import SamplingParams
 
 PROMPT = [5, 6, 5]
 
 
-def rules(bad_words: list[list[int]] | None = None, **params: Any) -> LogitRules:
-    found = LogitRules.of(SamplingParams(**params), PROMPT, [1, 2], bad_words or [])
+def rules(bad_words: list[list[int]] | None = None, tokens: list[int] | None = None, **params: Any) -> LogitRules:
+    found = LogitRules.of(SamplingParams(**params), tokens or PROMPT.copy(), [1, 2], bad_words or [])
     assert found is not None
     return found
 
@@ -36,19 +36,19 @@ def test_penalties_follow_the_tokens() -> None:
 
 
 def test_ends_are_banned_until_there_are_enough_tokens() -> None:
-    one = rules(min_tokens=2, logit_bias={2: 3.0, 9: -1.0})
+    tokens = PROMPT.copy()
+    one = rules(tokens=tokens, min_tokens=2, logit_bias={2: 3.0, 9: -1.0})
     for length, biases in ((0, {2: -math.inf, 9: -1.0, 1: -math.inf}), (1, None), (2, {2: 3.0, 9: -1.0})):
-        ids, values = one.biases([*PROMPT, *[8] * length], length)
+        tokens[len(PROMPT) :] = [8] * length
+        ids, values = one.biases()
         if biases is not None:
             assert dict(zip(ids, values, strict=True)) == biases
     assert one.changing
 
 
 def test_a_bad_word_ends_nowhere() -> None:
-    one = rules([[4], [6, 5, 3], [5, 8]])
-
     def banned(tokens: list[int]) -> set[int]:
-        ids, values = one.biases(tokens, 5)
+        ids, values = rules([[4], [6, 5, 3], [5, 8]], tokens).biases()
         assert set(values) == {-math.inf}
         return set(ids)
 
@@ -65,10 +65,10 @@ def test_the_arrays_of_rows_with_and_without_rules() -> None:
         SamplingParams(presence_penalty=0.5, allowed_token_ids=[9, 3, 9]),
         SamplingParams(logit_bias={4: 2.0}),
     ]
-    each = [LogitRules.of(one, PROMPT) for one in params]
+    each = [LogitRules.of(one, PROMPT.copy()) for one in params]
     assert each[1] is None and each[2] is not None
     each[2].push(3)
-    batch = sampling_batch([(one, 0, 0) for one in params], [(one, PROMPT, 0) for one in each])
+    batch = sampling_batch([(one, 0, 0) for one in params], each)
     options = {name: array.tolist() for name, array in batch.options().items()}
     assert options["repetition_penalty"] == [1.5, 1, 1, 1]
     assert options["presence_penalty"] == [0, 0, 0.5, 0]
@@ -81,20 +81,22 @@ def test_the_arrays_of_rows_with_and_without_rules() -> None:
 
 
 def test_what_nobody_has_is_not_there() -> None:
-    batch = sampling_batch([PLAIN, PLAIN], [NO_RULES, NO_RULES])
+    batch = sampling_batch([PLAIN, PLAIN], [None, None])
     assert set(batch.options()) == {"temperature", "top_k", "top_p", "min_p", "seed", "counter"}
     assert batch.logprobs is None and sampling_batch([PLAIN], (), 8).logprobs == 8
 
 
 def test_biases_that_end_are_taken_out_of_the_next_batch() -> None:
-    one = rules(min_tokens=1)
-    batch = sampling_batch([PLAIN], [(one, PROMPT, 0)])
+    tokens = PROMPT.copy()
+    one = rules(tokens=tokens, min_tokens=1)
+    batch = sampling_batch([PLAIN], [one])
     assert batch.biased is not None and sorted(batch.biased) == [1, 2]
-    set_lists(batch, [(one, [*PROMPT, 8], 1)])
+    tokens.append(8)
+    set_lists(batch, [one])
     assert batch.biased is None and batch.bias is None and batch.biased_start is None
 
 
 @pytest.mark.parametrize("words", [1, 1000])
 def test_many_bad_words_cost_little(words: int) -> None:
-    one = rules([[3 + i, 4 + i] for i in range(words)])
-    assert len(one.biases([*PROMPT, 3], 1)[0]) == 1
+    one = rules([[3 + i, 4 + i] for i in range(words)], [*PROMPT, 3])
+    assert len(one.biases()[0]) == 1
