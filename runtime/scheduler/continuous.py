@@ -199,7 +199,7 @@ class ContinuousScheduler:
         """Takes the block that each request's next token will need, as long as some are free."""
         for chunk in batch.chunks:
             cached = chunk.start + chunk.count + 1
-            if chunk.samples and cached <= chunk.request.most_cached:
+            if cached > chunk.request.capacity and chunk.samples and cached <= chunk.request.most_cached:
                 self.cache.grow(chunk.request, cached)
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
@@ -241,6 +241,9 @@ class ContinuousScheduler:
         """Has a beam search go on, if all its sequences are ready; whether it has ended."""
         if search.ready and not branch(search, self.cache, self.running):
             self._preempt(search.members)
+        if search.finished and self.policy is not None:
+            for member in search.members:
+                self.policy.ended(member)
         return search.finished
 
     def _fail(self, request: Request) -> None:
@@ -287,7 +290,7 @@ class ContinuousScheduler:
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
-            if request.remaining == 1 and self._make_room(request):
+            if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
                 chunks.append(Chunk(request, request.computed, 1))
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 

@@ -100,8 +100,8 @@ class Policy:
         return bisect_right(running, request.rank, key=_RANK)
 
     def ended(self, request: Request) -> None:
-        """A request that ran has ended, or was aborted."""
-        if request.error is None and request.finish_reason != "abort":
+        """A request has ended, or is about to."""
+        if request.finish_reason in ("stop", "length"):
             self._ended += 1
             self._mean_output += (request.output_length - self._mean_output) / min(self._ended, 32)
         if self.shares is not None:

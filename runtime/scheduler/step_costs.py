@@ -2,8 +2,9 @@
 
 A step takes ``a + b rows + c prompt tokens + d context + e products`` seconds: so many requests that decode, the tokens
 that they read, and for each prompt token those that it sees. The five numbers are fitted, none below 0, to the mean
-steps of each size, so that sizes that are rare count as much as those that are common. The first ones may come from a
-plan (``optimize plan BUNDLE --json``).
+steps of each size, so that sizes that are rare count as much as those that are common; how far the mean of a size is
+from the fit is kept, as kernels aren't straight lines. The first steps may come from a plan
+(``optimize plan BUNDLE --json``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _OUTLIER = 4.0
 _LEAST_STEPS = 12
 """Before so many steps were measured, nothing is predicted."""
 _MOST_BETWEEN_FITS = 128
+_LEAST_OF_SIZE = 8
+"""Steps of a size before its distance from the fit counts, and it is half or twice the fit at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,16 @@ class StepCosts:
     def __init__(self) -> None:
         self.known = False
         self._means: dict[tuple[int, int, int], list[float]] = {}  # weight, five features, seconds
+        self._apart: dict[tuple[int, int, int], float] = {}  # seconds of a size, over what the five numbers say
         self._fixed = self._row = self._prompt = self._context = self._product = 0.0
         self._steps = 0
         self._next_fit = _LEAST_STEPS
 
     def seconds(self, size: StepSize) -> float:
         """Of such a step."""
+        return self._fitted(size) * self._apart.get(_key(size), 1.0)
+
+    def _fitted(self, size: StepSize) -> float:
         return (
             size.steps * self._fixed
             + size.rows * self._row
@@ -83,7 +90,7 @@ class StepCosts:
 
     def prompt_within(self, seconds: float, rows: int, context: float) -> float:
         """How many tokens of prompts fit into a step of ``seconds`` in which ``rows`` requests decode."""
-        left = seconds - self._fixed - rows * self._row - context * self._context
+        left = seconds - self.seconds(StepSize(rows, 0, context))
         return max(left, 0.0) / self._prompt if self._prompt else math.inf
 
     def rows_within(self, seconds: float, context: float) -> int:
@@ -119,8 +126,7 @@ class StepCosts:
         self._fit()
 
     def _add(self, size: StepSize, seconds: float) -> None:
-        key = int(size.rows).bit_length(), int(size.prompt).bit_length(), int(size.context).bit_length()
-        mean = self._means.setdefault(key, [0.0] * 7)
+        mean = self._means.setdefault(_key(size), [0.0] * 7)
         if mean[0] == 1 and 2 * seconds < mean[6]:  # the first of a size may have waited for memory
             mean[0] = 0
         mean[0] = min(mean[0] + 1, _MEMORY)
@@ -143,7 +149,16 @@ class StepCosts:
                 break
             used.pop(int(part.argmin()))
         self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
+        self._apart = {
+            key: min(max(mean[6] / max(self._fitted(StepSize(*mean[2:6], steps=mean[1])), 1e-9), 0.5), 2.0)
+            for key, mean in self._means.items()
+            if mean[0] >= _LEAST_OF_SIZE
+        }
         self.known = True
+
+
+def _key(size: StepSize) -> tuple[int, int, int]:
+    return int(size.rows).bit_length(), int(size.prompt).bit_length(), int(size.context).bit_length()
 
 
 def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:

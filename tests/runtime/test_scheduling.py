@@ -44,6 +44,8 @@ def test_beams_and_samples_are_the_same(make_llm: MakeLLM, toy: Callable[..., An
         llm = make_llm(toy(15, caps=caps), max_requests=5, scheduling=scheduling)
         assert llm.generate(prompts, params) == expected
         assert llm.info()["preemptions"] > 0
+        policy = llm.engine.scheduler.policy
+        assert policy is not None and (policy.shares is None or not vars(policy.shares)["_counted"]), "none is kept"
 
 
 def test_every_call_takes_a_class_and_a_priority(make_llm: MakeLLM, toy: Callable[..., Any]) -> None:
