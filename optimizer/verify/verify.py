@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -19,7 +20,7 @@ from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import VerificationError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Executor
-from enginewright.runtime.executors.open import Placement, make_executor, target_groups
+from enginewright.runtime.executors.open import Placement, context_of, make_executor, target_groups
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -61,10 +62,11 @@ def verify(
     start = time.perf_counter()
     progress(ProgressEvent("verify", 0, 1, "reading the source"))
     bundle = Bundle.open(folder)
-    info = bundle.model
+    # Of requests that the target's slots are made for, which may be shorter than the model's.
+    info = replace(bundle.model, context_length=context_of(bundle, None, target))
     given = source if isinstance(source, PreTrainedModel) else Path(source)
     return_freed_memory()
-    runner = SourceRunner(given, context_length=info.context_length, keep_bytes=keep_bytes)
+    runner = SourceRunner(given, context_length=bundle.model.context_length, keep_bytes=keep_bytes)
     files = bundle.tokenizer_files()
     tokenizer = Tokenizer(files) if files.tokenizer_json else None
     max_kl = max_kl_of(recipe)

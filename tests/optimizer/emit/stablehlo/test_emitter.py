@@ -84,6 +84,19 @@ def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
         assert [list(result.token_ids) for result in llm.generate(prompts, params)] == wanted
 
 
+@pytest.mark.parametrize("context", [2, pytest.param(31, marks=pytest.mark.matrix)])
+def test_slots_for_few_tokens(context: int, tmp_path: Path) -> None:
+    """Fewer than a verification usually takes, and than the shortest prompt's module has: that runs token by token."""
+    asked = RECIPE.model_copy(update={"engines": EnginesSection(context=context), "buckets": None})
+    export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked)
+    prompt, params = list(range(3, 2 + context)), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    found = []
+    for target in ("cpu", "stablehlo"):
+        with LLM(tmp_path / "b", target=target, context=context, threads=1) as llm:
+            found.append(llm.generate(prompt, params)[0].token_ids)
+    assert found[0] == found[1]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", ["int8", "int4", "bf16", "fp8"])
 def test_weights_of_fewer_bits_mean_what_they_mean_to_onnxruntime(recipe: str, tmp_path: Path) -> None:
