@@ -21,8 +21,8 @@
 namespace ew {
 namespace {
 
-constexpr int64_t kBatchRows = 192;  // rows that share an unpacked chunk
-constexpr int64_t kBatchBlocks = kBatchRows / kTile;
+constexpr int64_t kBatchRows = 192;     // rows that share an unpacked chunk
+constexpr int64_t kLeastTileRows = 32;  // of a call: with fewer, reading weights as one even stream is faster
 constexpr int64_t kLeastTileDepth = 32;                    // a shallower tile is slower than VNNI
 constexpr int64_t kChunk = 192;                            // k of a chunk
 constexpr int64_t kLongestGroup = 4096;                    // and of a single group
@@ -43,7 +43,7 @@ struct TileLinear {
   }
   bool fits(int64_t m) const {
     const int64_t filled = (m + kTile - 1) / kTile * kTile;
-    return m >= kTile && m * 5 >= filled * 4 && groups > 0 && depth() >= kLeastTileDepth &&
+    return m >= kLeastTileRows && m * 5 >= filled * 4 && groups > 0 && depth() >= kLeastTileDepth &&
            group <= kLongestGroup && batch() > 0;
   }
 };
