@@ -67,7 +67,9 @@ def check_tvm(machine: Machine, target: TargetManifest | None) -> Checked:
     level = best_level(section.levels, machine.features)
     if level is None:
         return Checked((level_problem(section),))
-    return Checked(on=(f"TVM {found}, kernels for x86-64-{level}",))
+    ours = f", products and attention by {section.kernels}'s kernels" if section.kernels else ""
+    files = (f"CUDA source for {', '.join(section.cuda)}, which nothing here runs",) if section.cuda else ()
+    return Checked(on=(f"TVM {found}, kernels for x86-64-{level}{ours}", *files))
 
 
 def tvm_problem(section: TvmSection, found: str) -> Problem | None:

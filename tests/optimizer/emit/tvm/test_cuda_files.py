@@ -23,6 +23,8 @@ from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import Level
+from enginewright.runtime.executors.machine import look_at_machine
+from enginewright.runtime.executors.requirements import check_tvm
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep
 from enginewright.runtime.executors.tvm_library import Library
 from tests.conftest import TINY_FAMILIES, make_tiny_model
@@ -77,6 +79,8 @@ def test_files_are_made_without_a_gpu_and_are_the_same_each_time(tmp_path: Path)
     source = (folder / "kernels-sm_90.cu").read_text()
     section = Bundle.open(tmp_path / "one").target("tvm").tvm
     assert section is not None and section.cuda == ("9.0",)
+    said = check_tvm(look_at_machine(), Bundle.open(tmp_path / "one").target("tvm")).on
+    assert said[1] == "CUDA source for 9.0, which nothing here runs"
     for op in ("linear", "paged_attention", "rms_norm", "rope_kv_write", "embedding", "gated_activation"):
         assert f"__launch_bounds__(128) {op}_" in source
     names = {path.name for path in folder.iterdir()}
