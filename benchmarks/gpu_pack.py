@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from gpu_wheels import download
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
@@ -31,12 +32,18 @@ MOST = 64 << 20
 
 
 def pack(
-    folder: Path, models: Mapping[str, Mapping[str, int]], recipes: Sequence[str], capability: str, generate: Generate
+    folder: Path,
+    models: Mapping[str, Mapping[str, int]],
+    recipes: Sequence[str],
+    capability: str,
+    generate: Generate,
+    pythons: Sequence[str] = (),
 ) -> int:
     """Writes ``tokens.json`` with tiny bundles of ``recipes`` and the cpu target's tokens, and a folder for each of
     ``models``, sizes of Llamas, with its program and kernels; the bytes of all. ValueError if these are too many.
 
     ``generate(bundle, target)`` gives tokens. The folder ``rehearsal`` is a tiny model's program without kernels.
+    ``wheels`` has those of gpu_wheels.py for ``pythons``.
     """
     folder.mkdir(parents=True)
     expected: dict[str, list[list[int]]] = {}
@@ -53,6 +60,8 @@ def pack(
         program = _program(_config(sizes, 8, 128256))
         _write(folder / name, program)
         _write_kernels(folder / name, program, capability)
+    if pythons:
+        download(folder / "wheels", pythons)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST:
         raise ValueError(f"{folder}: {size:,} bytes, and {MOST:,} can be carried")

@@ -8,7 +8,7 @@ Each part is a process of its own with a limit of its own; what it finds is a li
 that fails, or takes too long, is a line too, and the next one runs. --rehearse runs the parts that can on a CPU, with
 interpreted kernels and tiny sizes: it shows that they run, and no figure of it means anything.
 
-Needs a CUDA build of torch with Triton there; from a checkout that isn't installed, with PYTHONPATH=src.
+Needs a CUDA build of torch with Triton there, and PYTHONPATH=src; gpu_wheels.py packs what else it loads.
 
 Not run yet: no GPU was at hand. tests/benchmarks/test_gpu_truth.py rehearses it.
 """
@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from gpu_wheels import pythons, unpack
 
 Record = dict[str, Any]
 Run = Callable[[], object]
@@ -325,7 +327,7 @@ STAGES: dict[str, dict[str, Part]] = {
 
 def run_stage(stage: str, machine: Machine, output: Path, only: Sequence[str] = ()) -> int:
     """Runs the parts of a stage; how many failed. Each finding is a line of ``output`` as soon as it is known."""
-    failed = 0
+    failed, modules = 0, tempfile.TemporaryDirectory()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"} | ({"TRITON_INTERPRET": "1"} if machine.rehearse else {})
     with output.open("a", encoding="utf-8") as file:
 
@@ -336,6 +338,7 @@ def run_stage(stage: str, machine: Machine, output: Path, only: Sequence[str] = 
             file.flush()
             os.fsync(file.fileno())
 
+        keep({"wheels": unpack(machine.packed / "wheels", Path(modules.name), environment)})
         for name, part in STAGES[stage].items():
             if (only and name not in only) or (machine.rehearse and not part.rehearsed):
                 continue
@@ -378,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gpu_pack import pack
 
         models, recipes = ({}, ("f32",)) if options.rehearse else (MODELS, ("f32", "int8", "int4", "fp8"))
-        size = pack(options.folder, models, recipes, CAPABILITY, _generate)
+        size = pack(options.folder, models, recipes, CAPABILITY, _generate, () if options.rehearse else pythons())
         print(f"{options.folder}: {size / (1 << 20):.1f} MiB")
         return 0
     if options.packed is None or not options.packed.is_dir():
