@@ -1,10 +1,18 @@
-"""What papers claim of serving, measured here beside it; ``docs/inside/claims.md`` and its charts are made of it.
+"""What papers and engines claim of serving, measured here beside it; ``docs/inside/claims.md`` is made of it.
 
-    python benchmarks/claims.py BUNDLE [--rounds 3] [--json FILE] [--page docs/inside/claims.md]
+    python benchmarks/claims.py BUNDLE [--parts reservation batching ...] [--hf FOLDER] [--rounds 3] [--json FILE]
+        [--page docs/inside/claims.md]
 
-reservation: memory of the KV cache that is reserved and not used, with blocks of 32 tokens and with the whole context
-reserved for each request; and tokens a second of both in the same memory. The load: prompts as the default "chat" of
-``optimize buckets`` has them, and answers of the same lengths, all there from the beginning.
+- reservation: memory of the KV cache that is reserved and not used, with blocks of 32 tokens and with the whole context
+  reserved for each request; and tokens a second of both in the same memory;
+- batching: a trace of mixed lengths with requests that join and leave at every step, with batches that begin and end
+  together in the same engine, and with transformers' padded batches (``--hf``, the model's folder);
+- cache: what one more token costs at a length, with a KV cache and without;
+- attention: time and memory of a prompt's attention in tiles, and with all scores written down by torch;
+- formats: bytes, error and speed of KV caches (``--source``, the model to export).
+
+Lengths are those of the default "chat" of ``optimize buckets``; all requests are there from the beginning. What was
+measured before and isn't asked for now is taken from the file of ``--json``.
 """
 
 from __future__ import annotations
@@ -12,48 +20,76 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from claims_page import charts, page
+from peers.agent import english
+from peers.machine import commit, machine
+from peers.workload import kl_divergence, memory
 
+from enginewright import LLM, SamplingParams, export
 from enginewright.optimizer.buckets.histogram import default_histogram
+from enginewright.plugins.cpu.step_profile import StepProfile
+from enginewright.plugins.shared.contracts import StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
+from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
 
 CONTEXT = 2048
 RESERVED = 6
 """Requests whose whole context fits into the memory of both."""
 BLOCK = 32
-WIDTH, BAR, LABEL = 760, 20, 230
+BATCH = 16
+LENGTHS = (64, 256, 1024, 4096)
+LONG = (2048, 4096, 8000)
+CACHES = ("f32", "bf16", "int8", "fp8")
+STEPS = 16
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and writes the figures and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--hf", type=Path, help="the model as transformers reads it; without it that is left out")
+    parser.add_argument("--source", type=Path, help="the model to export; without it cache formats are left out")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--page", type=Path, help="where the page goes; its charts lie beside it")
+    parser.add_argument("--attention", nargs=2, metavar=("HOW", "TOKENS"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    figures = {"reservation": reservation(options)}
-    print(json.dumps(figures, indent=1))
+    if options.attention:
+        seconds, size = ATTENTION[options.attention[0]](options, int(options.attention[1]))
+        print(json.dumps({"seconds": seconds, "bytes": size}))
+        return 0
+    figures: dict[str, Any] = {}
+    if options.json and options.json.exists():
+        figures = json.loads(options.json.read_text(encoding="utf-8"))
+    for name in options.parts:
+        start = time.perf_counter()
+        if (found := PARTS[name](options)) is not None:
+            figures[name] = found
+            print(f"{name}: {time.perf_counter() - start:.0f} s\n{json.dumps(found, indent=1)}", flush=True)
+    figures |= {"rounds": options.rounds, "machine": machine(), "commit": commit()}
     if options.json:
-        options.json.write_text(json.dumps({"workload": sys.argv[1:], **figures}, indent=1) + "\n")
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if options.page:
-        options.page.write_text(page(figures, options), encoding="utf-8")
-        options.page.with_name("claims-reservation.svg").write_text(waste_chart(figures["reservation"]))
+        options.page.write_text(page(figures), encoding="utf-8")
+        for name, drawing in charts(figures).items():
+            options.page.with_name(name).write_text(drawing, encoding="utf-8")
     return 0
 
 
@@ -74,13 +110,33 @@ def reservation(options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         for name, most in (("blocks", 64), ("contexts", RESERVED)):
             rounds[name].append(serve(options, work, most, contiguous=name == "contexts"))
-    found: dict[str, Any] = {name: {key: median(r[key] for r in of) for key in of[0]} for name, of in rounds.items()}
-    ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(*rounds.values(), strict=True)]
-    found |= {"speedup": median(ratios), "speedup_least": min(ratios), "speedup_most": max(ratios)}
+    found = medians(rounds, "blocks", "contexts")
     found["mean_prompt"] = sum(len(prompt) for prompt, _ in work) / len(work)
     found["mean_answer"] = sum(answer for _, answer in work) / len(work)
     found |= {"requests": options.requests, "memory_tokens": RESERVED * CONTEXT, "context": CONTEXT}
     return found
+
+
+def medians(rounds: dict[str, list[dict[str, float]]], ours: str, other: str) -> dict[str, Any]:
+    """Of each figure, and of the ratio of tokens a second in one round."""
+    found: dict[str, Any] = {name: {key: median(r[key] for r in of) for key in of[0]} for name, of in rounds.items()}
+    pairs = zip(rounds[ours], rounds[other], strict=True)
+    ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs]
+    return found | {"speedup": median(ratios), "speedup_least": min(ratios), "speedup_most": max(ratios)}
+
+
+class Counted(CpuExecutor):
+    """Counts, while each step runs, tokens that blocks hold, those of the step among them, and blocks that are held."""
+
+    def count(self, engine: Engine) -> None:
+        self._engine, self.used, self.held, self.steps, self.running = engine, 0, 0, 0, 0
+
+    def submit(self, step: StepInput) -> Pending:
+        running = self._engine.scheduler.running
+        self.used += sum(request.computed for request in running) + len(step.ids)
+        self.held += sum(pool.total_blocks - pool.free_blocks for pool in self._engine.pools.values()) * BLOCK
+        self.steps, self.running = self.steps + 1, self.running + len(running)
+        return super().submit(step)
 
 
 def serve(
@@ -89,81 +145,208 @@ def serve(
     """All requests, ``most`` at a time at most."""
     bundle = Bundle.open(options.bundle)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, RESERVED * CONTEXT // BLOCK), threads=options.threads)
+    executor = Counted(bundle, dict.fromkeys(groups, RESERVED * CONTEXT // BLOCK), threads=options.threads)
     engine = Engine(executor, SchedulerConfig(max_requests=most))
-    for prompt, answer in work:
-        engine.add_request(Request(prompt, SamplingParams(max_tokens=answer, ignore_eos=True)))
-    reserved = used = steps = running = 0
-    start = time.perf_counter()
-    while engine.has_work():
-        engine.step()
-        requests = engine.scheduler.running
-        steps, running = steps + 1, running + len(requests)
-        used += sum(request.computed for request in requests)
-        if contiguous:
-            reserved += len(requests) * CONTEXT
-        else:
-            reserved += sum(pool.total_blocks - pool.free_blocks for pool in engine.pools.values()) * BLOCK
-    seconds = time.perf_counter() - start
+    executor.count(engine)
+    seconds = finished(engine, work)
     executor.close()
+    reserved = executor.running * CONTEXT if contiguous else executor.held
     return {
         "tokens_per_second": sum(answer for _, answer in work) / seconds,
         "seconds": seconds,
-        "waste": 1 - used / reserved,
-        "mean_running": running / steps,
-        "mean_tokens": used / max(running, 1),
+        "waste": 1 - executor.used / reserved,
+        "mean_running": executor.running / executor.steps,
+        "mean_tokens": executor.used / max(executor.running, 1),
         "preemptions": float(engine.preemptions),
     }
 
 
-def page(figures: Mapping[str, Any], options: argparse.Namespace) -> str:
-    """docs/inside/claims.md."""
-    found = figures["reservation"]
-    blocks, contexts = found["blocks"], found["contexts"]
-    prompt, answer, held = (f"{n:.0f}" for n in (found["mean_prompt"], found["mean_answer"], blocks["mean_tokens"]))
-    speedup, least, most = (f"{found[key]:.2f}" for key in ("speedup", "speedup_least", "speedup_most"))
-    return f"""# Claims, measured
-
-What papers claim of serving language models, beside what was measured here: `python benchmarks/claims.py BUNDLE --page
-docs/inside/claims.md` makes this page. SmolLM2-135M in int8, two cores, medians of {options.rounds} rounds in turn.
-
-## Memory that is reserved and not used
-
-PagedAttention (SOSP 2023): systems that reserve a request's context use 20 to 40 % of their KV cache; with blocks
-less than 4 % is waste, and the same memory serves 2 to 4 times as much.
-
-![Waste](claims-reservation.svg)
-
-| | blocks of {BLOCK} | contexts of {found["context"]:,} |
-| --- | --- | --- |
-| reserved and not used, over all steps | {blocks["waste"]:.1%} | {contexts["waste"]:.1%} |
-| requests that run, on average | {blocks["mean_running"]:.1f} | {contexts["mean_running"]:.1f} |
-| tokens a second | {blocks["tokens_per_second"]:,.0f} | {contexts["tokens_per_second"]:,.0f} |
-
-{found["requests"]} requests, all there from the beginning, in memory for {found["memory_tokens"]:,} tokens. Prompts
-have {prompt} tokens on average and answers {answer} (the default "chat" of `optimize buckets`, for both), so a running
-request holds {held} on average, and half a block of it is empty. Requests with reserved contexts run in the same
-engine, {RESERVED} at a time: what differs is the memory alone. Blocks give **{speedup} times** the tokens
-a second ({least} to {most}). The 2 to 4 times are of GPUs, on which a step of sixty requests takes about as long as
-one of six; on two cores it takes longer.
-"""
+def finished(engine: Engine, work: Sequence[tuple[list[int], int]]) -> float:
+    """Seconds until all of these requests have ended."""
+    start = time.perf_counter()
+    for prompt, answer in work:
+        engine.add_request(Request(prompt, SamplingParams(max_tokens=answer, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+    return time.perf_counter() - start
 
 
-def waste_chart(found: Mapping[str, Any]) -> str:
-    """Bars of waste as SVG, with a line at the 4 % that is claimed."""
-    rows = [(f"blocks of {BLOCK} tokens", found["blocks"]["waste"])]
-    rows.append((f"contexts of {found['context']:,} tokens", found["contexts"]["waste"]))
-    scale, parts = WIDTH - LABEL - 80, []
-    for i, (name, waste) in enumerate(rows):
-        y = 10 + i * (BAR + 10)
-        parts.append(f'<text x="{LABEL - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<rect x="{LABEL}" y="{y}" width="{waste * scale:.1f}" height="{BAR}" fill="#1b7f5c"/>')
-        parts.append(f'<text x="{LABEL + waste * scale + 6:.1f}" y="{y + 14}">{waste:.1%}</text>')
-    x, height = LABEL + 0.04 * scale, 10 + len(rows) * (BAR + 10)
-    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height}" stroke="#8c959f" stroke-dasharray="3 3"/>')
-    parts.append(f'<text x="{x + 4:.1f}" y="{height + 14}">4 % (claimed for blocks)</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height + 24}" font-family="sans-serif" '
-    return "\n".join([head + 'font-size="12" fill="#57606a">', *parts, "</svg>", ""])
+def batching(options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of a trace: requests that join and leave, batches that begin and end together, transformers'."""
+    work = load(options.requests // 2, 1)
+    bundle = Bundle.open(options.bundle)
+    groups = [group.name for group in bundle.program("cpu").cache_groups]
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * CONTEXT // BLOCK), threads=options.threads)
+    rounds: dict[str, list[dict[str, float]]] = {"continuous": [], "static": []}
+    tokens = sum(answer for _, answer in work)
+    for _ in range(options.rounds):
+        together = finished(Engine(executor, SchedulerConfig(max_requests=BATCH)), work)
+        rounds["continuous"].append({"tokens_per_second": tokens / together})
+        engine = Engine(executor, SchedulerConfig(max_requests=BATCH))
+        apart = sum(finished(engine, work[at : at + BATCH]) for at in range(0, len(work), BATCH))
+        rounds["static"].append({"tokens_per_second": tokens / apart})
+    executor.close()
+    found = medians(rounds, "continuous", "static") | {"requests": len(work), "batch": BATCH}
+    found |= {"mean_answer": tokens / len(work), "longest_answer": max(answer for _, answer in work)}
+    if options.hf:
+        found["transformers"] = {"tokens_per_second": padded(options, work), "dtype": "bf16"}
+    return found
+
+
+def padded(options: argparse.Namespace, work: Sequence[tuple[list[int], int]]) -> float:
+    """Tokens that were asked for a second, by transformers: each batch runs until its longest answer ends."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(options.threads)
+    model = AutoModelForCausalLM.from_pretrained(options.hf, dtype=torch.bfloat16).eval()
+    model.generation_config.eos_token_id = None
+    start = time.perf_counter()
+    for at in range(0, len(work), BATCH):
+        batch = work[at : at + BATCH]
+        most = max(len(prompt) for prompt, _ in batch)
+        ids = torch.tensor([[0] * (most - len(prompt)) + prompt for prompt, _ in batch])
+        mask = torch.tensor([[0] * (most - len(prompt)) + [1] * len(prompt) for prompt, _ in batch])
+        with torch.no_grad():
+            new = max(answer for _, answer in batch)
+            model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+    return sum(answer for _, answer in work) / (time.perf_counter() - start)
+
+
+def cache(options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of one more token behind so many: with a KV cache, and by computing all of them again."""
+    found: dict[str, Any] = {}
+    for length in LENGTHS:
+        engine, executor = prompted(Bundle.open(options.bundle), options.threads, 1, length)
+        without, with_cache = [], []
+        for _ in range(options.rounds):
+            without.append(timed(engine.step))
+            with_cache.append(median(timed(engine.step) for _ in range(STEPS)))
+            request = engine.scheduler.running[0]
+            engine.abort_all()
+            engine.add_request(Request(request.tokens[:length], request.params))
+        executor.close()
+        found[str(length)] = {"with": 1e3 * median(with_cache), "without": 1e3 * median(without)}
+    return found
+
+
+def behind(bundle: Bundle, threads: int, length: int) -> float:
+    """Seconds of a step of 8 requests that decode behind so many tokens."""
+    engine, executor = prompted(bundle, threads, 8, length)
+    while any(request.output_length < 2 for request in (*engine.scheduler.running, *engine.scheduler.waiting)):
+        engine.step()
+    seconds = median(timed(engine.step) for _ in range(STEPS))
+    executor.close()
+    return seconds
+
+
+def prompted(bundle: Bundle, threads: int, requests: int, length: int) -> tuple[Engine, CpuExecutor]:
+    """An engine with requests whose prompts have so many tokens, and its executor."""
+    groups = [group.name for group in bundle.program("cpu").cache_groups]
+    blocks = requests * ((length + 8 * STEPS) // BLOCK + 1)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, blocks), threads=threads)
+    engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
+    rng, params = np.random.default_rng(length), SamplingParams(max_tokens=6 * STEPS, ignore_eos=True)
+    for _ in range(requests):
+        engine.add_request(Request(rng.integers(10, 49000, length).tolist(), params))
+    return engine, executor
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def attention(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and bytes of all layers' attention over a prompt: our kernels in a prompt's step, and torch with scores
+    [heads, T, T] written down. Bytes are what a process of its own has at most beyond what it had before."""
+    found: dict[str, Any] = {}
+    for length in LONG:
+        for name in ATTENTION:
+            command = [sys.executable, __file__, str(options.bundle), "--threads", str(options.threads)]
+            command += ["--attention", name, str(length)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.setdefault(str(length), {})[name] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
+    """See ``attention``; memory is what the step of the prompt takes in all, with its KV cache and activations."""
+    bundle = Bundle.open(options.bundle)
+    groups = [group.name for group in bundle.program("cpu").cache_groups]
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, length // BLOCK + 1), threads=options.threads)
+    engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
+    engine.add_request(Request([7] * 64, SamplingParams(max_tokens=1)))
+    engine.step()
+    before = memory("VmHWM")
+    executor.profile = profile = StepProfile()
+    prompt = np.random.default_rng(0).integers(10, 49000, length).tolist()
+    engine.add_request(Request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+    return sum(step.seconds for step in profile.by_op() if "attention" in step.key), memory("VmHWM") - before
+
+
+def scores(options: argparse.Namespace, length: int) -> tuple[float, int]:
+    """See ``attention``; one layer's time for each of the model's."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    program = Bundle.open(options.bundle).program("cpu")
+    (group,) = program.cache_groups
+    step = next(step for step in program.steps if step.op == "paged_attention")
+    heads = int(str(step.inputs[0].shape[-2]))
+    q = torch.randn(heads, length, group.key_head_size)
+    k, v = (torch.randn(heads, length, group.key_head_size) for _ in range(2))
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    before = memory("VmHWM")
+
+    def run() -> None:
+        weights = (q @ k.transpose(1, 2) * group.key_head_size**-0.5).masked_fill_(~mask, float("-inf"))
+        torch.softmax(weights, -1) @ v
+
+    with torch.no_grad():
+        seconds = min(timed(run) for _ in range(2))
+    return seconds * len(group.layers), memory("VmHWM") - before
+
+
+ATTENTION = {"tiles": tiles, "scores": scores}
+
+
+def formats(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Of each KV format, with the same weights: bytes a token, KL from float32's, and speed behind 2,000 tokens."""
+    if not options.source:
+        return None
+    found: dict[str, Any] = {}
+    wanted = None
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in CACHES:
+            path = Path(folder) / f"{kind}.bundle"
+            export(options.source, path, recipe="int8", kv_cache=kind, targets=["cpu"])
+            with LLM(path, threads=options.threads, memory="1GiB", prefix_cache=False) as llm:
+                ids = llm.tokenizer.encode(english()[:8000])[:1500]
+                logits = llm.logits(ids)
+                wanted = logits if wanted is None else wanted
+                info = llm.info()
+            milliseconds = 1e3 * behind(Bundle.open(path), options.threads, 2000)
+            found[kind] = {
+                "bytes_per_token": info["kv_cache_bytes"] / info["kv_cache_tokens"],
+                "kl": kl_divergence(wanted, logits),
+                "top_1": float((wanted.argmax(1) == logits.argmax(1)).mean()),
+                "step_milliseconds": milliseconds,
+            }
+    return found
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
+    "reservation": reservation,
+    "batching": batching,
+    "cache": cache,
+    "attention": attention,
+    "formats": formats,
+}
 
 
 if __name__ == "__main__":
