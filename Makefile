@@ -20,7 +20,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile
 BUILD_FLAGS := --config-settings=build-dir=build/editable --config-settings=cmake.define.EW_BUILD_TESTS=OFF
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
-CPP := CMakeLists.txt $(shell find plugins/cpu plugins/onnxruntime -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
+CPP := CMakeLists.txt $(shell find plugins/cpu plugins/onnxruntime plugins/xla -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 CPP_FORMATTED := $(filter %.cpp %.h %.hpp,$(CPP))
 CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
