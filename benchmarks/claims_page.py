@@ -18,8 +18,8 @@ def page(figures: Mapping[str, Any]) -> str:
     return f"""# Claims, measured
 
 What papers and engines claim of serving language models, beside what was measured here:
-`python benchmarks/claims.py BUNDLE --hf FOLDER --source MODEL --page docs/inside/claims.md` makes this page. SmolLM2-135M in int8,
-{machine["cores"]} cores ({machine["processor"]}), medians of {figures["rounds"]} rounds in turn.
+`python benchmarks/claims.py BUNDLE --hf FOLDER --source MODEL --page docs/inside/claims.md` makes this page.
+SmolLM2-135M in int8, {machine["cores"]} cores ({machine["processor"]}), medians of {figures["rounds"]} rounds in turn.
 
 {"".join(parts)}"""
 
