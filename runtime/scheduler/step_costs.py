@@ -150,7 +150,12 @@ class StepCosts:
             used.pop(int(part.argmin()))
         self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
         self._apart = {
-            key: min(max(mean[6] / max(self._fitted(StepSize(*mean[2:6], steps=mean[1])), 1e-9), 0.5), 2.0)
+            key: min(
+                max(
+                    mean[6] / max(self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], steps=mean[1])), 1e-9), 0.5
+                ),
+                2.0,
+            )
             for key, mean in self._means.items()
             if mean[0] >= _LEAST_OF_SIZE
         }
