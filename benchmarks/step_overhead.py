@@ -7,6 +7,7 @@ slots, since blocks are taken in some; the median of the sampler's:
 
 - engine: scheduling, the arrays of a step, and what becomes of its tokens, with blocks of 32 tokens;
 - prefixes: the same with the prefix cache, in which nothing is found;
+- deadlines: the same as engine, where each request has a class with targets, of two classes;
 - penalties: the same as engine, where each request has a repetition, a frequency and a presence penalty;
 - text: the same, where each request has text, which is read after every step (``--tokenizer BUNDLE``);
 - slots: the same as engine over an executor of slots, whose runs give logits at once, with greedy choice of them;
@@ -44,8 +45,10 @@ from enginewright.runtime.executors.slot_steps import SlotSteps
 from enginewright.runtime.executors.slots import SlotRun
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request_class import NO_TARGETS
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -160,6 +163,11 @@ def measure(requests: int, options: argparse.Namespace) -> Iterator[tuple[str, f
     ]
     yield "engine", median(off for off, _ in rounds)
     yield "prefixes", median(on for _, on in rounds)
+    late = Scheduling(classes={"default": {"ttft": 1.0, "tpot": 0.04}, "batch": {}})
+    yield (
+        "deadlines",
+        median(engine_step(Idle(requests), requests, options.steps, scheduling=late) for _ in range(5)),
+    )
     yield "penalties", median(engine_step(Idle(requests), requests, options.steps, params=PENALTIES) for _ in range(5))
     if options.tokenizer:
         tokenizer = Tokenizer(Bundle.open(options.tokenizer).tokenizer_files())
@@ -180,13 +188,16 @@ def engine_step(
     tokenizer: Tokenizer | None = None,
     prefixes: bool = False,
     params: SamplingParams = SamplingParams(),
+    scheduling: Scheduling | None = None,
 ) -> float:
     """Microseconds of a step in which all requests decode: the mean, since some steps take blocks."""
-    engine = Engine(executor, SchedulerConfig(requests, PROMPT * requests, prefix_cache=prefixes))
+    config = SchedulerConfig(requests, PROMPT * requests, prefix_cache=prefixes, scheduling=scheduling)
+    engine = Engine(executor, config)
+    promised = NO_TARGETS if scheduling is None else scheduling.class_named(None)
     params = replace(params, max_tokens=steps + 10, ignore_eos=True)
     for first in range(requests):
         text = None if tokenizer is None else OutputText(tokenizer.detokenizer(()), ())
-        engine.add_request(Request(range(first, first + PROMPT), params, text=text))
+        engine.add_request(Request(range(first, first + PROMPT), params, text=text, request_class=promised))
     engine.step()  # the prompts
 
     def step() -> None:

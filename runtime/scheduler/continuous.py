@@ -270,7 +270,7 @@ class ContinuousScheduler:
     def _make_way(self, policy: Policy) -> None:
         """One request gives its place up if it is held by one of less priority than the first that waits."""
         policy.begin_step(self.running)
-        if policy.preempts(self.running):
+        if self.waiting and policy.preempts(self.running):
             needed = self.cache.lacking(self.waiting[0], len(self.waiting[0].tokens))
             tenant = self.waiting[0].tenant
             full = any(pool.available(tenant) < needed[name] for name, pool in self.pools.items())

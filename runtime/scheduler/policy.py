@@ -36,7 +36,7 @@ _MEASURED_PROMPTS = 8
 """So many steps with prompts, before anybody is told that no machine time would be enough."""
 _PROBE = 16
 """One in so many that seem to need longer than their targets alone is served, as the machine may be faster by now."""
-_DECODES_A_SAMPLE = 8
+_DECODES_A_SAMPLE = 16
 """One in so many steps of decodes alone is measured: they are many, and much alike."""
 _RANK = attrgetter("rank")
 
@@ -137,7 +137,7 @@ class Policy:
 
     def preempts(self, running: Sequence[Request]) -> bool:
         """Whether the first that waits has a right to the place of the last that runs."""
-        return bool(self.waiting and running) and self.waiting[0].rank[0] < running[-1].rank[0]
+        return bool(running) and self.waiting[0].rank[0] < running[-1].rank[0]
 
     def comes_first(self, running: Sequence[Request]) -> bool:
         """Whether the first that waits goes before a running request that still reads its prompt."""

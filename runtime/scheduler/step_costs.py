@@ -129,10 +129,13 @@ class StepCosts:
         mean = self._means.setdefault(_key(size), [0.0] * 7)
         if mean[0] == 1 and 2 * seconds < mean[6]:  # the first of a size may have waited for memory
             mean[0] = 0
-        mean[0] = min(mean[0] + 1, _MEMORY)
-        found = size.steps, size.rows, size.prompt, size.context, size.products, seconds
-        for i, value in enumerate(found, 1):
-            mean[i] += (value - mean[i]) / mean[0]
+        mean[0] = weight = min(mean[0] + 1, _MEMORY)
+        mean[1] += (size.steps - mean[1]) / weight
+        mean[2] += (size.rows - mean[2]) / weight
+        mean[3] += (size.prompt - mean[3]) / weight
+        mean[4] += (size.context - mean[4]) / weight
+        mean[5] += (size.products - mean[5]) / weight
+        mean[6] += (seconds - mean[6]) / weight
 
     def _fit(self) -> None:
         """Least squares of the relative errors; a number that comes out negative is 0, and the others are fitted."""
@@ -151,10 +154,7 @@ class StepCosts:
         self._fixed, self._row, self._prompt, self._context, self._product = found.tolist()
         self._apart = {
             key: min(
-                max(
-                    mean[6] / max(self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], steps=mean[1])), 1e-9), 0.5
-                ),
-                2.0,
+                max(mean[6] / max(self._fitted(StepSize(mean[2], mean[3], mean[4], mean[5], mean[1])), 1e-9), 0.5), 2.0
             )
             for key, mean in self._means.items()
             if mean[0] >= _LEAST_OF_SIZE
