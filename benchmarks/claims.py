@@ -93,20 +93,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load(requests: int, seed: int) -> list[tuple[list[int], int]]:
+def load(requests: int, seed: int, vocabulary: int) -> list[tuple[list[int], int]]:
     """Prompts of random tokens, and how many tokens each answer has."""
     rng = np.random.default_rng(seed)
     counts = np.array(default_histogram("chat", CONTEXT // 2 - 1).counts)
     lengths = np.repeat(counts[:, 0], counts[:, 1])
     spread = lengths[(np.arange(requests) * len(lengths)) // requests]  # the whole distribution, each time
     prompts, answers = rng.permutation(spread), rng.permutation(spread)
-    return [(rng.integers(10, 49000, n).tolist(), int(m)) for n, m in zip(prompts, answers, strict=True)]
+    return [(rng.integers(10, vocabulary, n).tolist(), int(m)) for n, m in zip(prompts, answers, strict=True)]
 
 
 def reservation(options: argparse.Namespace) -> dict[str, Any]:
     """Waste and tokens a second, with blocks and with reserved contexts, round by round in turn."""
     rounds: dict[str, list[dict[str, float]]] = {"blocks": [], "contexts": []}
-    work = load(options.requests, 0)
+    work = load(options.requests, 0, Bundle.open(options.bundle).model.vocab_size)
     for _ in range(options.rounds):
         for name, most in (("blocks", 64), ("contexts", RESERVED)):
             rounds[name].append(serve(options, work, most, contiguous=name == "contexts"))
@@ -173,8 +173,8 @@ def finished(engine: Engine, work: Sequence[tuple[list[int], int]]) -> float:
 
 def batching(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second of a trace: requests that join and leave, batches that begin and end together, transformers'."""
-    work = load(options.requests // 2, 1)
     bundle = Bundle.open(options.bundle)
+    work = load(options.requests // 2, 1, bundle.model.vocab_size)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
     executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * CONTEXT // BLOCK), threads=options.threads)
     rounds: dict[str, list[dict[str, float]]] = {"continuous": [], "static": []}
@@ -248,7 +248,7 @@ def prompted(bundle: Bundle, threads: int, requests: int, length: int) -> tuple[
     engine = Engine(executor, SchedulerConfig(prefill_tokens=8192))
     rng, params = np.random.default_rng(length), SamplingParams(max_tokens=6 * STEPS, ignore_eos=True)
     for _ in range(requests):
-        engine.add_request(Request(rng.integers(10, 49000, length).tolist(), params))
+        engine.add_request(Request(rng.integers(10, bundle.model.vocab_size, length).tolist(), params))
     return engine, executor
 
 
@@ -282,7 +282,7 @@ def tiles(options: argparse.Namespace, length: int) -> tuple[float, int]:
     engine.step()
     before = memory("VmHWM")
     executor.profile = profile = StepProfile()
-    prompt = np.random.default_rng(0).integers(10, 49000, length).tolist()
+    prompt = np.random.default_rng(0).integers(10, bundle.model.vocab_size, length).tolist()
     engine.add_request(Request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
     while engine.has_work():
         engine.step()

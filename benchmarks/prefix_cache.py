@@ -38,6 +38,8 @@ from peers.workload import Workload
 from enginewright import LLM, SamplingParams
 
 FIRST = SamplingParams(max_tokens=1, ignore_eos=True)
+WARM = 600
+"""Tokens of a first prompt, which nobody times: memory and threads are there after it."""
 TEXT = 30_000
 """Characters that the agent's conversation is cut from."""
 
@@ -103,7 +105,7 @@ def one_round(options: argparse.Namespace, seed: int) -> dict[str, Any]:
             most = llm.model.vocab_size
             shared = rng.integers(10, most, options.shared).tolist()
             ends = [rng.integers(10, most, options.prompt - options.shared).tolist() for _ in range(4)]
-            first_token(llm, rng.integers(10, most, 600).tolist())  # memory and threads are there
+            first_token(llm, rng.integers(10, most, min(WARM, options.prompt)).tolist())
             cold, one = first_token(llm, shared + ends[0])
             hit, two = first_token(llm, shared + ends[1])
             rest, _ = first_token(llm, ends[3])
@@ -120,7 +122,7 @@ def from_disk(options: argparse.Namespace) -> tuple[float, list[int]]:
     folder, prompt = options.disk
     ids = json.loads(prompt)
     with opened(options, prefix_folder=folder) as llm:
-        first_token(llm, np.random.default_rng(99).integers(10, llm.model.vocab_size, 600).tolist())
+        first_token(llm, np.random.default_rng(99).integers(10, llm.model.vocab_size, min(WARM, len(ids))).tolist())
         seconds, token = first_token(llm, ids)
         assert llm.info()["prefix_cache"]["from_disk"] > 0, "nothing was read"
     return seconds, list(token)
