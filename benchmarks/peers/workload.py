@@ -40,7 +40,7 @@ class Workload:
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
     ``vocabulary``; ``target`` is what runs a bundle of ours, and ``variant`` which of its files, if it has several.
-    ``conversation``: the file of an agent's.
+    ``conversation``: the file of an agent's; ``context``: of a start, None for the model's.
     """
 
     prompt: int = 512
@@ -55,6 +55,7 @@ class Workload:
     target: str = "cpu"
     variant: str | None = None
     conversation: str = ""
+    context: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Workload:

@@ -110,7 +110,7 @@ def long(model: str, work: Workload) -> Report:
 
 def start(model: str, work: Workload) -> Report:
     """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
-    with LLM(model, threads=work.threads) as llm:
+    with LLM(model, target=work.target, context=work.context, threads=work.threads) as llm:
         llm.generate([work.prompts(1, START_PROMPT)[0]], SamplingParams(max_tokens=1, ignore_eos=True))
         first_token()
     return Report(f"enginewright {__version__}")
