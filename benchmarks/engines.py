@@ -186,8 +186,8 @@ def page(figures: Mapping[str, Any]) -> str:
 
 SmolLM2-135M with the same 32-bit floats as weights and KV cache, {figures["threads"]} threads on
 {figures["machine"]["processor"]}: tokens a second of a prompt of 512 tokens and of decoding 1, 8 and 16 requests,
-seconds from nothing to a first token, and the process's largest memory. The best of {figures["rounds"]} rounds in turn, by
-`python benchmarks/engines.py MODEL.gguf FOLDER --page docs/inside/engines.md`.
+seconds from nothing to a first token, and the process's largest memory. The best of {figures["rounds"]} rounds in
+turn, by `python benchmarks/engines.py MODEL.gguf FOLDER --page docs/inside/engines.md`.
 
 | engine | prompt 512 | decode 1 | 8 | 16 | first token, s | memory, MiB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
