@@ -44,7 +44,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 CONTEXT = 2048
 RESERVED = 6

@@ -30,7 +30,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
 

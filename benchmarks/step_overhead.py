@@ -47,7 +47,7 @@ from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.request_class import NO_TARGETS
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.text.output_text import OutputText
 from enginewright.runtime.text.tokenizer import Tokenizer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .executors.base import Executor
 from .kv_cache.block_pool import BlockPool
 from .requests.request import Request
-from .scheduler.continuous import ContinuousScheduler, SchedulerConfig
+from .scheduler.continuous import ContinuousScheduler
+from .scheduler.limits import SchedulerConfig
 
 
 class Engine:

@@ -6,13 +6,14 @@ import os
 from typing import Any
 
 from enginewright.plugins.shared.contracts import ExecutorCaps, ModelInfo
+from enginewright.plugins.shared.errors import RequestError
 
 from .arguments import check_int, check_type
 from .engine import Engine
 from .executors.base import Executor
 from .executors.static_shapes import StaticShapes
 from .kv_cache.cache_groups import PoolPlan
-from .scheduler.continuous import SchedulerConfig
+from .scheduler.limits import SchedulerConfig
 from .scheduler.options import scheduling_of
 
 _NAME = (str, type(None)), "a name, or None"
@@ -39,16 +40,19 @@ def check_options(**given: object) -> None:
 
 
 def scheduler_config(
-    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object
+    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: str | None = None
 ) -> SchedulerConfig:
     """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
+    if speculate not in (None, "lookup"):
+        raise RequestError(f"speculate: {speculate!r} isn't a way to guess tokens", hint='Pass "lookup", or None.')
     scheduling = scheduling_of(scheduling)
     most = ExecutorCaps().max_tokens
     usual = OFFLINE_PROMPT if scheduling is not None and scheduling.offline else SchedulerConfig().prefill_tokens
     chunk = usual if prefill_chunk is None else prefill_chunk
     check_int("max_requests", max_requests, 1, most)
     check_int("prefill_chunk", chunk, 1, most)
-    return SchedulerConfig(max_requests, prefill_tokens=chunk, prefix_cache=prefix_cache, scheduling=scheduling)
+    ahead = speculate is not None
+    return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
 
 
 def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, Any]:
@@ -68,5 +72,6 @@ def describe(model: ModelInfo, executor: Executor, engine: Engine) -> dict[str, 
         "prefix_cache": scheduler.cache.statistics(scheduler.running),
         "preemptions": engine.preemptions,
         "scheduling": None if scheduler.policy is None else scheduler.policy.describe(),
+        "speculation": None if scheduler.drafts is None else scheduler.drafts.describe(),
         "buckets": executor.statistics() if isinstance(executor, StaticShapes) else [],
     }

@@ -29,7 +29,7 @@ from .requests.outputs import RequestOutput, StreamPiece
 from .requests.request import Request
 from .requests.sampling import SamplingParams
 from .run_requests import arun_all, astream, results, run_all, stream, wanted
-from .scheduler.continuous import SchedulerConfig
+from .scheduler.limits import SchedulerConfig
 from .scheduler.options import Scheduling
 from .text.tokenizer import Tokenizer
 
@@ -55,8 +55,7 @@ class LLM:
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
             "openvino"); None takes "cpu".
-        context: most tokens of a request, its answer included; None takes the model's. On the onnx target every request
-            has a slot of so many tokens, whatever it needs.
+        context: most tokens of a request with its answer; None takes the model's. onnx has a slot so long for each.
         memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
             than ``max_requests`` requests of full context need.
         max_requests: most requests that run at a time; more wait.
@@ -65,6 +64,7 @@ class LLM:
         verify: check the hashes of all files first (reads the whole bundle).
         prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
+        speculate: "lookup" computes tokens ahead that stood behind the same few before; the cpu target alone has it.
         scheduling: None or "fcfs": first come, first served. Else "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
             as conversations would lie there. Made if it isn't there; it must be the user's alone.
@@ -97,6 +97,7 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
+        speculate: str | None = None,
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
@@ -104,7 +105,7 @@ class LLM:
         verify: bool = False,
         load: Load = "map",
     ) -> None:
-        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling)  # before anything is opened
+        config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate)
         check_int("threads", threads, 0, MOST_THREADS)
         check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
         check_options(buckets=buckets, prefix_cache=prefix_cache, verify=verify)

@@ -21,7 +21,7 @@ from enginewright.runtime.executors.static_shapes import StaticShapes
 from enginewright.runtime.kv_cache.cache_groups import PoolPlan
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .options import WARM_UP, BenchPlan, new_tokens
 

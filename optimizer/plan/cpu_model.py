@@ -33,7 +33,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.logit_rules import sampling_batch
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .step_kinds import CountedSteps, StepKind
 from .step_probe import StepProbe, Timed

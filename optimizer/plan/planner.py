@@ -13,7 +13,7 @@ from enginewright.plugins.shared.errors import BundleError, CapacityError, Targe
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, format_bytes, free_memory
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .devices import CPU, Gpu, Shares, find_devices, known_gpus
 from .gpu_model import GpuModel

@@ -17,7 +17,7 @@ from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.base import Executor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .random_tokens import check_logits, comparison

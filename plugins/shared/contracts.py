@@ -183,6 +183,7 @@ class ExecutorCaps:
     made, ``clears`` too where a number that isn't finite could spread from places that are masked, and tables may have
     -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
     whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
+    ``verifies``: rows of one request behind each other have the bits that they have one by one, whatever their number.
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
     """
 
@@ -193,6 +194,7 @@ class ExecutorCaps:
     lora: bool = False
     shared_blocks: bool = False
     kept_slots: bool = False
+    verifies: bool = False
     lacks: tuple[str, ...] = ()
 
 

@@ -72,7 +72,7 @@ class CpuExecutor(HostBlocks):
         weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
-        self.caps = ExecutorCaps(shared_blocks=True)
+        self.caps = ExecutorCaps(shared_blocks=True, verifies=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned = ""
         if tuning is None and tuning_path(bundle).exists():

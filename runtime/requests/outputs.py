@@ -46,6 +46,7 @@ class RequestMetrics:
         started: the first chunk of its prompt was scheduled.
         intervals: how many there are between its new tokens.
         longest_interval: of these, in seconds.
+        drafted, accepted: tokens that were computed ahead, and of these those that were right (``LLM(speculate=...)``).
     """
 
     queued: float
@@ -54,6 +55,8 @@ class RequestMetrics:
     started: float | None = None
     intervals: int = 0
     longest_interval: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def interval_seconds(self) -> float:

@@ -19,6 +19,7 @@ from .sampling import SamplingParams, sample_seed, seed_of
 
 if TYPE_CHECKING:
     from .beam_search import Answer, BeamSearch
+    from .lookup import Lookup
 
 _numbers = itertools.count()
 
@@ -101,6 +102,8 @@ class Request:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * self.prompt_length
         self._scored = 0
+        self.drafts: Lookup | None = None
+        self.drafted = self.accepted = 0  # tokens that were computed ahead, and of these those that were right
         self._text = text
         self._whole_text: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -283,6 +286,8 @@ class Request:
                 self.started,
                 max(self.output_length - 1, 0),
                 self._longest_interval,
+                self.drafted,
+                self.accepted,
             ),
             num_cached_tokens=self.cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),

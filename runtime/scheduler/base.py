@@ -19,7 +19,8 @@ class Chunk:
     """Tokens start..start+count-1 of a request, in one step. Never changed; not frozen, as many are made each step.
 
     Attributes:
-        samples: whether the step gives the request a new token: the chunk ends with its last known token.
+        draft: tokens behind the last known one that may follow; the last of ``count``.
+        samples: whether the step gives the request a new token: the chunk has its last known token.
         scores: whether the request wants the logits of all the chunk's tokens.
         rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
     """
@@ -27,6 +28,7 @@ class Chunk:
     request: Request
     start: int
     count: int
+    draft: Sequence[int] = ()
     samples: bool = field(init=False)
     scores: bool = field(init=False)
     rows: int = field(init=False)
@@ -34,8 +36,9 @@ class Chunk:
     def __post_init__(self) -> None:
         # Kept, because the request's tokens grow when the step is committed.
         self.scores = self.request.wants_prompt
-        self.samples = self.start + self.count == len(self.request.tokens) and self.request.logits is None
-        self.rows = self.count if self.scores else int(self.samples)
+        known = self.start + self.count - len(self.draft)
+        self.samples = known == len(self.request.tokens) and self.request.logits is None
+        self.rows = self.count if self.scores else int(self.samples) + len(self.draft)
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,17 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     sampled, most = [], 0
     rules: list[LogitRules | None] = []
     for c in chunks:
-        plain = c.rows - c.samples  # of a prompt's tokens, which are known
+        plain = c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
         sampled += [PLAIN] * plain
         rules += [None] * plain
         if c.samples:
             request = c.request
-            sampled.append((request.params, request.seed, request.output_length))
-            rules.append(request.rules)
+            for ahead in range(1 + len(c.draft)):
+                sampled.append((request.params, request.seed, request.output_length + ahead))
+                rules.append(request.rules)
             if request.search is not None:
                 most = max(most, request.search.candidates)
-    tokens = chain.from_iterable(c.request.tokens[c.start : c.start + c.count] for c in chunks)
+    tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
     return StepInput(
         ids=np.fromiter(tokens, np.int32, len(owner)),
         positions=positions,

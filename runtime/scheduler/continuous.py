@@ -10,46 +10,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
-from enginewright.plugins.shared.errors import CapacityError, RequestError
 from enginewright.runtime.requests.beam_search import BeamSearch
-from enginewright.runtime.requests.logit_rules import PLAIN
 from enginewright.runtime.requests.request import Request
 
 from ..kv_cache.block_pool import BlockPool
-from ..kv_cache.cache_groups import bytes_for, format_bytes
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
 from .base import Batch, Chunk
 from .branching import branch, places, places_taken, together
-from .options import Scheduling
+from .drafts import Drafts
+from .limits import SchedulerConfig, check_request
 from .policy import Policy
 from .step_inputs import StepInputs
 from .step_outputs import logprobs_of, not_finite, top
 from .waiting import WaitingQueue
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step.
-
-    Attributes:
-        max_requests: most requests that run at a time.
-        prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
-        prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
-        prefix_cache: whether a request begins with what others have computed of its tokens.
-        scheduling: None is first come, first served.
-    """
-
-    max_requests: int = 64
-    prefill_tokens: int = 512
-    prefill_chunk: int | None = None
-    prefix_cache: bool = False
-    scheduling: Scheduling | None = None
 
 
 class ContinuousScheduler:
@@ -87,6 +65,7 @@ class ContinuousScheduler:
             self.policy = Policy(config.scheduling, self._most_running, most_prompt, clock, self._found)
             self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
+        self.drafts = Drafts(caps) if config.speculate else None
         self.preemptions = 0
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
@@ -105,35 +84,7 @@ class ContinuousScheduler:
 
     def check(self, request: Request) -> None:
         """Raises CapacityError if the request could not even run alone. Safe from any thread."""
-        for name in self.caps.lacks:
-            if getattr(request.params, name) != getattr(PLAIN[0], name):
-                raise RequestError(
-                    f"{name}: this target draws tokens on its own device, where that isn't built yet",
-                    hint="Leave it out, or open the bundle with another target.",
-                )
-        search = request.search
-        beams = 1 if search is None else search.params.num_beams
-        if beams > 1 and not self.caps.shared_blocks:
-            raise RequestError("num_beams: this target's caches are of whole requests", hint="Use the cpu target.")
-        if beams > self._most_running:
-            raise CapacityError(
-                f"num_beams: {beams} sequences, and {self._most_running} requests run at a time",
-                hint="Use fewer beams, or open the model with a larger max_requests.",
-            )
-        if (held := self.most_cached(request.most_cached, beams)) < request.most_cached:
-            need = beams * bytes_for(tuple(self.groups.values()), request.most_cached)
-            if beams > 1:
-                raise CapacityError(
-                    f"num_beams: each of {beams} sequences may need {request.most_cached} tokens in the KV cache, "
-                    f"which has room for {held} of each",
-                    hint=f"Use fewer beams, lower max_tokens, or open the model with memory of at least {need} bytes "
-                    f"({format_bytes(need)}).",
-                )
-            raise CapacityError(
-                f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
-                hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), "
-                "or lower max_tokens.",
-            )
+        check_request(request, self.caps, tuple(self.groups.values()), self._most_running, self.most_cached)
 
     def most_cached(self, tokens: int, sequences: int = 1) -> int:
         """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
@@ -169,7 +120,8 @@ class ContinuousScheduler:
             self._make_way(self.policy)
         preemptions = self.preemptions
         decodes = self._decodes()
-        tokens_left = min(self.config.prefill_tokens, self.caps.max_tokens - len(decodes))
+        rows = len(decodes) if self.drafts is None else sum(chunk.count for chunk in decodes)
+        tokens_left = min(self.config.prefill_tokens, self.caps.max_tokens - rows)
         prefills: list[Chunk] = []
         if self.policy is not None and (self.waiting or len(decodes) < len(self.running)):
             tokens_left = self.policy.prompt_tokens(decodes, tokens_left)
@@ -215,6 +167,12 @@ class ContinuousScheduler:
             row += chunk.rows
             if request.finished:
                 continue  # aborted while the step ran
+            if chunk.draft and self.drafts is not None and tokens[first] != NO_TOKEN:
+                self.drafts.verify(chunk, tokens[first:row], output, first)
+                self.cache.stepped(request)
+                advanced.append(request)
+                self._retire(request)
+                continue
             request.computed = chunk.start + chunk.count
             self.cache.stepped(request)
             if NO_TOKEN in tokens[first:row]:
@@ -291,8 +249,16 @@ class ContinuousScheduler:
             if paused and request in paused:
                 continue
             if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                chunks.append(Chunk(request, request.computed, 1))
+                chunks.append(Chunk(request, request.computed, 1) if self.drafts is None else self._drafted(request))
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
+
+    def _drafted(self, request: Request) -> Chunk:
+        """Its last token, and what may follow, if there are blocks for that."""
+        assert self.drafts is not None
+        draft = self.drafts.of(request, len(self.running))
+        if not self.cache.grow(request, request.computed + 1 + len(draft)):
+            draft = []
+        return Chunk(request, request.computed, 1 + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:
         """Takes a block for the next token if it needs one; False if ``request`` itself had to be preempted."""

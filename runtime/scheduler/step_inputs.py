@@ -32,7 +32,8 @@ class StepInputs:
         """See ``contracts.StepInput``."""
         requests = [chunk.request for chunk in chunks]
         starts = [chunk.start for chunk in chunks]
-        if self._last is not None and requests == self._requests and starts == self._starts:
+        again = self._last is not None and requests == self._requests and starts == self._starts
+        if self._last is not None and again and not any(chunk.draft for chunk in chunks):
             step = self._next(self._last)
         else:
             step = step_input(chunks, self._groups)

@@ -2,7 +2,7 @@
 alone. Everything that could change them is on at once, at random: company of every kind (greedy, sampled, one of
 several answers, beam searches, penalties and bans, log-probabilities), chunks, threads, prefixes that are found (whole
 blocks and parts of them), eviction to a disk and back, also in a later engine, preemption, windows whose blocks are
-given back, and cancelled neighbours.
+given back, cancelled neighbours, and tokens that are computed ahead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family
@@ -126,6 +126,7 @@ def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Pa
     single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
+    config = replace(config, speculate=config.max_requests % 2 == 0)
     beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
     disk = bool(rng.random() < 0.5)
     seen: Counter[str] = Counter()
@@ -141,6 +142,7 @@ def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Pa
         seen["copies"] += cache.use.copied_blocks
         seen["from_disk"] += cache.use.from_disk
         seen["preemptions"] += engine.preemptions
+        seen["accepted"] += engine.scheduler.drafts.accepted if engine.scheduler.drafts is not None else 0
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
         if cache.disk is not None:
             cache.save_all(cache.disk)

@@ -16,7 +16,7 @@ from enginewright.runtime.engine_loop import EngineLoop
 from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 
 class Gate:

@@ -17,7 +17,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.open import Placement, make_executor, target_groups
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from peers.agent import Conversation
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
 

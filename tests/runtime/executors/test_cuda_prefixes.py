@@ -12,7 +12,7 @@ from enginewright.plugins.shared.contracts import ExecutorCaps
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from tests.triton_interpreter import interpreter as interpreter
 
 from . import cuda_cases as cases

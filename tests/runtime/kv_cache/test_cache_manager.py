@@ -14,7 +14,7 @@ from enginewright.runtime.kv_cache.prefix_index import NO_BLOCK, Node
 from enginewright.runtime.prefixes import open_tier
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 WINDOWS = {"full": (0,), "window": (9,), "both": (0, 6, 13), "caps": (0, 1)}
 

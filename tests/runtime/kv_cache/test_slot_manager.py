@@ -12,7 +12,7 @@ from enginewright.plugins.shared.contracts import ExecutorCaps
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.continuous import SchedulerConfig
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 CAPS = ExecutorCaps(ragged=False, max_requests=8, kept_slots=True)
 

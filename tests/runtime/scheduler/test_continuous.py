@@ -16,7 +16,8 @@ from enginewright.plugins.shared.errors import CapacityError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
-from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig
+from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 
 def request(prompt: int, new: int = 4, **fields: Any) -> Request:

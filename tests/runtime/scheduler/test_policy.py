@@ -14,7 +14,8 @@ from enginewright.plugins.shared.errors import OverloadError, RequestError
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.base import Batch
-from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig
+from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
 

@@ -14,7 +14,8 @@ from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler import step_inputs
 from enginewright.runtime.scheduler.base import Chunk, step_input
-from enginewright.runtime.scheduler.continuous import ContinuousScheduler, SchedulerConfig
+from enginewright.runtime.scheduler.continuous import ContinuousScheduler
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.step_inputs import StepInputs
 
 GROUPS = {"g": CacheGroup("g", (0,), 1, 1, 1, block_size=4), "h": CacheGroup("h", (1,), 1, 1, 1, block_size=8)}

@@ -1,0 +1,77 @@
+"""What bounds a step, and which requests could never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps
+from enginewright.plugins.shared.errors import CapacityError, RequestError
+from enginewright.runtime.requests.logit_rules import PLAIN
+from enginewright.runtime.requests.request import Request
+
+from ..kv_cache.cache_groups import bytes_for, format_bytes
+from .options import Scheduling
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Attributes:
+        max_requests: most requests that run at a time.
+        prefill_tokens: most prefill tokens of a step, over all requests; decodes come on top.
+        prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
+        prefix_cache: whether a request begins with what others have computed of its tokens.
+        scheduling: None is first come, first served.
+        speculate: whether likely tokens are computed ahead, where the executor takes several rows of a request.
+    """
+
+    max_requests: int = 64
+    prefill_tokens: int = 512
+    prefill_chunk: int | None = None
+    prefix_cache: bool = False
+    scheduling: Scheduling | None = None
+    speculate: bool = False
+
+
+def check_request(
+    request: Request,
+    caps: ExecutorCaps,
+    groups: Sequence[CacheGroup],
+    most_running: int,
+    most_cached: Callable[[int, int], int],
+) -> None:
+    """Raises CapacityError or RequestError if a request could not even run alone.
+
+    ``most_cached``: so many tokens of each of so many sequences, or what the KV cache can hold if that is fewer.
+    """
+    for name in caps.lacks:
+        if getattr(request.params, name) != getattr(PLAIN[0], name):
+            raise RequestError(
+                f"{name}: this target draws tokens on its own device, where that isn't built yet",
+                hint="Leave it out, or open the bundle with another target.",
+            )
+    beams = 1 if request.search is None else request.search.params.num_beams
+    if beams > 1 and not caps.shared_blocks:
+        raise RequestError("num_beams: this target's caches are of whole requests", hint="Use the cpu target.")
+    if beams > most_running:
+        raise CapacityError(
+            f"num_beams: {beams} sequences, and {most_running} requests run at a time",
+            hint="Use fewer beams, or open the model with a larger max_requests.",
+        )
+    held = most_cached(request.most_cached, beams)
+    if held >= request.most_cached:
+        return
+    need = beams * bytes_for(tuple(groups), request.most_cached)
+    if beams > 1:
+        raise CapacityError(
+            f"num_beams: each of {beams} sequences may need {request.most_cached} tokens in the KV cache, "
+            f"which has room for {held} of each",
+            hint=f"Use fewer beams, lower max_tokens, or open the model with memory of at least {need} bytes "
+            f"({format_bytes(need)}).",
+        )
+    raise CapacityError(
+        f"memory: the request may need {request.most_cached} tokens in the KV cache, which holds {held}",
+        hint=f"Open the model with memory of at least {need} bytes ({format_bytes(need)}), or lower max_tokens.",
+    )
