@@ -76,11 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
                 rounds = [measured(plain, ahead, several, one) for _ in range(options.rounds)]
                 figures = {key: median(r[key] for r in rounds) for key in rounds[0]}
                 found[f"{name}, temperature {temperature}"] = figures
-                print(
-                    f"{name:<18} {temperature}: {figures['ratio']:>5.2f} times as fast, "
-                    f"{figures['tokens_per_second']:,.0f} tokens/s; {figures['accepted']:.0f} of {figures['drafted']:.0f} accepted",
-                    flush=True,
-                )
+                share = f"{figures['accepted']:.0f} of {figures['drafted']:.0f} accepted"
+                speed = f"{figures['ratio']:>5.2f} times, {figures['tokens_per_second']:,.0f} tokens/s"
+                print(f"{name:<18} {temperature}: {speed}; {share}", flush=True)
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         results[options.bundle.name] = {"workload": sys.argv[1:], "machine": machine(), "tasks": found}
