@@ -32,7 +32,7 @@ from peers.agent import Conversation, english
 from peers.engines import FORMATS, OURS
 from peers.machine import machine
 from peers.prepare import Asked, prepare
-from peers.processes import Command, run
+from peers.processes import Command, WorkerError, run
 from peers.workload import Workload
 
 from enginewright import LLM, SamplingParams
@@ -145,8 +145,13 @@ def conversations(options: argparse.Namespace) -> dict[str, list[dict[str, float
             names = list(commands)
             for name in names[index % len(names) :] + names[: index % len(names)]:
                 command, model = commands[name]
-                found[name].append(dict(run(command.line("agent", model, work)).figures))
-    return found
+                try:
+                    found[name].append(dict(run(command.line("agent", model, work)).figures))
+                except WorkerError as e:  # a peer may crash; ours may not
+                    if name == OURS:
+                        raise
+                    print(f"{name}, round {index}: {e}", file=sys.stderr)
+    return {name: rounds for name, rounds in found.items() if rounds}
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ def distances(bundle: Path) -> dict[str, float]:
     return {found["target"]: found["random_tokens"]["kl_mean"] for found in report["verification"]}
 
 
+@torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     for name in ("bundle", "source", "result"):
@@ -112,7 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
     bundle, model = Bundle.open(given.bundle), load_eager(given.source)
     blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
     executors: dict[str, CpuExecutor | TvmExecutor] = {

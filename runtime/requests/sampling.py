@@ -177,7 +177,9 @@ class SamplingParams:
         _check("num_beams", self.num_beams, _is_int(self.num_beams, 1, MOST_BEAMS + 1), f"from 1 to {MOST_BEAMS}")
         penalty = self.length_penalty
         _check("length_penalty", penalty, _is_number(penalty, -MOST_PENALTY, MOST_PENALTY), "a number; 0 is off")
-        known = isinstance(self.early_stopping, bool) or self.early_stopping == "never"
+        known = isinstance(self.early_stopping, bool) or (
+            isinstance(self.early_stopping, str) and self.early_stopping == "never"
+        )
         _check("early_stopping", self.early_stopping, known, 'True, False or "never"')
         if self.num_beams > 1:
             self._check_beams()
