@@ -80,7 +80,12 @@ def main(arguments: list[str] | None = None) -> int:
         )
     assert not any(r["changed"] for r in agents[OURS]), "the cache changed a token"
     if options.json:
-        result = {"workload": told, "machine": machine(), "seconds_to_first_token": figures, "agent": agents}
+        result = {
+            "workload": [options.bundle.name, *told[1:]],
+            "machine": machine(),
+            "seconds_to_first_token": figures,
+            "agent": agents,
+        }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

@@ -81,7 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{name:<18} {temperature}: {speed}; {share}", flush=True)
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
-        results[options.bundle.name] = {"workload": sys.argv[1:], "machine": machine(), "tasks": found}
+        results[options.bundle.name] = {
+            "rounds": options.rounds,
+            "tokens": options.tokens,
+            "machine": machine(),
+            "tasks": found,
+        }
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
