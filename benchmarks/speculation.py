@@ -2,10 +2,10 @@
 
     python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--json FILE]
 
-Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" go on with much alike, "chat"
-write freely; "useless" is random text, in which nothing repeats itself but by chance. One request each, then eight of
-"chat" together. Each round has both in turn; the ratio is of one round's decoding times (from the first new token to
-the last), the median counts. Tokens and log-probabilities are compared: they must be the same.
+Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
+itself, "chat" write freely; "useless" is random text, in which nothing repeats itself but by chance. One request each,
+then eight of "chat" together. Each round has both in turn; the ratio is of one round's decoding times (from the first
+new token to the last), the median counts. Tokens and log-probabilities are compared: they must be the same.
 """
 
 from __future__ import annotations
