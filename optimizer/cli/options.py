@@ -127,7 +127,7 @@ def _check_param(name: str, said: Mapping[str, Any]) -> None:
 def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
     """A name and a value, which is what it says if it is JSON (true, 3, [1, 2]), and text otherwise.
 
-    Raises BadParameter for what has no name.
+    Raises BadParameter where the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
