@@ -121,7 +121,7 @@ class LLM:
         placement = Placement(threads, isa, provider, load=load)
         budget = None if memory is None else parse_size(memory)
         executor = open_executor(
-            bundle, target, model.context_length, placement, memory=budget, max_requests=max_requests, buckets=buckets
+            bundle, target, model.context_length, placement, config, memory=budget, buckets=buckets
         )
         if isinstance(executor, StaticShapes) and not prefill_chunk:
             config = replace(config, prefill_tokens=executor.caps.max_tokens)

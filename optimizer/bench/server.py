@@ -84,8 +84,8 @@ class Server:
             target,
             _whole_blocks(bundle, target, plan.context),
             Placement(threads=threads),
+            SchedulerConfig(max_requests=plan.requests, prefill_tokens=_MOST_TOKENS),
             memory=memory,
-            max_requests=plan.requests,
             buckets=True,
         )
         self._skips = PromptsAsRead(self.executor)

@@ -12,7 +12,7 @@ from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
-from enginewright.runtime.kv_cache.cache_groups import bytes_for, format_bytes, free_memory
+from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .devices import CPU, Gpu, Shares, find_devices, known_gpus
@@ -145,14 +145,16 @@ class Memory:
         tokens = requests + min(prompt, CHUNK)
         return self.program.arena_bytes.evaluate(tokens, requests, requests)
 
-    def cache(self, tokens: int) -> int:
-        """Of one request."""
+    def cache(self, tokens: int, requests: int = 1) -> int:
+        """Of requests of so many tokens each."""
         groups = [group.to_group() for group in self.program.cache_groups]
-        return bytes_for(groups, tokens) if groups else 0
+        block = max((group.block_size for group in groups), default=1)
+        whole = -(-tokens // block) * block
+        return bytes_for(groups, requests * whole, enough_for_windows(groups, requests, CHUNK))
 
     def needed(self, requests: int, context: int, prompt: int) -> int:
         """For so many requests that have grown to their context."""
-        return self.weights + self.workspace(requests, prompt) + requests * self.cache(context)
+        return self.weights + self.workspace(requests, prompt) + self.cache(context, requests)
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:

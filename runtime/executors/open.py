@@ -13,7 +13,8 @@ from enginewright.plugins.shared.extensions import Extensible
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
-from ..kv_cache.cache_groups import default_budget, plan_pools
+from ..kv_cache.cache_groups import default_budget, enough_for_windows, plan_pools
+from ..scheduler.limits import SchedulerConfig
 from .base import Executor
 from .requirements import (
     Check,
@@ -73,6 +74,7 @@ class Opening:
         memory: bytes for the caches by default.
         memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing.
         slots: whether a request takes a block of its whole context.
+        gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where it has no slots.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
     """
 
@@ -83,6 +85,7 @@ class Opening:
     memory_of: Callable[[Bundle, str, Placement], int] | None = None
     groups_of: Callable[[Bundle, str, int, Placement], tuple[CacheGroup, ...]] | None = None
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
+    gives_back: bool = False
     takes: tuple[str, ...] = ()
 
 
@@ -213,7 +216,7 @@ def _make_stablehlo(asked: Asked) -> Executor:
     )
 
 
-_CPU = Opening(_program_groups, _make_cpu, takes=("isa", "load"))
+_CPU = Opening(_program_groups, _make_cpu, gives_back=True, takes=("isa", "load"))
 _ONNX = Opening(
     _onnx_groups,
     _make_onnx,
@@ -222,9 +225,9 @@ _ONNX = Opening(
     slots=lambda bundle, target: True,
     takes=("provider", "variant"),
 )
-_CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget)
-_TVM = Opening(_program_groups, _make_tvm)
-_ENGINES = Opening(_engine_groups, _make_engine, most_context=_engine_context, memory=_gpu_budget, slots=_has_slots)
+_CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget, gives_back=True)
+_TVM = Opening(_program_groups, _make_tvm, gives_back=True)
+_ENGINES = Opening(_engine_groups, _make_engine, _engine_context, memory=_gpu_budget, slots=_has_slots, gives_back=True)
 
 _STABLEHLO = Opening(
     _stablehlo_groups,
@@ -357,12 +360,12 @@ def open_executor(
     target: str,
     context: int,
     placement: Placement,
+    config: SchedulerConfig,
     *,
     memory: int | None,
-    max_requests: int,
     buckets: bool,
 ) -> Executor:
-    """As ``make_executor``, with as many blocks as ``memory`` bytes hold, and no more than ``max_requests`` need.
+    """As ``make_executor``, with as many blocks as ``memory`` bytes hold, and no more than a scheduler's requests need.
 
     ``memory``: None takes a quarter of what is free, or on a GPU most of what the weights leave there.
     ``buckets``: where the target has sizes of steps, its steps have those.
@@ -373,9 +376,13 @@ def open_executor(
     sizes = bundle.buckets.get(target) if buckets else None
     padding = padding_blocks(sizes, groups) if sizes is not None else {g.name: 0 for g in groups}
     reserved = sum(g.bytes_per_block * padding[g.name] for g in groups)
-    longest = groups[0].block_size if _opening(target).slots(bundle, target) else context
+    slots = _opening(target).slots(bundle, target)
+    longest = groups[0].block_size if slots else context
+    step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)
+    gives_back = _opening(target).gives_back and not slots
+    enough = enough_for_windows(groups, config.max_requests, step_tokens) if gives_back else {}
     budget = _default_memory(bundle, target, placement) if memory is None else memory
-    plan = plan_pools(groups, budget, max_requests * longest, reserved)
+    plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)
     return executor if sizes is None else StaticShapes(executor, sizes)

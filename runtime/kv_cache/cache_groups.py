@@ -7,9 +7,12 @@ import math
 import os
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.shared.errors import CapacityError, RequestError
@@ -22,20 +25,23 @@ _SHARE_OF_FREE = 4
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Pool sizes: every group holds the same ``tokens``, because a request needs its tokens in all of them."""
+    """Pool sizes.
+
+    Attributes:
+        tokens: that all groups hold of requests: a group with a window may have room for fewer, as it gives back what
+            no window sees.
+        blocks: of each cache group.
+    """
 
     groups: tuple[CacheGroup, ...]
     tokens: int
+    blocks: Mapping[str, int]
 
     @classmethod
     def of(cls, groups: Sequence[CacheGroup], blocks: Mapping[str, int]) -> PoolPlan:
         """The plan that these pools follow."""
-        return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in groups), default=0))
-
-    @property
-    def blocks(self) -> dict[str, int]:
-        """Cache group -> blocks."""
-        return {g.name: self.tokens // g.block_size for g in self.groups}
+        whole = [g for g in groups if not g.window] or groups
+        return cls(tuple(groups), min((g.block_size * blocks[g.name] for g in whole), default=0), blocks)
 
     @property
     def bytes(self) -> int:
@@ -49,16 +55,29 @@ class PoolPlan:
         return f"KV cache: {format_bytes(self.bytes)}, {' and '.join(pools) or 'no blocks'} = {self.tokens} tokens"
 
 
-def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int, reserved: int = 0) -> PoolPlan:
+def plan_pools(
+    groups: Sequence[CacheGroup],
+    budget: int,
+    most_tokens: int,
+    reserved: int = 0,
+    enough: Mapping[str, int] = MappingProxyType({}),
+) -> PoolPlan:
     """Pools that fit in ``budget`` bytes, less ``reserved``, of no more than ``most_tokens`` (rounded up to blocks).
+
+    Every group gets the same tokens, but for those of ``enough``: so many are enough for a group, whatever the others
+    hold. What is left when the others have ``most_tokens`` goes to these, for prefixes.
 
     Raises CapacityError if the budget holds no block of each group.
     """
     unit = math.lcm(*(g.block_size for g in groups))
     unit_bytes = sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
-    units = -(-most_tokens // unit)
-    if unit_bytes:
-        units = min(units, (budget - reserved) // unit_bytes)
+    most = range(-(-most_tokens // unit) + 1)
+
+    def size(units: int, more: int = 0) -> int:
+        blocks = _blocks(groups, units * unit, enough, more * unit)
+        return sum(g.bytes_per_block * blocks[g.name] for g in groups)
+
+    units = bisect_right(most, budget - reserved, key=size) - 1
     if units < 1:
         raise CapacityError(
             f"memory: a KV budget of {format_bytes(budget)} holds no block: "
@@ -66,13 +85,37 @@ def plan_pools(groups: Sequence[CacheGroup], budget: int, most_tokens: int, rese
             + (f", beside {format_bytes(reserved)} for padding" if reserved else ""),
             hint=f"Pass memory of {unit_bytes + reserved} bytes or more.",
         )
-    return PoolPlan(tuple(groups), units * unit)
+    more = bisect_right(most, budget - reserved, key=partial(size, units)) - 1
+    return PoolPlan(tuple(groups), units * unit, _blocks(groups, units * unit, enough, more * unit))
 
 
-def bytes_for(groups: Sequence[CacheGroup], tokens: int) -> int:
+def window_tokens(group: CacheGroup, requests: int, step_tokens: int) -> int:
+    """Most tokens that requests hold blocks for in a group with a window, if a step computes so many of theirs."""
+    return requests * (group.window + 2 * group.block_size) + step_tokens
+
+
+def enough_for_windows(groups: Sequence[CacheGroup], requests: int, step_tokens: int) -> dict[str, int]:
+    """Cache group with a window -> tokens, if others have none, that are enough for so many requests at a time.
+
+    That is what they hold, with the chunk of one that begins behind another's. And as much again, for prefixes:
+    ``BlockPool`` leaves other tenants up to half of the pool. Then nobody ever waits for a block of such a group.
+    """
+    if all(group.window for group in groups):
+        return {}
+    return {g.name: 2 * window_tokens(g, requests, 2 * step_tokens) for g in groups if g.window}
+
+
+def _blocks(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int], more: int = 0) -> dict[str, int]:
+    """Of each group: of ``tokens``, or of those that are enough for it and ``more``, if that is fewer."""
+    each = {g.name: min(tokens, enough.get(g.name, tokens) + more) for g in groups}
+    return {g.name: -(-each[g.name] // g.block_size) for g in groups}
+
+
+def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, int] = MappingProxyType({})) -> int:
     """The smallest budget with which ``plan_pools`` holds ``tokens``."""
     unit = math.lcm(*(g.block_size for g in groups))
-    return -(-tokens // unit) * sum(g.bytes_per_block * (unit // g.block_size) for g in groups)
+    blocks = _blocks(groups, -(-tokens // unit) * unit, enough)
+    return sum(g.bytes_per_block * blocks[g.name] for g in groups)
 
 
 def parse_size(value: int | str, name: str = "memory") -> int:

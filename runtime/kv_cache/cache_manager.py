@@ -20,6 +20,7 @@ from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.runtime.requests.request import Request
 
 from .block_pool import BlockPool
+from .cache_groups import window_tokens
 from .disk_tier import DiskTier
 from .prefix_index import NO_BLOCK, Match, Namespace, Node, Place, PrefixIndex, PrefixUse, is_ahead
 
@@ -66,9 +67,14 @@ class CacheManager:
 
     def most_held(self, group: CacheGroup, tokens: int) -> int:
         """Most tokens that a request of so many tokens ever holds blocks for in a group."""
-        if group.name not in self.windows:
+        return min(tokens, window_tokens(group, 1, self._step_tokens)) if group.name in self.windows else tokens
+
+    def room(self, group: CacheGroup, tokens: int, sequences: int) -> int:
+        """So many tokens, or what a group can hold of each of so many sequences at a time, if that is fewer."""
+        blocks, size = self.pools[group.name].total_blocks, group.block_size
+        if group.name in self.windows and window_tokens(group, sequences, self._step_tokens) <= blocks * size:
             return tokens
-        return min(tokens, group.window + self._step_tokens + 2 * group.block_size)
+        return min(tokens, blocks // sequences * size)
 
     def begin(self, request: Request, others: Iterable[Request], promised: Mapping[str, int], *, force: bool) -> bool:
         """Has a request begin with what is known of its tokens: sets its tables and ``computed``.

@@ -89,11 +89,7 @@ class ContinuousScheduler:
     def most_cached(self, tokens: int, sequences: int = 1) -> int:
         """So many tokens, or what the KV cache can hold of each of so many sequences, alone, if that is fewer. Safe
         from any thread."""
-        held = {
-            name: self.pools[name].total_blocks // sequences * group.block_size for name, group in self.groups.items()
-        }
-        too_small = [held[name] for name, g in self.groups.items() if self.cache.most_held(g, tokens) > held[name]]
-        return min([tokens, *too_small])
+        return min([tokens, *(self.cache.room(group, tokens, sequences) for group in self.groups.values())])
 
     def add(self, request: Request) -> None:
         self.check(request)

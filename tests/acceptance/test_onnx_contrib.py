@@ -21,6 +21,7 @@ from enginewright.runtime.executors.open import Placement, open_executor
 from enginewright.runtime.executors.slot_caches import LENGTH_STEP, SlotCaches
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .test_onnx_families import LENGTHS, NEW_TOKENS, TOLERANCE
 from .tiny_configs import tiny_family
@@ -45,8 +46,8 @@ def opened(path: Path, variant: Variant | None, chunk: int | None = None, reques
         "onnx",
         CONTEXT,
         Placement(threads=1, variant=variant),
+        SchedulerConfig(requests),
         memory=1 << 26,
-        max_requests=requests,
         buckets=False,
     )
     return LLM.from_executor(executor, bundle.model, max_requests=requests, prefill_chunk=chunk)

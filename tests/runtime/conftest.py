@@ -37,12 +37,13 @@ class ToyExecutor:
 
     ``script`` replaces the checksum: text that the model says, from the first new token of a request on.
     ``windows``: of groups with blocks of one size, which may be shared; 0 for none. A token sees no more than these.
+    ``blocks`` may then be of each.
     With ``kept_slots`` in ``caps``, all groups have blocks of that size, too.
     """
 
     def __init__(
         self,
-        blocks: int = 64,
+        blocks: int | Sequence[int] = 64,
         block_size: int = 4,
         *,
         groups: int = 1,
@@ -52,9 +53,11 @@ class ToyExecutor:
     ) -> None:
         self.caps = caps if windows is None else replace(caps, shared_blocks=True)
         grow = 0 if caps.kept_slots else 1
-        sizes = [(block_size << i * grow, 0, blocks >> i * grow) for i in range(groups)]
-        if windows is not None:
-            sizes = [(block_size, window, blocks) for window in windows]
+        counts = [blocks] * len(windows or ()) if isinstance(blocks, int) else blocks
+        sizes = [(block_size, window, count) for window, count in zip(windows or (), counts, strict=True)]
+        if windows is None:
+            assert isinstance(blocks, int)
+            sizes = [(block_size << i * grow, 0, blocks >> i * grow) for i in range(groups)]
         self.cache_groups = tuple(
             CacheGroup(f"g{i}", (i,), kv_heads=1, key_head_size=1, value_head_size=1, block_size=size, window=window)
             for i, (size, window, _) in enumerate(sizes)

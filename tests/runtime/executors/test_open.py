@@ -17,6 +17,7 @@ from enginewright.runtime.executors.open import (
     open_executor,
     target_groups,
 )
+from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from . import tiny_onnx as tiny
 
@@ -65,9 +66,8 @@ def test_context(bundle: Bundle) -> None:
 def test_slots_from_memory(bundle: Bundle) -> None:
     one = sum(g.bytes_per_block for g in target_groups(bundle, "onnx", 16))
     for memory, most, slots in ((3 * one, 8, 3), (3 * one - 1, 8, 2), (100 * one, 8, 8)):
-        executor = open_executor(
-            bundle, "onnx", 16, Placement(threads=1), memory=memory, max_requests=most, buckets=True
-        )
+        config = SchedulerConfig(most)
+        executor = open_executor(bundle, "onnx", 16, Placement(threads=1), config, memory=memory, buckets=True)
         assert executor.blocks == {"full": slots, "window": slots}
         executor.close()
 
