@@ -1,11 +1,16 @@
 """What computing likely tokens ahead gives: decoding speed with ``LLM(speculate="lookup")`` over plain decoding.
 
     python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--json FILE]
+    python benchmarks/speculation.py BUNDLE --peers int8 [--rounds 3] [--json FILE] [--page docs/use/python-api.md]
 
 Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
 itself, "chat" write freely; "useless" is random text, in which nothing repeats itself but by chance. One request each,
 then eight of "chat" together. Each round has both in turn; the ratio is of one round's decoding times (from the first
 new token to the last), the median counts. Tokens and log-probabilities are compared: they must be the same.
+
+With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
+process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
+that model). Whose tokens its speculation changed is counted, and who crashed is named with what it said.
 """
 
 from __future__ import annotations
@@ -14,15 +19,22 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from peers.machine import machine
+from peers.ahead import Texts
+from peers.engines import FORMATS, OURS, TITLES
+from peers.machine import commit, machine
+from peers.marked_table import MarkedTable, line
+from peers.prepare import Asked, prepare
+from peers.processes import Command, WorkerError, run
+from peers.workload import Report, Workload
 
 from enginewright import LLM, SamplingParams
 
@@ -52,6 +64,12 @@ TASKS: Mapping[str, str] = {
     "chat": "Write a short story about a lighthouse keeper and a storm.\n\n",
 }
 TOGETHER = 8
+RANDOM = 256
+"""Tokens of the useless text."""
+
+PEERS = (("llama.cpp", 2), ("llama.cpp", 10), ("openvino", 5), ("openvino", 10))
+"""Each with the tokens that it computes ahead: llama-cpp-python's page has 2 for processors and 10 by default,
+OpenVINO's samples 5."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,13 +80,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--peers", choices=FORMATS, help="other engines beside ours, with weights of this format")
+    parser.add_argument("--page", type=Path, help="with --peers: the page whose table is to be replaced")
     options = parser.parse_args(arguments)
+    found = beside(options) if options.peers else {"tasks": alone(options)}
+    if options.json:
+        results = json.loads(options.json.read_text()) if options.json.exists() else {}
+        about = {"rounds": options.rounds, "tokens": options.tokens, "machine": machine(), "commit": commit()}
+        results[options.bundle.name] = about | found
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def alone(options: argparse.Namespace) -> dict[str, Any]:
+    """Ours, greedy and sampled: the figures of each task."""
     common: dict[str, Any] = {"threads": options.threads, "prefix_cache": False, "memory": "512MiB"}
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=0)
     found: dict[str, Any] = {}
     with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate="lookup", **common) as ahead:
         prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
-        prompts["useless"] = [np.random.default_rng(0).integers(10, plain.model.vocab_size, 256).tolist()]
+        prompts["useless"] = [useless(plain)]
         prompts[f"chat, {TOGETHER} together"] = [f"{TASKS['chat']}{i}. " for i in range(TOGETHER)]
         for name, several in prompts.items():
             for temperature in (0.0, 0.8):
@@ -79,16 +110,13 @@ def main(arguments: list[str] | None = None) -> int:
                 share = f"{figures['accepted']:.0f} of {figures['drafted']:.0f} accepted"
                 speed = f"{figures['ratio']:>5.2f} times, {figures['tokens_per_second']:,.0f} tokens/s"
                 print(f"{name:<18} {temperature}: {speed}; {share}", flush=True)
-    if options.json:
-        results = json.loads(options.json.read_text()) if options.json.exists() else {}
-        results[options.bundle.name] = {
-            "rounds": options.rounds,
-            "tokens": options.tokens,
-            "machine": machine(),
-            "tasks": found,
-        }
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    return found
+
+
+def useless(llm: LLM) -> list[int]:
+    """Random tokens."""
+    found: list[int] = np.random.default_rng(0).integers(10, llm.model.vocab_size, RANDOM).tolist()
+    return found
 
 
 def measured(plain: LLM, ahead: LLM, prompts: list[Any], params: SamplingParams) -> dict[str, float]:
@@ -105,6 +133,76 @@ def measured(plain: LLM, ahead: LLM, prompts: list[Any], params: SamplingParams)
     found = {"ratio": seconds[0] / seconds[1], "tokens_per_second": tokens / seconds[1]}
     found["drafted"] = float(sum(output.metrics.drafted for output in results[1]))
     return found | {"accepted": float(sum(output.metrics.accepted for output in results[1]))}
+
+
+def beside(options: argparse.Namespace) -> dict[str, Any]:
+    """Ours and the peers: what each engine is and was told, its figures of each task, and why one is missing."""
+    asked = Asked(["smollm2"], [options.peers], list(dict.fromkeys(name for name, _ in PEERS)))
+    peers, missing = prepare(asked, lambda text: print(text, file=sys.stderr))
+    commands = {TITLES[OURS]: (Command(Path(sys.executable), "ours"), options.bundle.resolve(), 0)}
+    for peer in peers:
+        for draft in (ahead for name, ahead in PEERS if name == peer.engine):
+            commands[f"{TITLES[peer.engine]}, {draft} ahead"] = (peer.command, peer.path, draft)
+    reports: dict[str, list[Report]] = {name: [] for name in commands}
+    failed = {TITLES[one.engine]: one.reason for one in missing}
+    with LLM(options.bundle, memory="64MiB", threads=1) as llm:
+        prompts = {name: llm.tokenizer.encode(text) for name, text in TASKS.items()} | {"useless": useless(llm)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "texts.json"
+        Texts(prompts, options.tokens).write(path)
+        for index in range(options.rounds):
+            names = list(commands)
+            for name in names[index % len(names) :] + names[: index % len(names)]:
+                command, model, draft = commands[name]
+                work = Workload(threads=options.threads, texts=str(path), draft=draft)
+                try:
+                    reports[name].append(run(command.line("ahead", model, work)))
+                except WorkerError as e:  # a peer may crash; ours may not
+                    if name == TITLES[OURS]:
+                        raise
+                    failed[name] = f"round {index}: {e}"
+    engines = {
+        name: {"engine": of[0].engine, "settings": of[0].settings, "tasks": medians(of, list(prompts))}
+        for name, of in reports.items()
+        if of
+    }
+    changed = {name: of["same"] for name, of in engines[TITLES[OURS]]["tasks"].items() if of["same"] < options.tokens}
+    assert not changed, f"speculation changed a token: {changed}"
+    text = table(engines, failed, options.tokens)
+    print(text)
+    if options.page:
+        MarkedTable("speculation.py").put(options.page, text)
+    return {"engines": engines, "failed": failed}
+
+
+def medians(rounds: Sequence[Report], tasks: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Of each task's figures; ``ratio`` is of one round's speeds, and ``same`` the fewest tokens of all rounds."""
+    found: dict[str, dict[str, float]] = {}
+    for task in tasks:
+        every = [
+            {key.removeprefix(f"{task}."): value for key, value in of.figures.items() if key.startswith(f"{task}.")}
+            for of in rounds
+        ]
+        one = {key: median(of[key] for of in every) for key in every[0]}
+        one["ratio"] = median(of["on"] / of["off"] for of in every)
+        found[task] = one | {"same": min(of["same"] for of in every)}
+    return found
+
+
+def table(engines: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], tokens: int) -> str:
+    """Markdown: a line for each task and engine, and one for each engine that crashed or is missing."""
+    lines = [
+        line(("task", "engine", "off, tok/s", "on, tok/s", "ratio", "tokens a step", "accepted", "its own tokens"))
+    ]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    for task in next(iter(engines.values()))["tasks"]:
+        for name, engine in engines.items():
+            of = engine["tasks"][task]
+            accepted = f"{of['accepted']:.0f} of {of['drafted']:.0f}" if "drafted" in of else "not counted"
+            same = "the same" if of["same"] == tokens else f"others from token {of['same'] + 1:.0f} on"
+            speeds = f"{of['off']:,.0f}", f"{of['on']:,.0f}", f"{of['ratio']:.2f}", f"{of['tokens_per_step']:.1f}"
+            lines.append(line((task, name, *speeds, accepted, same)))
+    return "\n".join([*lines, *(f"\n{name} is missing, or some of its rounds: {why}" for name, why in failed.items())])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 - ``start``: from nothing to the first token of a short prompt;
 - ``logits``: of each token of a text, for the KL divergence from float32;
 - ``agent``: a conversation with the engine's prefix cache and without, see ``peers.agent``;
+- ``ahead``: texts with its speculation and without, see ``peers.ahead``;
 - ``roofline``, ours alone: what the machine reads and multiplies at most, and what the program makes of it.
 
 Prompts are random and never repeated, since prefix caches would hide the prefill, and nothing ends early.
@@ -19,13 +20,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-Task = Literal["speed", "long", "start", "logits", "agent", "roofline"]
-TASKS: tuple[Task, ...] = ("speed", "long", "start", "logits", "agent", "roofline")
+Task = Literal["speed", "long", "start", "logits", "agent", "ahead", "roofline"]
+TASKS: tuple[Task, ...] = get_args(Task)
 START_PROMPT = 16
 SPARE = 16
 """Tokens that a request may get while others of its batch are still in prefill."""
@@ -40,7 +41,8 @@ class Workload:
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
     ``vocabulary``; ``target`` is what runs a bundle of ours, and ``variant`` which of its files, if it has several.
-    ``conversation``: the file of an agent's; ``context``: of a start, None for the model's.
+    ``conversation``: the file of an agent's; ``context``: of a start, None for the model's. ``texts``: the file of
+    those of ``ahead``, and ``draft`` the tokens that a peer computes ahead.
     """
 
     prompt: int = 512
@@ -56,6 +58,8 @@ class Workload:
     variant: str | None = None
     conversation: str = ""
     context: int | None = None
+    texts: str = ""
+    draft: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Workload:
@@ -110,6 +114,9 @@ class Worker(Protocol):
 
     def agent(self, model: str, work: Workload) -> Report:
         """With and without its prefix cache; an engine without one lacks this."""
+
+    def ahead(self, model: str, work: Workload) -> Report:
+        """With and without speculation; an engine without any lacks this."""
 
     def logits(self, model: str, ids: list[int]) -> npt.NDArray[np.float32] | None:
         """[T, V]; None from an engine that gives none."""

@@ -1,12 +1,20 @@
-"""The benchmark of speculation, on a tiny bundle."""
+"""The benchmark of speculation, on a tiny bundle; of peers, fakes: they need an environment of their own."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import speculation
+from peers.ahead import Answer, Texts
+from peers.loading import BENCHMARKS
+from peers.marked_table import END, MarkedTable
+from peers.prepare import Contender, Missing
+from peers.processes import Command, WorkerError
+from peers.workers import ours
+from peers.workload import Report, Workload
 
 
 def test_every_task_is_measured_and_compared(
@@ -21,3 +29,104 @@ def test_every_task_is_measured_and_compared(
     (found,) = json.loads(path.read_text()).values()
     assert len(found["tasks"]) == 8
     assert all(of["ratio"] > 0 and of["accepted"] <= of["drafted"] for of in found["tasks"].values())
+
+
+def test_ours_has_the_same_tokens_with_speculation_and_without(tiny_bundle: Path, tmp_path: Path) -> None:
+    Texts({"copy": [5, 6, 7] * 5, "chat": [9, 40, 22, 7]}, 9).write(tmp_path / "texts.json")
+    found = ours.ahead(str(tiny_bundle), Workload(threads=1, texts=str(tmp_path / "texts.json"))).figures
+    assert {name.partition(".")[0] for name in found} == {"copy", "chat"}
+    assert all(found[f"{name}.same"] == 9 and found[f"{name}.on"] > 0 for name in ("copy", "chat"))
+    for name in ("copy", "chat"):
+        assert found[f"{name}.tokens_per_step"] == pytest.approx(8 / (8 - found[f"{name}.accepted"]))
+        assert found[f"{name}.accepted"] <= found[f"{name}.drafted"]
+
+
+def test_an_answer_that_changes_or_is_short_is_noticed() -> None:
+    texts = Texts({"copy": [1, 2], "edit": [3]}, 5)
+    assert texts.context == 7
+
+    def plain(prompt: list[int]) -> Answer:
+        return Answer([prompt[0]] * 5, 2.0, 4)
+
+    def ahead(prompt: list[int]) -> Answer:
+        return Answer([1, 1, 1, 1, 1], 1.0, 2, 6)
+
+    found = texts.figures(plain, ahead)
+    assert (found["copy.off"], found["copy.on"], found["copy.tokens_per_step"]) == (2, 4, 2)
+    assert (found["copy.same"], found["edit.same"]) == (5, 0)
+    assert (found["copy.drafted"], found["copy.accepted"]) == (6, 2)
+    assert "copy.drafted" not in texts.figures(plain, plain)
+    with pytest.raises(ValueError, match="edit: 5 and 4 tokens of 5"):
+        texts.figures(plain, lambda prompt: Answer([1] * (5 if prompt[0] == 1 else 4), 1.0, 2))
+
+
+def test_peers_are_beside_ours_and_a_crash_is_named(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fakes give 100 tokens a second without, and with speculation 30 for each token of a step; one crashes."""
+    asked: list[tuple[str, int]] = []
+
+    def run(command: Sequence[str]) -> Report:
+        worker, task, work = command[2].removeprefix("peers.workers."), command[3], Workload.parse(command[5])
+        assert task == "ahead"
+        texts = Texts.read(work.texts)
+        asked.append((worker, work.draft))
+        if worker == "openvino_cpu":
+            raise WorkerError("it ended with -11")
+        per_step = work.draft or 6
+
+        def answer(prompt: list[int], speed: float, steps: int, drafted: int | None) -> Answer:
+            tokens = [8] * texts.tokens
+            tokens[-1] = steps if per_step == 10 else 8
+            return Answer(tokens, (texts.tokens - 1) / speed, steps, drafted)
+
+        more = texts.tokens - 1
+        figures = texts.figures(
+            lambda p: answer(p, 100, more, None), lambda p: answer(p, 30 * per_step, more // per_step, more)
+        )
+        return Report(worker, "told", figures)
+
+    contenders = [
+        Contender("llama.cpp", "smollm2", "int8", Command(Path("python"), "llama_cpp"), tmp_path / "a.gguf"),
+        Contender("openvino", "smollm2", "int8", Command(Path("python"), "openvino_cpu"), tmp_path / "b"),
+    ]
+    monkeypatch.setattr(speculation, "prepare", lambda *_: (contenders, [Missing("llama.cpp", "", "", "no wheel")]))
+    monkeypatch.setattr(speculation, "run", run)
+    page, path = tmp_path / "page.md", tmp_path / "found.json"
+    table = MarkedTable("speculation.py")
+    page.write_text(f"before\n{table.begin}\nold\n{END}\nafter\n")
+    sizes = ["--rounds", "2", "--tokens", "61", "--threads", "1"]
+    told = [str(tiny_bundle), "--peers", "int8", *sizes, "--json", str(path), "--page", str(page)]
+    assert speculation.main(told) == 0
+    assert sorted(asked[:5]) == sorted(asked[5:])
+    assert set(asked) == {("ours", 0), ("llama_cpp", 2), ("llama_cpp", 10), ("openvino_cpu", 5), ("openvino_cpu", 10)}
+    assert asked[0] == ("ours", 0) and asked[5] == ("llama_cpp", 2), "another begins each round"
+    (found,) = json.loads(path.read_text()).values()
+    engines = found["engines"]
+    assert set(engines) == {"Enginewright", "llama.cpp, 2 ahead", "llama.cpp, 10 ahead"}
+    copy = engines["Enginewright"]["tasks"]["copy"]
+    assert copy["ratio"] == pytest.approx(1.8) and copy["tokens_per_step"] == pytest.approx(6)
+    assert (copy["drafted"], copy["accepted"], copy["same"]) == (60, 50, 61)
+    assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "useless"}
+    assert found["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
+    text = page.read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert "| edit | Enginewright | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
+    assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead is missing" in text
+    assert "llama.cpp is missing, or some of its rounds: no wheel" in text
+
+
+def test_ours_that_changes_a_token_is_an_error(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {f"{name}.{key}": 3.0 for name in (*speculation.TASKS, "useless") for key in ("off", "on", "same")}
+    monkeypatch.setattr(speculation, "prepare", lambda *_: ([], []))
+    monkeypatch.setattr(speculation, "run", lambda _: Report("ours", "", figures | {"copy.tokens_per_step": 1.0}))
+    with pytest.raises(AssertionError, match="speculation changed a token"):
+        speculation.main([str(tiny_bundle), "--peers", "int8", "--rounds", "1", "--tokens", "4"])
+
+
+def test_peers_have_a_worker_that_does_it() -> None:
+    for name in ("ours", "llama_cpp", "openvino_cpu"):
+        source = (BENCHMARKS / "peers" / "workers" / f"{name}.py").read_text(encoding="utf-8")
+        assert "def ahead(" in source

@@ -15,8 +15,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from peers.agent import Conversation
+from peers.ahead import Answer, Texts
 from peers.workload import START_PROMPT, Report, Workload, first_token, serve
 
 ENGINE = f"llama-cpp-python {llama_cpp.__version__}"
@@ -181,6 +183,43 @@ def agent(path: str, work: Workload) -> Report:
     figures = talk.figures(partial(ask, cached=True), partial(ask, cached=False))
     context.free()
     return Report(ENGINE, SETTINGS, figures)
+
+
+class Counted(LlamaPromptLookupDecoding):  # type: ignore[misc]
+    """Its lookup; counts drafts, one for each step behind that of the prompt, and their tokens."""
+
+    steps = drafted = 0
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
+        draft: npt.NDArray[np.intc] = super().__call__(input_ids, **kwargs)
+        self.steps, self.drafted = self.steps + 1, self.drafted + len(draft)
+        return draft
+
+
+def ahead(path: str, work: Workload) -> Report:
+    """See ``workload``: through the package's ``Llama.generate``, which is what has the lookup; so its steps have its
+    sampling in Python with and without."""
+    texts = Texts.read(work.texts)
+    about = {"n_ctx": texts.context + 64, "n_threads": work.threads, "n_threads_batch": work.threads}
+    draft = Counted(num_pred_tokens=work.draft)
+    plain = llama_cpp.Llama(path, flash_attn=True, verbose=False, **about)
+    guessing = llama_cpp.Llama(path, flash_attn=True, verbose=False, draft_model=draft, **about)
+
+    def ask(engine: Any, prompt: list[int]) -> Answer:
+        engine.reset()
+        draft.steps = draft.drafted = 0
+        answer: list[int] = []
+        first = last = 0.0
+        for token in engine.generate(prompt, temp=0.0):
+            last = time.perf_counter()
+            first = first or last
+            answer.append(int(token))
+            if len(answer) == texts.tokens:
+                break
+        return Answer(answer, last - first, draft.steps or len(answer) - 1, draft.drafted)
+
+    settings = f"Llama.generate; lookup of the last {draft.max_ngram_size} tokens, {work.draft} ahead"
+    return Report(ENGINE, settings, texts.figures(partial(ask, plain), partial(ask, guessing)))
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -14,6 +14,7 @@ import openvino
 import openvino_genai
 
 from peers.agent import Conversation
+from peers.ahead import LAST, Answer, Texts
 from peers.workload import START_PROMPT, Report, Workload, first_token, serve
 
 ENGINE = f"OpenVINO GenAI {openvino_genai.__version__.split('-')[0]}"
@@ -132,6 +133,35 @@ def agent(path: str, work: Workload) -> Report:
         _warm(served, work)
         asks.append(partial(served.answer, tokens=talk.answer))
     return Report(ENGINE, SETTINGS, talk.figures(*asks))
+
+
+def ahead(path: str, work: Workload) -> Report:
+    """See ``workload``. It doesn't count what it computes ahead, but has the time of each step and what that gave."""
+    texts = Texts.read(work.texts)
+
+    def opened(**more: bool) -> Any:
+        config = openvino_genai.SchedulerConfig()
+        config.num_kv_blocks = -(-texts.context // BLOCK) + 8
+        config.max_num_batched_tokens = max(texts.context, 512)
+        config.enable_prefix_caching = False
+        return openvino_genai.LLMPipeline(
+            path, "CPU", scheduler_config=config, **properties(path, work.threads), **more
+        )
+
+    def ask(pipeline: Any, prompt: list[int], *, draft: int = 0) -> Answer:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = texts.tokens
+        config.ignore_eos, config.do_sample = True, False
+        if draft:
+            config.num_assistant_tokens, config.max_ngram_size = draft, LAST
+        found = pipeline.generate(openvino.Tensor(np.asarray([prompt], np.int64)), config)
+        at = found.perf_metrics.raw_metrics.m_new_token_times  # in milliseconds
+        return Answer([int(token) for token in found.tokens[0]], (at[-1] - at[0]) / 1e3, len(at) - 1)
+
+    plain, guessing = opened(), opened(prompt_lookup=True)
+    figures = texts.figures(partial(ask, plain), partial(ask, guessing, draft=work.draft))
+    settings = f"LLMPipeline; prompt lookup of the last {LAST} tokens, {work.draft} ahead"
+    return Report(ENGINE, settings, figures)
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

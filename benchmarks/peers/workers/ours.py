@@ -19,6 +19,7 @@ from enginewright.runtime.executors.open import Placement, make_executor, target
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from peers.agent import Conversation
+from peers.ahead import Answer, Texts
 from peers.workload import SPARE, START_PROMPT, Report, Workload, first_token, serve
 
 
@@ -136,6 +137,25 @@ def agent(model: str, work: Workload) -> Report:
     with opened(True) as cached, opened(False) as plain:
         figures = talk.figures(partial(asked, cached), partial(asked, plain))
     return Report(f"enginewright {__version__}", "prefix cache in memory", figures)
+
+
+def ahead(model: str, work: Workload) -> Report:
+    """See ``workload``: as who uses it from Python does."""
+    texts = Texts.read(work.texts)
+    params = SamplingParams(max_tokens=texts.tokens, ignore_eos=True)
+
+    def asked(llm: LLM, prompt: list[int]) -> Answer:
+        (output,) = llm.generate([prompt], params)
+        seconds = (output.metrics.last_token or 0.0) - (output.metrics.first_token or 0.0)
+        steps = len(output.token_ids) - 1 - output.metrics.accepted
+        return Answer(list(output.token_ids), seconds, steps, output.metrics.drafted)
+
+    def opened(speculate: str | None) -> LLM:
+        return LLM(model, threads=work.threads, memory="256MiB", prefix_cache=False, speculate=speculate)
+
+    with opened(None) as plain, opened("lookup") as guessing:
+        figures = texts.figures(partial(asked, plain), partial(asked, guessing))
+    return Report(f"enginewright {__version__}", "lookup of the last 4, 3 or 2 tokens, up to 15 ahead", figures)
 
 
 def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
