@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from enginewright.plugins.shared.contracts import FloatArray, ModelInfo
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
@@ -24,11 +22,10 @@ from .executors.static_shapes import StaticShapes
 from .info import check_options, describe, scheduler_config
 from .kv_cache.cache_groups import parse_size
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
-from .request_maker import Asked, RequestMaker, Terms
+from .request_maker import RequestMaker, Terms
 from .requests.outputs import RequestOutput, StreamPiece
-from .requests.request import Request
 from .requests.sampling import SamplingParams
-from .run_requests import arun_all, astream, results, run_all, stream, wanted
+from .run_requests import aanswers, answers, astream, scored, stream, wanted
 from .scheduler.limits import SchedulerConfig
 from .scheduler.options import Scheduling
 from .text.tokenizer import Tokenizer
@@ -108,8 +105,8 @@ class LLM:
         config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate)
         check_int("threads", threads, 0, MOST_THREADS)
         check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
-        check_options(buckets=buckets, prefix_cache=prefix_cache, verify=verify)
-        check_options(prefix_folder=prefix_folder, prefix_folder_days=prefix_folder_days)
+        check_options(buckets=buckets, prefix_cache=prefix_cache, prefix_folder=prefix_folder)
+        check_options(verify=verify, prefix_folder_days=prefix_folder_days)
         parse_size(prefix_folder_size, "prefix_folder_size")
         bundle = Bundle.open(path)
         if verify:
@@ -207,8 +204,7 @@ class LLM:
         """
         terms = Terms(tenant, priority, request_class)
         requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
-        run_all(self._loop, requests, wanted(progress, use_tqdm))
-        return results(requests, raised)
+        return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     def chat(
         self,
@@ -237,8 +233,7 @@ class LLM:
         variables = arguments.template_variables(chat_template_kwargs, variables)
         terms = Terms(tenant, priority, request_class)
         requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
-        run_all(self._loop, requests, wanted(progress, use_tqdm))
-        return results(requests, raised)
+        return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
     async def agenerate(
         self,
@@ -254,8 +249,7 @@ class LLM:
         """``generate`` for coroutines. Cancelling the task aborts the requests and frees their blocks."""
         terms = Terms(tenant, priority, request_class)
         requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
-        await arun_all(self._loop, requests)
-        return results(requests, raised)
+        return await aanswers(self._loop, requests, raised)
 
     async def achat(
         self,
@@ -274,8 +268,7 @@ class LLM:
         variables = arguments.template_variables(chat_template_kwargs, variables)
         terms = Terms(tenant, priority, request_class)
         requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
-        await arun_all(self._loop, requests)
-        return results(requests, raised)
+        return await aanswers(self._loop, requests, raised)
 
     def stream(
         self,
@@ -334,14 +327,19 @@ class LLM:
 
     def logits(self, ids: Sequence[int]) -> FloatArray:
         """The logits after every token of a text: [S] -> [S, V] float32. Raises what ``generate`` raises."""
-        context = self.model.context_length
-        found = Encoded(arguments.token_ids(ids, "ids"), name="ids")
-        prompt = arguments.checked_ids(found, context, context, self.model.vocab_size)
-        logits = np.empty((len(prompt), self.model.vocab_size), np.float32)
-        request = Request(prompt, SamplingParams(), max_tokens=0, logits=logits)
-        run_all(self._loop, asked := [Asked((request,), request.params)], False)
-        results(asked, raise_errors=True)
-        return logits
+        return scored(self._loop, self._requests.of_scored(Encoded(arguments.token_ids(ids, "ids"), name="ids")))
+
+    def hidden_states(self, prompt: Prompt, layers: Sequence[int] = (-1,)) -> FloatArray:
+        """What goes into chosen layers, of every token of a prompt: [S] -> [layers, S, H] float32. Target cpu has it.
+
+        Args:
+            prompt: text or token ids.
+            layers: as in transformers' ``hidden_states``: 0 goes into the first layer, -1 comes out of the final norm.
+
+        Raises what ``generate`` raises, and RequestError where the target hasn't one: -1 isn't there in formats where
+        the final norm rounds at once, such as int8.
+        """
+        return scored(self._loop, self._requests.of_hidden(prompt, layers, self._executor))
 
     def default_params(self, **overrides: Any) -> SamplingParams:
         """What the model's makers recommend (temperature, top_k, ...), with your own values on top."""

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import BundleError, RequestError
 
 from . import arguments
-from .arguments import Encoded, Params, Prompt, check_type
+from .arguments import Encoded, Params, Prompt, check_int, check_type
+from .executors.base import Executor
 from .requests.beam_search import BeamSearch
 from .requests.outputs import RequestOutput
-from .requests.request import Request
+from .requests.request import HiddenStates, Request
 from .requests.request_class import NO_TARGETS, RequestClass
 from .requests.sampling import SamplingParams
 from .scheduler.continuous import ContinuousScheduler
@@ -113,6 +116,36 @@ class RequestMaker:
             ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
             found.append(Encoded(ids, text, name))
         return self._requests(found, params, sampling_params, terms), arguments.raises(raise_errors, single)
+
+    def of_scored(self, prompt: Encoded, **wanted: Any) -> Asked:
+        """A request that wants something of its prompt alone: its logits, if nothing is said. It may be as long as the
+        context."""
+        context = self._model.context_length
+        ids = arguments.checked_ids(prompt, context, context, self._model.vocab_size)
+        if not wanted:
+            wanted = {"logits": np.empty((len(ids), self._model.vocab_size), np.float32)}
+        request = Request(ids, SamplingParams(), max_tokens=0, **wanted)
+        return Asked((request,), request.params)
+
+    def of_hidden(self, prompt: Prompt, layers: Sequence[int], executor: Executor) -> Asked:
+        """One that wants hidden states. Raises RequestError."""
+        if not (there := executor.caps.hidden):
+            raise RequestError(
+                f"hidden_states: target {executor.describe()['target']!r} gives none",
+                hint='Open the bundle with target="cpu", if it has that.',
+            )
+        if isinstance(layers, (str, int)) or not len(layers):
+            raise RequestError(f"layers: {layers!r} isn't a list of numbers", hint="Pass one such as [0, -1].")
+        count = max(sum(len(group.layers) for group in self._scheduler.groups.values()), *there) + 1
+        for layer in layers:
+            check_int("layers", layer, -count, count - 1)
+            if layer % count not in there:
+                raise RequestError(
+                    f"layers: hidden state {layer} isn't a value of this program: norm and rounding are one step",
+                    hint=f"It has {', '.join(map(str, there))}.",
+                )
+        wanted = HiddenStates(tuple(layer % count for layer in layers))
+        return self.of_scored(self._encoded([prompt], True)[0], hidden=wanted)
 
     def of_prompt(self, prompt: Prompt, params: Params, terms: Terms) -> Asked:
         """The same of one prompt."""

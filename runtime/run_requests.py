@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 
 from .engine_loop import EngineLoop
@@ -57,6 +58,29 @@ async def arun_all(engine: EngineLoop, asked: Sequence[Asked]) -> None:
     finally:
         for request in requests:
             engine.abort(request)
+
+
+def answers(
+    engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool, progress: bool | None = False
+) -> list[RequestOutput]:
+    """``run_all``, and the ``results``."""
+    run_all(engine, asked, progress)
+    return results(asked, raise_errors)
+
+
+async def aanswers(engine: EngineLoop, asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
+    """``answers`` for coroutines."""
+    await arun_all(engine, asked)
+    return results(asked, raise_errors)
+
+
+def scored(engine: EngineLoop, asked: Asked) -> FloatArray:
+    """What a request without new tokens wanted of its prompt: logits, or hidden states."""
+    answers(engine, [asked], raise_errors=True)
+    [request] = asked.requests
+    found = request.logits if request.hidden is None else request.hidden.values
+    assert found is not None and not callable(found)
+    return found
 
 
 def stream(engine: EngineLoop, asked: Asked) -> Generator[StreamPiece, None, None]:

@@ -153,6 +153,7 @@ class StepInput:
     rows: Int32Array  # [R], the tokens (indices into T) whose logits are wanted
     sampling: SamplingBatch | None = None  # None: no tokens are sampled
     return_logits: bool = False
+    hidden: tuple[int, ...] = ()  # hidden states that are wanted, at the rows
     clears: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n], blocks to make zero, then
     copies: dict[str, Int32Array] = field(default_factory=dict)  # cache group -> [n, 2], blocks (from, to) to copy one
     # after the other, both before the step
@@ -172,6 +173,7 @@ class StepOutput:
     token_logprobs: FloatArray | None = None  # [R], of the sampled token
     top_ids: Int32Array | None = None  # [R, n]
     top_logprobs: FloatArray | None = None  # [R, n]
+    hidden: FloatArray | None = None  # [R, n, H], in the order of ``StepInput.hidden``
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ class ExecutorCaps:
     whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
     ``verifies``: rows of one request behind each other have the bits that they have one by one, whatever their number.
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
+    ``hidden``: hidden states that it can give: i is what goes into layer i, the last what the final norm gives.
     """
 
     ragged: bool = True
@@ -196,6 +199,7 @@ class ExecutorCaps:
     kept_slots: bool = False
     verifies: bool = False
     lacks: tuple[str, ...] = ()
+    hidden: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

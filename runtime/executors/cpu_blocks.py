@@ -20,6 +20,7 @@ from enginewright.runtime.bundle.reader import Bundle, Load, tuning_path
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from .base import Deferred
+from .cpu_hidden import hidden_places, run_with_hidden
 from .host_blocks import HostBlocks, cache_identity
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ class CpuExecutor(HostBlocks):
         weights = {use.name: bundle.weight(use.name, load) for use in program.weights}
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
-        self.caps = ExecutorCaps(shared_blocks=True, verifies=True)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
         self._tuned = ""
         if tuning is None and tuning_path(bundle).exists():
@@ -90,12 +90,17 @@ class CpuExecutor(HostBlocks):
                 raise BundleError(f"{bundle.path}: bucket {bucket.name} of cpu: {e.message}", hint=e.hint) from e
             self._specialized[bucket.tokens, bucket.requests, bucket.rows] = own
         self._load_seconds = time.perf_counter() - start
+        self._hidden = {each: hidden_places(each.lowered) for each in (self._program, *self._specialized.values())}
+        hidden = set.intersection(*map(set, self._hidden.values()))
+        self.caps = ExecutorCaps(shared_blocks=True, verifies=True, hidden=tuple(sorted(hidden)))
         self.profile: StepProfile | None = None
 
     def submit(self, step: StepInput) -> Deferred:
         self._bundle.check_unchanged()
         program, profile = self.program_of(step), self.profile
         run = program.run if profile is None else partial(profile.run, program)
+        if step.hidden:
+            run = partial(run_with_hidden, program, self._hidden[program])
         return Deferred(partial(self._copy_and_run, run) if step.copies else run, step)
 
     def _copy_and_run(self, run: Callable[[StepInput], StepOutput], step: StepInput) -> StepOutput:

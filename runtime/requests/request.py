@@ -6,7 +6,10 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError, RequestError
@@ -24,6 +27,14 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
+@dataclass
+class HiddenStates:
+    """What a request wants of its prompt: ``layers`` as in ``ExecutorCaps.hidden``; ``values`` [layers, S, H] come."""
+
+    layers: tuple[int, ...]
+    values: FloatArray | None = None
+
+
 class Request:
     """One prompt and what becomes of it. The scheduler and the engine loop are its only writers.
 
@@ -37,6 +48,7 @@ class Request:
         text: grows with the tokens; None if nobody wants text (then stop strings don't apply).
         logits: [S, V], to be filled with the logits of every prompt token, or a function that takes them chunk by
             chunk: the first token's position, [n, V]. None for an ordinary request.
+        hidden: to be filled in the same way with hidden states of every prompt token.
         tenant: whose request it is: what it computes is found again by requests of the same tenant only.
         priority: lower goes first; None takes the class's. The scheduler has to be told to look at it.
         request_class: what it is promised.
@@ -56,6 +68,7 @@ class Request:
         prompt_text: str | None = None,
         text: OutputText | None = None,
         logits: FloatArray | Callable[[int, FloatArray], None] | None = None,
+        hidden: HiddenStates | None = None,
         tenant: str = "",
         priority: int | None = None,
         request_class: RequestClass = NO_TARGETS,
@@ -84,6 +97,7 @@ class Request:
             raise RequestError("max_tokens: None", hint="Say how many tokens the context has room for.")
         self.max_tokens = most
         self.logits = logits
+        self.hidden = hidden
         self.tenant = tenant
         self.tokens = list(prompt)  # prompt, then output
         self.prompt_length = len(self.tokens)
@@ -116,8 +130,8 @@ class Request:
 
     @property
     def scores(self) -> bool:
-        """Whether it wants the logits of its prompt, and no new tokens."""
-        return self.logits is not None
+        """Whether it wants the logits of its prompt, or hidden states, and no new tokens."""
+        return self.logits is not None or self.hidden is not None
 
     @property
     def wants_prompt(self) -> bool:
@@ -236,6 +250,16 @@ class Request:
         else:
             self.logits[start : start + len(logits)] = logits
         if start + len(logits) == self.prompt_length:
+            self.finish("length")
+
+    def accept_hidden(self, start: int, found: FloatArray, layers: Sequence[int]) -> None:
+        """Takes hidden states [n, layers, H] of n prompt tokens from ``start`` on."""
+        assert self.hidden is not None
+        own = [layers.index(layer) for layer in self.hidden.layers]
+        if self.hidden.values is None:
+            self.hidden.values = np.empty((len(own), self.prompt_length, found.shape[2]), np.float32)
+        self.hidden.values[:, start : start + len(found)] = found[:, own].swapaxes(0, 1)
+        if start + len(found) == self.prompt_length:
             self.finish("length")
 
     def fail(self, error: EnginewrightError) -> None:

@@ -21,7 +21,7 @@ class Chunk:
     Attributes:
         draft: tokens behind the last known one that may follow; the last of ``count``.
         samples: whether the step gives the request a new token: the chunk has its last known token.
-        scores: whether the request wants the logits of all the chunk's tokens.
+        scores: whether the request wants the logits, or hidden states, of all the chunk's tokens.
         rows: how many rows of logits the request wants: those of the last ``rows`` tokens of the chunk.
     """
 
@@ -37,7 +37,7 @@ class Chunk:
         # Kept, because the request's tokens grow when the step is committed.
         self.scores = self.request.wants_prompt
         known = self.start + self.count - len(self.draft)
-        self.samples = known == len(self.request.tokens) and self.request.logits is None
+        self.samples = known == len(self.request.tokens) and not self.request.scores
         self.rows = self.count if self.scores else int(self.samples) + len(self.draft)
 
 
@@ -106,7 +106,8 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
         sampling=sampling_batch(sampled, rules, most) if sampled else None,
-        return_logits=any(c.scores for c in chunks),
+        return_logits=any(c.scores and c.request.hidden is None for c in chunks),
+        hidden=tuple(sorted({i for c in chunks if c.request.hidden is not None for i in c.request.hidden.layers})),
     )
 
 

@@ -175,7 +175,10 @@ class ContinuousScheduler:
                 self._fail(request)
                 advanced.append(together(request)[0])
                 continue
-            if chunk.scores:
+            if request.hidden is not None:
+                assert output.hidden is not None
+                request.accept_hidden(chunk.start, output.hidden[first:row], batch.step.hidden)
+            elif chunk.scores:
                 assert output.logits is not None
                 request.accept_logits(chunk.start, output.logits[first:row])
             if chunk.samples and request.search is not None:

@@ -1,0 +1,87 @@
+"""Hidden states are transformers', the same bits in any chunks and company, and refused where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from enginewright.optimizer.export import export
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.request import HiddenStates, Request
+from enginewright.runtime.requests.sampling import SamplingParams
+
+PROMPT = np.random.default_rng(3).integers(3, 256, 75).tolist()
+
+
+def wanted(model: PreTrainedModel, layers: Sequence[int]) -> np.ndarray:
+    with torch.no_grad():
+        states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    return np.stack([states[layer][0].float().numpy() for layer in layers])
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2"])
+def test_they_are_those_of_transformers(
+    family: str, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """Within 2e-5 of the largest: sums of floats in another order, measured up to 3e-6."""
+    model = tiny_model(family).eval()
+    export(model, tmp_path / "bundle", recipe="f32", targets=["cpu"])
+    layers = [0, 1, 2, -1]
+    with LLM(tmp_path / "bundle", max_requests=4) as llm:
+        found = llm.hidden_states(PROMPT, layers)
+        np.testing.assert_array_equal(found[2], found[3])
+        assert found.dtype == np.float32 and found.shape == (4, 75, 64)
+        expected = wanted(model, layers)
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max(), rtol=0)
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT), found[3:])
+        np.testing.assert_array_equal(llm.hidden_states(PROMPT, [1, 0]), found[[1, 0]])
+        # In company: others decode, are found in the cache, and want logits or other layers.
+        llm.generate([PROMPT], SamplingParams(max_tokens=1))
+        requests = [
+            Request(PROMPT, SamplingParams(), max_tokens=0, hidden=HiddenStates((1,))),
+            Request(PROMPT[:40], SamplingParams(), max_tokens=0, hidden=HiddenStates((2, 0))),
+            Request(PROMPT, SamplingParams(), max_tokens=0, logits=(logits := np.zeros((75, 256), np.float32))),
+            Request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1)),
+        ]
+        for request in requests:
+            llm.engine.add_request(request)
+        while llm.engine.has_work():
+            llm.engine.step()
+        values = [request.hidden.values for request in requests[:2] if request.hidden is not None]
+        np.testing.assert_array_equal(values[0], found[1:2])
+        np.testing.assert_array_equal(values[1], found[[2, 0], :40])
+        np.testing.assert_array_equal(logits, llm.logits(PROMPT))
+        plain = llm.generate([PROMPT], SamplingParams(max_tokens=9, ignore_eos=True, logprobs=1))[0]
+        assert plain.token_ids == requests[3].to_output().token_ids
+    for chunk, threads in ((1, 1), (7, 2), (32, 1)):
+        with LLM(tmp_path / "bundle", prefill_chunk=chunk, threads=threads) as llm:
+            np.testing.assert_array_equal(llm.hidden_states(PROMPT, layers), found)
+
+
+def test_what_a_program_does_not_have_is_refused(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    model = tiny_model("Llama").eval()
+    export(model, tmp_path / "int8", recipe="int8", targets=["cpu", "onnx"])
+    with LLM(tmp_path / "int8") as llm:
+        found = llm.hidden_states(PROMPT, [0, 1])
+        expected = wanted(model, [0, 1])
+        assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()  # 8 bits
+        with pytest.raises(RequestError, match="layers: hidden state -1 isn't a value of this program"):
+            llm.hidden_states(PROMPT)
+        for wrong in (3, -4):
+            with pytest.raises(RequestError, match=f"layers: {wrong} is out of range"):
+                llm.hidden_states(PROMPT, [wrong])
+        with pytest.raises(RequestError, match="isn't a list of numbers"):
+            llm.hidden_states(PROMPT, [])
+        with pytest.raises(RequestError, match="prompt: it is empty"):
+            llm.hidden_states([], [0])
+    with (
+        LLM(tmp_path / "int8", target="onnx") as llm,
+        pytest.raises(RequestError, match="hidden_states: target 'onnx' gives none"),
+    ):
+        llm.hidden_states(PROMPT)
