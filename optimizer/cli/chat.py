@@ -25,6 +25,7 @@ from .options import (
     Provider,
     RepetitionPenalty,
     Sampling,
+    SchedulingGiven,
     Seed,
     Stop,
     System,
@@ -33,6 +34,7 @@ from .options import (
     Threads,
     TopK,
     TopP,
+    scheduling_given,
 )
 from .streaming import StreamPrinter, result_row
 from .template_options import Set, Tools, template_options
@@ -46,7 +48,7 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize chat smollm2.bundle\n\n"
     '  optimize chat smollm2.bundle --system "Answer briefly." --temperature 0.7\n\n'
-    "  echo Hello | optimize chat smollm2.bundle --max-tokens 32"
+    "  echo Hello | optimize chat smollm2.bundle --max-tokens 32 --scheduling classes.toml"
 )
 HELP = """\
   /help          shows this
@@ -77,6 +79,7 @@ def command(
     threads: Threads = 0,
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
+    scheduling: SchedulingGiven = None,
     as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
@@ -98,7 +101,8 @@ def command(
     if interactive:
         import readline  # noqa: F401  editing and history, for input()
     placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
-    with LLM(bundle, **placed, prefix_folder=prefix_folder) as llm:  # type: ignore[arg-type]
+    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
+    with LLM(bundle, **served) as llm:
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
         if interactive:

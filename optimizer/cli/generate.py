@@ -25,6 +25,7 @@ from .options import (
     Provider,
     RepetitionPenalty,
     Sampling,
+    SchedulingGiven,
     Seed,
     Stop,
     System,
@@ -33,6 +34,7 @@ from .options import (
     Threads,
     TopK,
     TopP,
+    scheduling_given,
 )
 from .streaming import StreamPrinter, result_row
 from .template_options import Set, Tools, template_options
@@ -45,6 +47,7 @@ EPILOG = (
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --json\n\n'
     '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'
     '  optimize generate smollm2.bundle "Name a fruit." --param num_beams=4 --param n=2\n\n'
+    '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --scheduling offline\n\n'
     '  echo "Once upon a time" | optimize generate smollm2.bundle - --raw'
 )
 
@@ -72,6 +75,7 @@ def command(
     threads: Threads = 0,
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
+    scheduling: SchedulingGiven = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
@@ -96,7 +100,8 @@ def command(
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
     placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
-    with LLM(bundle, **placed, prefix_folder=prefix_folder) as llm:  # type: ignore[arg-type]
+    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
+    with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)

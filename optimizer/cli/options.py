@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,6 +52,14 @@ PrefixFolder = Annotated[
     Path | None,
     typer.Option(help="Keep what is computed of conversations in this folder, for later runs; by default nowhere."),
 ]
+SchedulingGiven = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduling",
+        metavar="NAME|FILE",
+        help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(
@@ -75,6 +84,21 @@ Param = Annotated[
 ]
 Context = Annotated[int | None, typer.Option(help="Most tokens of a request and its answer; by default the model's.")]
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
+
+
+def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
+    """LLM's ``scheduling`` of what was said: a name, or what is in a file. Raises BadParameter for any other."""
+    from enginewright.runtime.scheduler.options import NAMES
+
+    if text is None or text in NAMES:
+        return text
+    file = Path(text)
+    if file.suffix != ".toml":
+        raise typer.BadParameter(f"--scheduling: {text!r} is neither {', '.join(NAMES)} nor a .toml file")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise typer.BadParameter(f"--scheduling: {file}: {getattr(e, 'strerror', None) or e}") from e
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

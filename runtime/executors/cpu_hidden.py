@@ -65,8 +65,8 @@ def _is_hidden(operand: Operand) -> bool:
 
 
 def _on_every_way(program: LoweredProgram) -> list[int]:
-    """Steps that are on every way from the token ids to the logits. What a cache keeps is no way: attention's keys and
-    values come from where its queries come from."""
+    """Steps that are on every way from the token ids to the logits. Caches aren't followed: attention's keys and values
+    come from where its queries come from."""
     writers: dict[str, list[int]] = {}
     after: dict[int, set[int]] = {-1: set()}  # -1: the ids
     for i, step in enumerate(program.steps):

@@ -233,3 +233,36 @@ def test_one_prompt_whose_logits_are_nan(tiny_bundle: Path, monkeypatch: pytest.
     rows = json.loads(result.stdout)["results"]
     assert result.exit_code == 1
     assert ["error" in row for row in rows] == [False, True] and len(rows[0]["token_ids"]) == 3
+
+
+def test_scheduling_by_name_or_file(tiny_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "classes.toml"
+    file.write_text('refuse = false\n[classes.default]\nttft = "1s"\n')
+    asked = ("One", "Two", "--max-tokens", "3", "--json", "--stats")
+    plain = json.loads(generate(tiny_bundle, *asked).stdout)
+    assert plain["stats"]["scheduling"] is None
+    for given in ("fair", str(file)):
+        result = generate(tiny_bundle, *asked, "--scheduling", given)
+        assert result.exit_code == 0, result.output
+        served = json.loads(result.stdout)
+        assert [row["token_ids"] for row in served["results"]] == [row["token_ids"] for row in plain["results"]]
+        assert served["stats"]["scheduling"] is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "said"),
+    [
+        ("fast", None, "neither fcfs, priority, fair, offline nor a .toml file"),
+        ("missing.toml", None, "No such file"),
+        ("broken.toml", "classes = [", "broken.toml: "),
+        ("wrong.toml", "speed = 1", "there is no option 'speed'"),
+    ],
+)
+def test_wrong_scheduling(given: str, text: str | None, said: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / given).write_text(text)
+        given = str(tmp_path / given)
+    result = generate(tiny_bundle, "One", "--scheduling", given)
+    assert result.exit_code == 2
+    output = " ".join(result.output.replace("│", " ").split())
+    assert said in output or said.replace(" ", "") in output.replace(" ", "")
