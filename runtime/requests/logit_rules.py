@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from .sampling import SamplingParams
 
 Row = tuple[SamplingParams, int, int]
 """Parameters, seed, and the index of the new token in its request's output."""
+
+
+_NOT_COUNTED = -1
 
 
 class LogitRules:
@@ -31,6 +35,7 @@ class LogitRules:
         counted, counts: distinct tokens of the output, and how often each is there, for the other penalties.
         allowed: the only tokens that may come; empty for all.
         has_biases: whether ``biases`` ever says something.
+        more: whether it, or ``allowed``, does.
         changing: whether any of these, or ``biases``, may be another for the next token.
     """
 
@@ -44,10 +49,13 @@ class LogitRules:
         self._tokens, self._prompt_length = tokens, len(tokens)
         self.seen, self.counted, self.counts = array("i"), array("i"), array("i")
         self.allowed = array("i", sorted(set(params.allowed_token_ids)))
-        self._seen = set(tokens) if params.repetition_penalty != 1 else None
-        self.seen.extend(self._seen or ())
-        counts = params.frequency_penalty != 0 or params.presence_penalty != 0
-        self._places: dict[int, int] | None = {} if counts else None
+        self._sees = params.repetition_penalty != 1
+        self._counts = params.frequency_penalty != 0 or params.presence_penalty != 0
+        # Token -> its place in ``counted``; one look-up a token, as this is Python between two steps.
+        self._places: dict[int, int] | None = None
+        if self._sees or self._counts:
+            self._places = dict.fromkeys(set(tokens), _NOT_COUNTED) if self._sees else {}
+            self.seen.extend(self._places)
         self._min_tokens = params.min_tokens
         self._ends = dict.fromkeys(end_tokens, -math.inf)
         always = {word[0]: -math.inf for word in bad_words if len(word) == 1}
@@ -55,7 +63,8 @@ class LogitRules:
         self._words = [list(word) for word in bad_words if len(word) > 1]
         self._kept = self._arrays(self._always)
         self.has_biases = bool(self._always or self._words or self._min_tokens)
-        self.changing = self._seen is not None or counts or bool(self._words) or self._min_tokens > 0
+        self.more = self.has_biases or bool(self.allowed)
+        self.changing = self._places is not None or bool(self._words) or self._min_tokens > 0
 
     @classmethod
     def of(
@@ -73,16 +82,20 @@ class LogitRules:
 
     def push(self, token: int) -> None:
         """One more token of the output, which is in ``tokens`` by now."""
-        if self._seen is not None and token not in self._seen:
-            self._seen.add(token)
+        if (places := self._places) is None:
+            return
+        place = places.get(token)
+        if place is not None and place >= 0:
+            self.counts[place] += 1
+            return
+        if place is None and self._sees:
             self.seen.append(token)
-        if self._places is not None:
-            place = self._places.setdefault(token, len(self.counted))
-            if place == len(self.counted):
-                self.counted.append(token)
-                self.counts.append(1)
-            else:
-                self.counts[place] += 1
+        if self._counts:
+            places[token] = len(self.counted)
+            self.counted.append(token)
+            self.counts.append(1)
+        else:
+            places[token] = _NOT_COUNTED
 
     def biases(self) -> tuple[array[int], array[float]]:
         """Tokens whose logits change next, each once, and by how much; -inf is a ban."""
@@ -138,6 +151,8 @@ def set_lists(batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
     if batch.frequency_penalty is not None or batch.presence_penalty is not None:
         batch.counted_start, batch.counted = _packed([NOTHING if r is None else r.counted for r in rules])
         batch.counts = _joined([NOTHING if r is None else r.counts for r in rules])
+    if not any(r is not None and r.more for r in rules):
+        return
     if any(r is not None and r.allowed for r in rules):
         batch.allowed_start, batch.allowed = _packed([NOTHING if r is None else r.allowed for r in rules])
     if any(r is not None and r.has_biases for r in rules):
@@ -150,9 +165,8 @@ def set_lists(batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
 
 def _packed(rows: Sequence[array[int]]) -> tuple[Int32Array, Int32Array]:
     """Where each row's begins, and all of them."""
-    start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=start[1:])
-    return start, _joined(rows)
+    starts = accumulate(map(len, rows), initial=0)  # in Python: an array of so few costs numpy more
+    return np.fromiter(starts, np.int32, len(rows) + 1), _joined(rows)
 
 
 def _joined(rows: Sequence[array[int]]) -> Int32Array:
