@@ -51,7 +51,7 @@ class LLM:
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
-            "openvino"); None takes "cpu".
+            "openvino"); of stablehlo "cpu", "iree" or a PJRT plugin's name; None takes "cpu".
         context: most tokens of a request with its answer; None takes the model's. onnx has a slot so long for each.
         memory: budget of the KV cache, in bytes or as "512MiB"; None takes a quarter of the free memory. Never more
             than ``max_requests`` requests of full context need.

@@ -19,7 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_LINES = 400
 
-HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton", "jaxlib"}
+HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"} | {
+    "jaxlib",
+    "iree",
+}
 """What the runtime must do without."""
 
 ON_TORCH = tuple(

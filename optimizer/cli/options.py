@@ -72,7 +72,8 @@ Target = Annotated[
 Provider = Annotated[
     str | None,
     typer.Option(
-        help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu or a PJRT plugin."
+        help="What runs target onnx: cpu, cuda, tensorrt-rtx, directml or openvino; stablehlo: cpu, iree or a PJRT "
+        "plugin."
     ),
 ]
 Param = Annotated[

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, field_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.section import Section
@@ -23,6 +23,10 @@ def _known_gpus(value: tuple[str, ...]) -> tuple[str, ...]:
         return parse_capabilities(value)
     except TargetError as e:
         raise ValueError(f"{e.message}. {e.hint}") from e
+
+
+def _levels_in_order(value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
+    return tuple(sorted(set(value), key=list(FEATURES).index))
 
 
 class EnginesSection(Section):
@@ -78,9 +82,22 @@ class StableHloOptions(Section):
     Attributes:
         kernels: "enginewright": products and attention are the cpu target's kernels, which XLA's CPU client calls.
             None: all are compiled by XLA, and the modules run on other devices too.
+        iree: levels of x86-64 that IREE compiles them for ahead. Its runtime runs the best that the processor has.
+        iree_cuda: compute capabilities of GPUs that IREE compiles them for, as files that nothing of ours runs.
     """
 
     kernels: Literal["enginewright"] | None = None
+    iree: tuple[LevelName, ...] = ()
+    iree_cuda: tuple[str, ...] = ()
+
+    _gpus_are_known = field_validator("iree_cuda")(_known_gpus)
+    _in_order = field_validator("iree")(_levels_in_order)
+
+    @model_validator(mode="after")
+    def _iree_has_none_of_our_kernels(self) -> Self:
+        if self.kernels and (self.iree or self.iree_cuda):
+            raise ValueError("modules that call our kernels run by XLA alone: leave out kernels, or iree and iree_cuda")
+        return self
 
 
 class TvmOptions(Section):
@@ -97,9 +114,5 @@ class TvmOptions(Section):
     cuda: tuple[str, ...] = ()
     levels: Annotated[tuple[LevelName, ...], Field(min_length=1)] = ("v3", "v4-vnni")
 
-    @field_validator("levels")
-    @classmethod
-    def _in_order(cls, value: tuple[LevelName, ...]) -> tuple[LevelName, ...]:
-        return tuple(sorted(set(value), key=list(FEATURES).index))
-
+    _in_order = field_validator("levels")(_levels_in_order)
     _gpus_are_known = field_validator("cuda")(_known_gpus)

@@ -161,6 +161,8 @@ def _target(bundle: Bundle, name: str) -> Iterator[tuple[str, Any]]:
     if target.stablehlo is not None:
         yield "stablehlo", target.stablehlo.version
         yield "jaxlib", target.stablehlo.jaxlib
+        if target.stablehlo.iree is not None:
+            yield "iree", target.stablehlo.iree.version
     if target.tensorrt is not None:
         yield "tensorrt", target.tensorrt.version
         yield "compute_capabilities", ", ".join(target.tensorrt.compute_capabilities)

@@ -24,6 +24,7 @@ from msgspec import Meta
 from enginewright.plugins.shared.records import Count, Positive, Record
 
 from .linear_io import LinearCacheGroup
+from .tvm_section import LevelName
 
 LINEAR, ROTATE, WRITE_CACHE, ATTENTION = KERNELS = (
     "enginewright_linear",
@@ -36,8 +37,8 @@ LINEAR, ROTATE, WRITE_CACHE, ATTENTION = KERNELS = (
 BLOCK = 32
 """Tokens of a block of the caches that attention reads."""
 
-SECTION_FOLDER = "modules"
-"""In the target's folder."""
+SECTION_FOLDER, IREE_FOLDER = "modules", "iree"
+"""In the target's folder: StableHLO, and what IREE's compiler made of it."""
 
 
 class ModuleSection(Record, frozen=True, kw_only=True):
@@ -59,12 +60,30 @@ class ModuleSection(Record, frozen=True, kw_only=True):
         """Its path in the target's folder."""
         return f"{SECTION_FOLDER}/{self.name}.mlir.bc"
 
+    def compiled(self, device: str) -> str:
+        """What IREE's compiler made of it for a device, a level of x86-64 or such as "sm_90"."""
+        return f"{IREE_FOLDER}/{device}/{self.name}.vmfb"
+
     @property
     def name(self) -> str:
         """Such as "decode-8x640", "prompt-128x640" and, where all its rows are wanted, "score-128x640"."""
         if self.tokens == 1:
             return f"decode-{self.requests}x{self.places}"
         return f"{'prompt' if self.rows < self.tokens else 'score'}-{self.tokens}x{self.places}"
+
+
+class IreeSection(Record, frozen=True, kw_only=True):
+    """What IREE's compiler made of every module.
+
+    Attributes:
+        version: of IREE, which made them and must run them.
+        levels: of x86-64 that they are compiled for, the plainest first.
+        cuda: compute capabilities that they are compiled for; nothing of ours runs those.
+    """
+
+    version: str
+    levels: tuple[LevelName, ...] = ()
+    cuda: tuple[str, ...] = ()
 
 
 class StableHloSection(Record, frozen=True, kw_only=True):
@@ -79,6 +98,7 @@ class StableHloSection(Record, frozen=True, kw_only=True):
         cache_groups: in the program's order.
         summed_products: how many products are summed on the way to a logit, which says how far rounding may go.
         kernels: the functions of ours that modules call.
+        iree: the same modules compiled ahead by IREE, if they are.
     """
 
     version: str
@@ -89,6 +109,7 @@ class StableHloSection(Record, frozen=True, kw_only=True):
     cache_groups: Annotated[tuple[LinearCacheGroup, ...], Meta(min_length=1)]
     summed_products: Count
     kernels: tuple[str, ...] = ()
+    iree: IreeSection | None = None
 
     def __post_init__(self) -> None:
         if len({module.name for module in self.modules}) < len(self.modules):

@@ -2,7 +2,8 @@
 
 Compiling takes up to seconds a module, reading what was compiled a tenth of that. A file holds one: of its artifact,
 the version of jaxlib, the processor, the threads (XLA cuts work into as many parts) and XLA's flags, behind the SHA-256
-of its contents, as XLA trusts what it reads. What is damaged is compiled again. See ``runtime_cache.py`` for folders.
+of its contents, as XLA trusts what it reads. What is damaged is compiled again. Beyond half a gigabyte, files go that
+were used least recently. See ``runtime_cache.py`` for folders.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 
 from .machine import processor_features, processor_name
 from .pjrt_library import Pjrt
-from .runtime_cache import cache_file, read_own, write_own
+from .runtime_cache import cache_file, keep_newest, read_own, write_own
 
 FOLDER = "stablehlo"
+MOST_BYTES = 512 << 20
+"""Of all files: some hundred modules."""
+
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -49,10 +53,14 @@ class KeptModules:
         whole = content and hashlib.sha256(content).digest() == kept[:_DIGEST]
         if whole and (found := self._pjrt.deserialize(content)) is not None:
             self.found += 1
+            if path is not None:
+                with suppress(OSError):
+                    os.utime(path)
             return found
         executable = self._pjrt.compile(artifact, name)
         self.compiled += 1
         if path is not None and (content := self._pjrt.serialize(executable)):
             with suppress(OSError):  # the next start compiles it again
                 write_own(path, hashlib.sha256(content).digest() + content)
+                keep_newest(path.parent, MOST_BYTES)
         return executable

@@ -45,7 +45,7 @@ class Machine:
         cores: that this process may use.
         memory_bytes, free_bytes: all, and what may still be taken.
         python: its version.
-        packages: name -> version of those of ``PACKAGES`` that are installed.
+        packages: name -> version of those of ``PACKAGES`` that are installed, and of IREE's runtime ("iree").
         providers: onnxruntime's.
         onnx_operators: whether the library of our operators for onnxruntime is there.
         xla_handlers: whether that of our handlers for XLA is.
@@ -108,6 +108,14 @@ def look_at_machine() -> Machine:
         gpu_problem=gpu_problem,
         problems=problems,
     )
+
+
+def iree_version() -> str | None:
+    """Of IREE's runtime; None if there is none. Its compiler is a package of its own, in the same namespace."""
+    try:
+        return metadata.version("iree-base-runtime")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -203,6 +211,8 @@ def _versions() -> dict[str, str]:
             found[name] = metadata.version(next(iter(distributions.get(name, ())), name))
         except metadata.PackageNotFoundError:
             found[name] = "unknown"
+    if (version := iree_version()) is not None:
+        found["iree"] = version
     return found
 
 

@@ -210,7 +210,7 @@ def _make_stablehlo(asked: Asked) -> Executor:
         asked.blocks,
         asked.context,
         threads=placement.threads,
-        provider=placement.provider or "cpu",
+        provider=placement.provider,
         target=asked.target,
         load=placement.load,
     )

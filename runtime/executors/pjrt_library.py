@@ -17,20 +17,16 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
 from enginewright.plugins.xla.library import handlers_library
 
-Array = npt.NDArray[Any]
+from .host_arrays import Array, capsule_of
 
 TESTED = "0.10"
 """The minor version of jaxlib that this module is written against."""
 
 INSTALL = "Install it with: pip install 'enginewright[stablehlo]'"
-
-ALIGNMENT = 64
-"""Of what XLA's CPU client takes where it lies."""
 
 PLUGINS_PACKAGE = "jax_plugins"
 """The namespace that packages with PJRT plugins install a module in, with the plugin's library beside it."""
@@ -187,8 +183,8 @@ class Pjrt:
         ``donated``: the next run that takes it may write to it. PJRT takes memory that isn't its own as an input that
         nothing else reads only where a copy is asked for; in fact none is made, which ``Executable`` looks at.
         """
-        capsule = _writable(array).__dlpack__()
-        return self._api.dlpack_managed_tensor_to_buffer(capsule, self._devices[0], None, True if donated else None)
+        asked = True if donated else None
+        return self._api.dlpack_managed_tensor_to_buffer(capsule_of(array), self._devices[0], None, asked)
 
     def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
         """The results' buffers.
@@ -204,6 +200,11 @@ class Pjrt:
                 raise BundleError(f"step: XLA can't run its module: {e}", hint=hint) from e
             raise CapacityError(f"step: XLA can't run it: {e}", hint="Pass less memory, or a smaller context.") from e
         return [of_devices[0] for of_devices in results]
+
+    def address(self, buffer: Any) -> int:
+        """Where a buffer lies."""
+        found: int = buffer.unsafe_buffer_pointer()
+        return found
 
     def array(self, buffer: Any) -> Array:
         """What lies in a buffer: its own memory where that is the CPU's."""
@@ -227,33 +228,6 @@ def _capsule(function: ctypes.c_void_p) -> Any:
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make(function, None, None)
-
-
-def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Zeros at a multiple of 64 bytes: address space until they are written. Raises MemoryError."""
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape)) * kind.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
-
-
-def in_place(array: Array) -> Array:
-    """The array itself where it is aligned and in a row, else a copy that is."""
-    if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
-        return array
-    copy = aligned(array.shape, array.dtype)
-    copy[...] = array
-    return copy
-
-
-def _writable(array: Array) -> Array:
-    """The same memory, which NumPy gives away through DLPack only if it may be written to."""
-    if array.flags.writeable:
-        return array
-    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    view: Array = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    return view
 
 
 @contextmanager

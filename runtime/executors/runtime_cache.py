@@ -81,6 +81,22 @@ def write_own(path: Path, data: bytes) -> None:
         raise
 
 
+def keep_newest(folder: Path, most: int) -> None:
+    """Deletes the files of a folder that were used least recently, until all have ``most`` bytes or one is left.
+
+    Other processes may do the same at the same time.
+    """
+    with suppress(OSError):
+        found = sorted((e.stat().st_mtime_ns, e.stat().st_size, e.path) for e in os.scandir(folder) if e.is_file())
+        total = sum(size for _, size, _ in found)
+        for _, size, path in found[:-1]:
+            if total <= most:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+
+
 def read_own(path: Path) -> bytes:
     """The file's contents; b"" where there is none yet. Makes the folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

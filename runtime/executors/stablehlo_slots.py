@@ -1,9 +1,10 @@
-"""The stablehlo target: modules of fixed sizes in the linear form, compiled and run by jaxlib's PJRT."""
+"""The stablehlo target: modules of fixed sizes in the linear form, run by jaxlib's PJRT or by IREE's runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib import util
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,8 +16,12 @@ from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
 
 from .base import Deferred
+from .host_arrays import Array, aligned, in_place
+from .iree_library import PROVIDER as IREE
+from .iree_library import Iree
 from .kept_modules import KeptModules
-from .pjrt_library import Array, Pjrt, aligned, in_place
+from .machine import iree_version
+from .pjrt_library import Pjrt
 from .slot_steps import SlotSteps
 from .slots import SlotRun
 from .stablehlo_runs import Part, Plan
@@ -25,20 +30,21 @@ from .stablehlo_runs import Part, Plan
 class StableHloExecutor:
     """See ``executors.base.Executor``: blocks are slots, and prefill and decode alternate.
 
-    A module is compiled when a step first needs it, which takes seconds for a large model, or found compiled.
+    XLA compiles a module when a step first needs it, which takes seconds for a large model, or it is found compiled.
+    IREE's are compiled by the export.
 
     Args:
         bundle: with a ready target of such modules.
         blocks: cache group -> slots to allocate; the same number for each.
         context: most tokens of a request.
         threads: of XLA's kernels and the sampler; 0 takes as many as there are cores.
-        provider: "cpu", or an installed PJRT plugin's name.
+        provider: "cpu", an installed PJRT plugin's name, or "iree"; None: "cpu", or "iree" without jaxlib.
         target: the target's name.
         load: how weights get into memory.
 
     Raises:
         BundleError: the bundle has no such target, or it is damaged.
-        MissingDependencyError, TargetError: see ``Pjrt``.
+        MissingDependencyError, TargetError: see ``Pjrt`` and ``Iree``.
         CapacityError: there is no memory for the slots.
     """
 
@@ -49,7 +55,7 @@ class StableHloExecutor:
         context: int,
         *,
         threads: int = 0,
-        provider: str = "cpu",
+        provider: str | None = None,
         target: str = "stablehlo",
         load: Load = "map",
     ) -> None:
@@ -60,8 +66,8 @@ class StableHloExecutor:
         self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
         self._target = target
         self._threads = threads or available_threads()
-        self._pjrt = Pjrt(provider, self._threads)
-        self._slots = ModuleSlots(bundle, target, section, self._pjrt, slots=slots, load=load, threads=self._threads)
+        self._client = open_client(section, provider, self._threads)
+        self._slots = ModuleSlots(bundle, target, section, self._client, slots=slots, load=load)
         self._steps = SlotSteps(self._slots, self.cache_groups, slots, self._threads, prompts_alone=True)
 
     def submit(self, step: StepInput) -> Deferred:
@@ -70,17 +76,72 @@ class StableHloExecutor:
     def describe(self) -> dict[str, str | int]:
         return {
             "target": self._target,
-            "jaxlib": self._pjrt.version,
-            "provider": self._pjrt.provider,
-            "threads": self._threads,
-            "compiled": self._slots.modules.compiled,
-            "found": self._slots.modules.found,
+            **self._client.describe(),
             "caches": "in place" if self._slots.in_place else "copied",
-            "kernels": "enginewright" if self._section.kernels else "xla",
         }
 
     def close(self) -> None:
         """Nothing runs between steps; memory goes with the object."""
+
+
+class ModuleClient(Protocol):
+    """What runs modules: ``Iree``, or ``XlaModules``."""
+
+    def describe(self) -> dict[str, str | int]: ...
+
+    def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
+        """What ``run`` takes."""
+
+    def view(self, array: Array, *, donated: bool = False) -> Any:
+        """A buffer that is an array's memory; ``donated``: which a run may write to."""
+
+    def run(self, executable: Any, arguments: Sequence[Any]) -> list[Any]:
+        """The results' buffers."""
+
+    def array(self, buffer: Any) -> Array:
+        """What lies in a buffer."""
+
+    def address(self, buffer: Any) -> int:
+        """Where it lies."""
+
+
+class XlaModules(Pjrt):
+    """Modules that XLA compiles here, or compiled before.
+
+    Args:
+        section: of the target.
+        provider: see ``Pjrt``.
+        threads: of the CPU's kernels.
+    """
+
+    def __init__(self, section: StableHloSection, provider: str, threads: int) -> None:
+        super().__init__(provider, threads)
+        self.register(section.kernels)
+        self._kernels, self._threads = "enginewright" if section.kernels else "xla", threads
+        self._kept = KeptModules(self, threads)
+
+    def describe(self) -> dict[str, str | int]:
+        return {
+            "jaxlib": self.version,
+            "provider": self.provider,
+            "threads": self._threads,
+            "compiled": self._kept.compiled,
+            "found": self._kept.found,
+            "kernels": self._kernels,
+        }
+
+    def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
+        """See ``ModuleClient``. Raises what ``compile`` raises."""
+        name = f"{target_folder(target)}/{module.file}"
+        return self._kept.load(bundle.read_bytes(name), str(bundle.path / name))
+
+
+def open_client(section: StableHloSection, provider: str | None, threads: int) -> ModuleClient:
+    """Raises what ``Pjrt`` and ``Iree`` raise."""
+    if provider is None:
+        ahead = section.iree is not None and section.iree.levels and iree_version() is not None
+        provider = IREE if ahead and util.find_spec("jaxlib") is None else "cpu"
+    return Iree(section, threads) if provider == IREE else XlaModules(section, provider, threads)
 
 
 class ModuleSlots:
@@ -97,15 +158,12 @@ class ModuleSlots:
         bundle: Bundle,
         target: str,
         section: StableHloSection,
-        pjrt: Pjrt,
+        client: ModuleClient,
         *,
         slots: int,
         load: Load,
-        threads: int = 1,
     ) -> None:
-        self._bundle, self._target, self._section, self._pjrt = bundle, target, section, pjrt
-        pjrt.register(section.kernels)
-        self.modules = KeptModules(pjrt, threads)
+        self._bundle, self._target, self._section, self._client = bundle, target, section, client
         sizes = sorted({m.requests for m in section.modules if m.tokens == 1})
         # A module of more requests than there are slots needs memory for the rows that rest.
         self._count = next((size for size in sizes if size >= slots), slots)
@@ -115,7 +173,7 @@ class ModuleSlots:
         self._memory: dict[str, Array] = {}
         self._caches: dict[tuple[int, int], list[Any]] = {}  # of the latest run: (first slot, slots) -> its results
         self.in_place = True
-        self._weights = [pjrt.view(array) for array in (self._weight(name, load) for name in section.weights)]
+        self._weights = [client.view(array) for array in (self._weight(name, load) for name in section.weights)]
         self._shapes = {
             f"past_{kind}_{layer}": (group.kv_heads, size)
             for group in section.cache_groups
@@ -179,26 +237,24 @@ class ModuleSlots:
         key = part.first, module.requests
         if (caches := self._caches.pop(key, None)) is None:
             rows = slice(part.first, part.first + module.requests)
-            caches = [self._pjrt.view(_flat(memory[rows]), donated=True) for memory in self._memory.values()]
-        before = caches[0].unsafe_buffer_pointer() if caches else 0
-        logits, *presents = self._pjrt.run(executable, [*buffers, *caches, *self._weights])
-        if caches and presents[0].unsafe_buffer_pointer() != before:
+            caches = [self._client.view(_flat(memory[rows]), donated=True) for memory in self._memory.values()]
+        before = self._client.address(caches[0]) if caches else 0
+        logits, *presents = self._client.run(executable, [*buffers, *caches, *self._weights])
+        if caches and self._client.address(presents[0]) != before:
             self.in_place = False
             for memory, present in zip(self._memory.values(), presents, strict=True):
-                _flat(memory[part.first : part.first + module.requests])[...] = self._pjrt.array(present)
+                _flat(memory[part.first : part.first + module.requests])[...] = self._client.array(present)
         else:
             self._caches = {key: presents}
-        found: FloatArray = self._pjrt.array(logits)
+        found: FloatArray = self._client.array(logits)
         return found
 
     def _executable(self, module: ModuleSection) -> Any:
         if module.name not in self._executables:
-            name = f"{target_folder(self._target)}/{module.file}"
-            artifact = self._bundle.read_bytes(name)
-            self._executables[module.name] = self.modules.load(artifact, str(self._bundle.path / name))
+            self._executables[module.name] = self._client.load(self._bundle, self._target, module)
             shapes = ((module.requests, module.tokens), (module.requests,), (module.rows,))
             arrays = [aligned(shape, np.int64) for shape in shapes]
-            self._inputs[module.name] = arrays, [self._pjrt.view(array) for array in arrays]
+            self._inputs[module.name] = arrays, [self._client.view(array) for array in arrays]
         return self._executables[module.name]
 
     def _allocate(self, length: int) -> None:

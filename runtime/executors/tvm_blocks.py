@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
@@ -16,6 +15,7 @@ from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.runtime.bundle.checked_file import checked_file
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import (
@@ -29,12 +29,11 @@ from enginewright.runtime.bundle.tvm_section import (
 from enginewright.runtime.kv_cache.cache_groups import check_free
 
 from .base import Deferred
-from .host_blocks import Array, HostBlocks, cache_identity
+from .host_arrays import ALIGNMENT, Array, aligned
+from .host_blocks import HostBlocks, cache_identity
 from .machine import processor_features
 from .requirements import level_problem, tvm_problem
 from .tvm_library import Library, tensor, tvm_version
-
-_ALIGNMENT = 64
 
 
 class TvmExecutor(HostBlocks):
@@ -67,7 +66,7 @@ class TvmExecutor(HostBlocks):
         name = f"{target_folder(target)}/{section.library(level)}"
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
         ours = CpuProgram(program, weights, blocks=self.blocks, threads=self._threads) if section.kernels else None
-        library = Library(checked_library(bundle, name), bundle.path / name, None if ours else self._threads)
+        library = Library(checked_file(bundle, name), bundle.path / name, None if ours else self._threads)
         memory = OwnMemory(program, self.blocks) if ours is None else OurMemory(ours)
         self._step = TvmStep(program, library, weights, memory)
         self._sampler = RowSampler(self._threads)
@@ -123,19 +122,19 @@ class OwnMemory:
     def __init__(self, program: LoweredProgram, blocks: Mapping[str, int]) -> None:
         self.caches: list[Array] = []
         self.blocks: dict[str, list[npt.NDArray[np.uint8]]] = {group.name: [] for group in program.cache_groups}
-        self._arena, self._program = aligned(0), program
+        self._arena, self._program = aligned((0,), np.uint8), program
         for group in program.cache_groups:
             for _ in group.layers:
                 for size in (group.key_head_size, group.value_head_size):
                     count = blocks[group.name] * group.block_size * group.kv_heads * size
-                    self.caches.append(aligned(4 * count, zero=True).view(np.float32))
+                    self.caches.append(aligned((count,), np.float32))
                     self.blocks[group.name].append(self.caches[-1].view(np.uint8).reshape(blocks[group.name], -1))
 
     def begin(self, step: StepInput) -> npt.NDArray[np.uint8]:
         """The arena of a step, which may have moved."""
         size = self._program.arena_bytes.evaluate(*sizes_of(step))
         if size > self._arena.nbytes:
-            self._arena = aligned(size + size // 2)
+            self._arena = aligned((-(-3 * size // (2 * ALIGNMENT)) * ALIGNMENT,), np.uint8)
         return self._arena
 
     def end(self) -> None:
@@ -213,7 +212,7 @@ class TvmStep:
         """It in memory where TVM takes it, which stays as long as its shape does."""
         kept = self._inputs.get(name)
         if kept is None or kept[0].shape != array.shape:
-            memory = aligned(array.nbytes)[: array.nbytes].view(array.dtype).reshape(array.shape)
+            memory = aligned(array.shape, array.dtype)
             kept = self._inputs[name] = (memory, tensor(memory))
         kept[0][...] = array
         return kept[1]
@@ -222,28 +221,6 @@ class TvmStep:
 def sizes_of(step: StepInput) -> tuple[int, int, int]:
     """T, B and R."""
     return len(step.ids), len(step.kv_len), len(step.rows)
-
-
-def aligned(size: int, *, zero: bool = False) -> npt.NDArray[np.uint8]:
-    """Bytes that begin at a multiple of what TVM asks for, in whole lines."""
-    size = -(-size // _ALIGNMENT) * _ALIGNMENT
-    memory = (np.zeros if zero else np.empty)(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
-
-
-def checked_library(bundle: Bundle, name: str) -> bytes:
-    """Its content. Raises BundleError if it isn't what was exported: to load it is to run it."""
-    path, expected = bundle.path / name, bundle.files.get(name)
-    try:
-        content = path.read_bytes()
-    except OSError as e:
-        raise BundleError(f"{path}: {e.strerror}", hint="Copy the bundle again, or export it again.") from e
-    if expected is None or hashlib.sha256(content).hexdigest() != expected.sha256:
-        raise BundleError(
-            f"{path}: it isn't the file that the manifest lists", hint="Copy the bundle again, or export it again."
-        )
-    return content
 
 
 def tvm_section(bundle: Bundle, target: str) -> TvmSection:

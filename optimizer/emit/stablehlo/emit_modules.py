@@ -9,11 +9,19 @@ from importlib import metadata
 from onnx import TensorProto
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.recipes.target_sections import StableHloOptions
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.ir.program import Program
 from enginewright.runtime.bundle.linear_io import LOGITS, LinearCacheGroup
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.stablehlo_section import KERNELS, LINEAR, ROTATE, ModuleSection, StableHloSection
+from enginewright.runtime.bundle.stablehlo_section import (
+    KERNELS,
+    LINEAR,
+    ROTATE,
+    IreeSection,
+    ModuleSection,
+    StableHloSection,
+)
 from enginewright.runtime.executors.pjrt_library import load_stablehlo
 
 from ..onnx.emit_model import graph_model, summed_products
@@ -23,6 +31,7 @@ from ..onnx.weights import ExternalWeights
 from . import kernels as our_kernels
 from . import ops_model, ops_plain
 from .graph import Graph, Handler
+from .iree_files import compile_for_cuda, compile_for_level, compiler_version, device_name
 
 NAME = "stablehlo"
 VERSION = "1.9.0"
@@ -37,7 +46,7 @@ def emit_modules(
     positions: int,
     writer: BundleWriter,
     progress: Progress,
-    kernels: bool = False,
+    options: StableHloOptions = StableHloOptions(),
 ) -> StableHloSection:
     """Writes the modules into the target's folder, and the weights into the bundle.
 
@@ -47,23 +56,27 @@ def emit_modules(
         positions: that the model has.
         writer: of the bundle.
         progress: called with the stages "emit", weight by weight, and "modules".
-        kernels: whether products and, where they know it, attention are calls of the cpu target's kernels.
+        options: with kernels, products and, where they know it, attention are calls of the cpu target's kernels.
 
     Raises:
-        MissingDependencyError: jaxlib is missing, or of another version.
+        MissingDependencyError: jaxlib is missing, or of another version, or IREE's compiler, where it is asked for.
+        TargetError: IREE's compiler can't compile a module.
         UnsupportedModelError: an op that standard ONNX operators can't express, or StableHLO here, with its module.
         SourceError, BundleError, CapacityError: a weight can't be read, or a file not written.
     """
     stablehlo = load_stablehlo()
+    iree = None
+    if options.iree or options.iree_cuda:
+        iree = IreeSection(version=compiler_version(), levels=options.iree, cuda=options.iree_cuda)
     progress(ProgressEvent("emit", 0, len(program.weights)))
     builder = GraphBuilder(program, ExternalWeights(writer, progress, len(program.weights), suffix=NAME), target=NAME)
     handlers = HANDLERS
     names: tuple[str, ...] = ()
-    if kernels:
+    if options.kernels:
         builder.overrides = PanelProducts(builder).handlers
         handlers = {**handlers, **our_kernels.PRODUCTS}
     model = graph_model(builder)
-    if kernels:
+    if options.kernels:
         by_kernel = our_kernels.attends(model)
         handlers = {**handlers, **our_kernels.CACHES} if by_kernel else handlers
         names = KERNELS if by_kernel else (LINEAR, ROTATE)
@@ -71,7 +84,13 @@ def emit_modules(
     for done, sizes in enumerate(modules):
         progress(ProgressEvent("modules", done, len(modules), sizes.name))
         text = Graph(model, sizes, positions).translate(model.graph.node, handlers)
-        writer.write_bytes(f"{folder}/{sizes.file}", stablehlo.serialize_portable_artifact_str(text, VERSION))
+        artifact: bytes = stablehlo.serialize_portable_artifact_str(text, VERSION)
+        writer.write_bytes(f"{folder}/{sizes.file}", artifact)
+        for level in options.iree:
+            writer.write_bytes(f"{folder}/{sizes.compiled(level)}", compile_for_level(artifact, sizes.name, level))
+        for capability in options.iree_cuda:
+            file = sizes.compiled(device_name(capability))
+            writer.write_bytes(f"{folder}/{file}", compile_for_cuda(artifact, sizes.name, capability))
     progress(ProgressEvent("modules", len(modules), len(modules)))
     return StableHloSection(
         version=VERSION,
@@ -82,4 +101,5 @@ def emit_modules(
         cache_groups=tuple(LinearCacheGroup.of(replace(group, dtype="f32")) for group in program.cache_groups),
         summed_products=summed_products(program),
         kernels=names,
+        iree=iree,
     )

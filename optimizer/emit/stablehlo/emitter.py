@@ -26,7 +26,7 @@ class StableHloEmitter:
     def emit(
         self, program: Program, writer: BundleWriter, progress: Progress, options: EmitOptions = EmitOptions()
     ) -> TargetManifest:
-        """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib or onnx is missing, too."""
+        """See ``Emitter.emit``. Raises MissingDependencyError where jaxlib, onnx or IREE is missing, too."""
         modules = modules_of(
             options.engines, options.context_length, options.buckets, BLOCK if options.stablehlo.kernels else 1
         )
@@ -39,7 +39,5 @@ class StableHloEmitter:
                 f"target {self.name}: writing it needs onnx, which is not installed",
                 hint="Install it with: pip install 'enginewright[stablehlo]'",
             ) from e
-        section = emit_modules(
-            program, modules, options.context_length, writer, progress, options.stablehlo.kernels is not None
-        )
+        section = emit_modules(program, modules, options.context_length, writer, progress, options.stablehlo)
         return TargetManifest(stablehlo=section)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,26 @@ def test_what_is_damaged_is_compiled_again(folder: Path) -> None:
     kept.chmod(0o600)
     folder.chmod(0o777)
     assert load() == (1, 0)
+
+
+def test_the_least_recently_used_files_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts = [ARTIFACT.replace(b"3.0", f"{number}.0".encode()) for number in range(10, 14)]
+    load(artifact=artifacts[0])
+    (first,) = folder.iterdir()
+    size = first.stat().st_size
+    monkeypatch.setattr(kept_modules, "MOST_BYTES", 3 * size + size // 2)
+    load(artifact=artifacts[1])
+    (second,) = set(folder.iterdir()) - {first}
+    load(artifact=artifacts[2])
+    for age, path in enumerate([first, second, *(set(folder.iterdir()) - {first, second})]):
+        os.utime(path, (age, age))
+    assert load(artifact=artifacts[0]) == (0, 1)  # it is the newest now
+    load(artifact=artifacts[3])
+    assert len(list(folder.iterdir())) == 3 and first.is_file() and not second.exists()
+    assert load(artifact=artifacts[1]) == (1, 0)
+    monkeypatch.setattr(kept_modules, "MOST_BYTES", 0)
+    load(artifact=ARTIFACT)
+    assert len(list(folder.iterdir())) == 1 and load() == (0, 1)
 
 
 def test_a_disk_that_is_full_and_no_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
 from enginewright.runtime.executors import pjrt_library
-from enginewright.runtime.executors.pjrt_library import Pjrt, aligned, in_place, is_tested, load_jaxlib, plugins
+from enginewright.runtime.executors.host_arrays import aligned, in_place
+from enginewright.runtime.executors.pjrt_library import Pjrt, is_tested, load_jaxlib, plugins
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")
 

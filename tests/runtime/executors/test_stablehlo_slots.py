@@ -13,7 +13,12 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.open import Placement, make_executor
 from enginewright.runtime.executors.pjrt_library import Pjrt
 from enginewright.runtime.executors.slots import SlotRun
-from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, StableHloExecutor, stablehlo_section
+from enginewright.runtime.executors.stablehlo_slots import (
+    ModuleSlots,
+    StableHloExecutor,
+    XlaModules,
+    stablehlo_section,
+)
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.optimizer.emit.onnx.linear_session import lowered_family
@@ -61,7 +66,7 @@ def test_slots_grow_with_their_longest_request_and_shrink_again(path: Path) -> N
     section = stablehlo_section(bundle, "stablehlo")
     short = tuple(m.model_copy(update={"places": 16}) for m in section.modules if m.tokens < 16)
     section = section.model_copy(update={"modules": (*short, *section.modules)})
-    slots = ModuleSlots(bundle, "stablehlo", section, Pjrt("cpu", 1), slots=2, load="read")
+    slots = ModuleSlots(bundle, "stablehlo", section, XlaModules(section, "cpu", 1), slots=2, load="read")
     assert slots.length == 16
 
     def fit(slot: int, tokens: int) -> None:
@@ -88,7 +93,7 @@ def test_what_is_copied_by_a_client_that_does_not_write_in_place(path: Path, mon
     """As with a plugin whose memory isn't the host's."""
     first, second = (executor(path) for _ in range(2))
     view = Pjrt.view
-    monkeypatch.setattr(second._pjrt, "view", lambda array, donated=False: view(second._pjrt, array))
+    monkeypatch.setattr(second._client, "view", lambda array, donated=False: view(second._client, array))
     run = SlotRun(0, np.asarray([PROMPT]), np.arange(3)[None], np.asarray([2]), np.asarray([0]))
     logits = [made._slots.run(run).copy() for made in (first, second)]
     step = SlotRun(0, np.asarray([[4]]), np.asarray([[3]]), np.asarray([0]), np.asarray([0]))

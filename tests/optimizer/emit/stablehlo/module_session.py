@@ -20,15 +20,17 @@ from enginewright.runtime.bundle.buckets import BucketPlan
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
-from enginewright.runtime.executors.pjrt_library import Pjrt
+from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.slots import SlotRun
-from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, stablehlo_section
+from enginewright.runtime.executors.stablehlo_slots import ModuleSlots, open_client, stablehlo_section
 
 CONTEXT = 31
 SIZES = BucketPlan.of((4, 12), (1, 4), 4)
 
 
-def write_bundle(program: Program, folder: Path, kernels: Literal["enginewright"] | None = None) -> Bundle:
+def write_bundle(
+    program: Program, folder: Path, kernels: Literal["enginewright"] | None = None, iree: tuple[LevelName, ...] = ()
+) -> Bundle:
     """A bundle of the stablehlo target alone, for slots of 32 places."""
     vocabulary = int(program.shape(program.logits)[-1])
     info = ModelInfo(name="tiny", architecture="x", vocab_size=vocabulary, context_length=CONTEXT)
@@ -37,7 +39,7 @@ def write_bundle(program: Program, folder: Path, kernels: Literal["enginewright"
         engines=EnginesSection(),
         context_length=CONTEXT,
         buckets=SIZES,
-        stablehlo=StableHloOptions(kernels=kernels),
+        stablehlo=StableHloOptions(kernels=kernels, iree=iree),
     )
     with BundleWriter(folder) as writer:
         emitted = StableHloEmitter().emit(program, writer, silent, options)
@@ -50,9 +52,10 @@ def write_bundle(program: Program, folder: Path, kernels: Literal["enginewright"
 class ModuleSession:
     """Three slots, filled with numbers that must not be seen."""
 
-    def __init__(self, bundle: Bundle, slots: int = 3) -> None:
+    def __init__(self, bundle: Bundle, slots: int = 3, provider: str = "cpu") -> None:
         section = stablehlo_section(bundle, "stablehlo")
-        self.slots = ModuleSlots(bundle, "stablehlo", section, Pjrt("cpu", 1), slots=slots, load="map")
+        client = open_client(section, provider, 1)
+        self.slots = ModuleSlots(bundle, "stablehlo", section, client, slots=slots, load="map")
         self.lengths = [0] * slots
         for memory in self.slots._memory.values():
             memory[:] = 3.0

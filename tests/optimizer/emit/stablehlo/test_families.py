@@ -14,6 +14,7 @@ import pytest
 from enginewright.plugins.shared.errors import UnsupportedModelError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.stablehlo_section import KERNELS
+from enginewright.runtime.bundle.tvm_section import LevelName
 from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
 from tests.acceptance.tiny_configs import tiny_family
 from tests.conftest import REPOSITORY
@@ -33,7 +34,9 @@ REFUSED: dict[str, str] = {}
 """Families of which an operator isn't there, with what the error says."""
 
 
-def check_family(family: str, folder: Path, kernels: Literal["enginewright"] | None = None) -> float:
+def check_family(
+    family: str, folder: Path, kernels: Literal["enginewright"] | None = None, iree: bool = False
+) -> float:
     """The largest difference from transformers' logits."""
     folder.mkdir(exist_ok=True)
     program = lowered_family(family)
@@ -41,7 +44,8 @@ def check_family(family: str, folder: Path, kernels: Literal["enginewright"] | N
         with pytest.raises(UnsupportedModelError, match=REFUSED[family]):
             write_bundle(program, folder / "b")
         return 0.0
-    session = ModuleSession(write_bundle(program, folder / "b", kernels))
+    levels: tuple[LevelName, ...] = ("v3",) if iree else ()
+    session = ModuleSession(write_bundle(program, folder / "b", kernels, levels), provider="iree" if iree else "cpu")
     expected = reference_logits(tiny_family(family))
     found = run_plan(session)  # type: ignore[arg-type]
     assert session.slots.in_place
@@ -65,6 +69,17 @@ def test_families_by_our_kernels(family: str, tmp_path: Path) -> None:
     assert section.kernels == (KERNELS[:2] if family in ("gemma2", "gpt_oss") else KERNELS)
 
 
+def needs_iree() -> None:
+    for part, package in (("runtime", "iree-base-runtime"), ("compiler", "iree-base-compiler")):
+        pytest.importorskip(f"iree.{part}", reason=f"{package} is not installed: pip install 'enginewright[iree]'")
+
+
+@pytest.mark.matrix
+def test_a_family_by_iree(tmp_path: Path) -> None:
+    needs_iree()
+    check_family("gpt_oss", tmp_path, iree=True)
+
+
 def _families() -> list[str]:
     """Those that docs/use/families.md says the cpu target runs."""
     rows = (REPOSITORY / "docs/use/families.md").read_text().splitlines()
@@ -77,3 +92,10 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     plain = check_family(family, tmp_path / "plain")
     ours = check_family(family, tmp_path / "ours", "enginewright")
     print(f"\n{family}: {plain:.1e}, by our kernels {ours:.1e}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", _families())
+def test_every_family_by_iree(family: str, tmp_path: Path) -> None:
+    needs_iree()
+    print(f"\n{family}: {check_family(family, tmp_path, iree=True):.1e}")

@@ -1,0 +1,40 @@
+"""Arrays where libraries take them as they lie: at multiples of 64 bytes, in a row, given away through DLPack."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+ALIGNMENT = 64
+"""Of what XLA's CPU client, IREE's and TVM's kernels take where it lies."""
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Zeros at a multiple of 64 bytes: address space until they are written. Raises MemoryError."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+def in_place(array: Array) -> Array:
+    """The array itself where it is aligned and in a row, else a copy that is."""
+    if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
+        return array
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def capsule_of(array: Array) -> Any:
+    """Its memory as DLPack has it, which NumPy gives away only if it may be written to."""
+    if not array.flags.writeable:
+        memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+        array = np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return array.__dlpack__()
