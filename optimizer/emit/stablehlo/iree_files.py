@@ -12,7 +12,7 @@ from enginewright.runtime.executors.iree_library import INSTALL
 
 _HOST = "x86_64-unknown-linux-gnu"
 _SAYS = 300
-"""Most characters of what the compiler says: it goes on with what it was compiling."""
+"""Most characters of what the compiler says: what it was compiling comes after."""
 
 
 def compiler_version() -> str:

@@ -247,8 +247,9 @@ def _top_k(g: Graph, call: Call) -> tuple[Tensor, Tensor]:
     axis = call.get("axis", -1) % len(x.shape)
     if not call.get("largest", 1):
         raise g.unsupported("it wants the least")
-    values, places = g.text.sort(x, g.text.iota(x.shape, axis), axis)
-    return g.text.slice(values, axis, 0, count), g.text.slice(places, axis, 0, count)
+    # IREE makes its own top_k of this, whose places have 32 bits.
+    values, places = g.text.sort(x, g.text.iota(x.shape, axis, "i32"), axis)
+    return g.text.slice(values, axis, 0, count), g.text.convert(g.text.slice(places, axis, 0, count), "i64")
 
 
 def _hits(g: Graph, x: Tensor, index: Tensor, axis: int) -> tuple[Tensor, int]:
