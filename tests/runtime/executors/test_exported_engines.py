@@ -96,6 +96,7 @@ def test_an_exported_bundle(
             np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=tolerance)
         wanted, found = ([r.token_ids for r in llm.generate(prompts, params)] for llm in (cpu, engines))
         assert found == wanted or cache != "f32"
+        assert engines.info()["executor"]["sampling"] == "on the GPU"
 
 
 def test_masks_are_made_on_the_gpu(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_sampling_kernels() -> Iterator[None]:
     pytest.importorskip("tensorrt_rtx")
     from enginewright.optimizer.emit.tensorrt_rtx import emit_segments, whole
