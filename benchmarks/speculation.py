@@ -5,8 +5,10 @@
 
 Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
 itself, "chat" write freely; "useless" is random text, in which nothing repeats itself but by chance. One request each,
-then eight of "chat" together. Each round has both in turn; the ratio is of one round's decoding times (from the first
-new token to the last), the median counts. Tokens and log-probabilities are compared: they must be the same.
+then 24 of "chat", eight at a time. Each round is of another tenant, so that answers of earlier rounds aren't known;
+"chat again" is asked a second time by the same one. Each round has both, and the other one first each time; the ratio
+is of one round's times from the first new token to the last, the median counts. Tokens and log-probabilities are
+compared: they must be the same.
 
 With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
 process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
@@ -64,6 +66,7 @@ TASKS: Mapping[str, str] = {
     "chat": "Write a short story about a lighthouse keeper and a storm.\n\n",
 }
 TOGETHER = 8
+AGAIN = "chat again"
 RANDOM = 256
 """Tokens of the useless text."""
 
@@ -95,16 +98,18 @@ def main(arguments: list[str] | None = None) -> int:
 def alone(options: argparse.Namespace) -> dict[str, Any]:
     """Ours, greedy and sampled: the figures of each task."""
     common: dict[str, Any] = {"threads": options.threads, "prefix_cache": False, "memory": "512MiB"}
+    common["max_requests"] = TOGETHER
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=0)
     found: dict[str, Any] = {}
     with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate="lookup", **common) as ahead:
         prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
         prompts["useless"] = [useless(plain)]
-        prompts[f"chat, {TOGETHER} together"] = [f"{TASKS['chat']}{i}. " for i in range(TOGETHER)]
+        prompts[AGAIN] = [TASKS["chat"]]
+        prompts[f"chat, {TOGETHER} at a time"] = [f"{TASKS['chat']}{i}. " for i in range(3 * TOGETHER)]
         for name, several in prompts.items():
             for temperature in (0.0, 0.8):
                 one = replace(params, temperature=temperature, seed=1)
-                rounds = [measured(plain, ahead, several, one) for _ in range(options.rounds)]
+                rounds = [measured(plain, ahead, several, one, name, i) for i in range(options.rounds)]
                 figures = {key: median(r[key] for r in rounds) for key in rounds[0]}
                 found[f"{name}, temperature {temperature}"] = figures
                 share = f"{figures['accepted']:.0f} of {figures['drafted']:.0f} accepted"
@@ -119,20 +124,26 @@ def useless(llm: LLM) -> list[int]:
     return found
 
 
-def measured(plain: LLM, ahead: LLM, prompts: list[Any], params: SamplingParams) -> dict[str, float]:
-    """One round: the ratio, and of the speculating one tokens a second, drafted and accepted."""
-    seconds, results = [], []
-    for llm in (plain, ahead):
+def measured(
+    plain: LLM, ahead: LLM, prompts: list[Any], params: SamplingParams, task: str, number: int
+) -> dict[str, float]:
+    """A round by its number: the ratio, and of the speculating one tokens a second, drafted and accepted."""
+    tenant = f"{task} {params.temperature} {number}"
+    seconds: dict[LLM, float] = {}
+    results: dict[LLM, list[Any]] = {}
+    if task == AGAIN:
+        ahead.generate(prompts, params, tenant=tenant)
+    for llm in (plain, ahead) if number % 2 else (ahead, plain):
         time.sleep(0.2)  # threads of the other sleep by then
-        outputs = llm.generate(prompts, params)
+        outputs = llm.generate(prompts, params, tenant=tenant)
         last = max(output.metrics.last_token or 0.0 for output in outputs)
-        seconds.append(last - max(output.metrics.first_token or 0.0 for output in outputs))
-        results.append(outputs)
-    assert results[0] == results[1], "speculation changed a token or a log-probability"
-    tokens = sum(len(output.token_ids) - 1 for output in results[1])
-    found = {"ratio": seconds[0] / seconds[1], "tokens_per_second": tokens / seconds[1]}
-    found["drafted"] = float(sum(output.metrics.drafted for output in results[1]))
-    return found | {"accepted": float(sum(output.metrics.accepted for output in results[1]))}
+        seconds[llm] = last - min(output.metrics.first_token or 0.0 for output in outputs)
+        results[llm] = outputs
+    assert results[plain] == results[ahead], "speculation changed a token or a log-probability"
+    tokens = sum(len(output.token_ids) - 1 for output in results[ahead])
+    found = {"ratio": seconds[plain] / seconds[ahead], "tokens_per_second": tokens / seconds[ahead]}
+    found["drafted"] = float(sum(output.metrics.drafted for output in results[ahead]))
+    return found | {"accepted": float(sum(output.metrics.accepted for output in results[ahead]))}
 
 
 def beside(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,56 +1,166 @@
-"""Drafts that are looked up in the request's own tokens: what followed the last few of them before.
+"""Guesses at the next tokens: what followed the last few before, in a request's own text or in past answers.
 
-Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023). Texts that copy, edit or repeat themselves gain by it.
+Prompt lookup decoding (Saxena 2023; LLMA: Yang et al. 2023), and its use of past answers (SuffixDecoding: Oliaro et al.
+2024). Texts that copy, edit or repeat themselves or others gain by it.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-FIRST = 4
-"""Tokens of a request's first draft; as many more as were accepted, and fewer after a miss."""
-GRAMS = (4, 3, 2)
+OWN_GRAMS = (8, 4, 3, 2)
+PAST_GRAMS = (8, 4)
 """So many last tokens are looked up, the longest first."""
-LONGEST_PAUSE = 64
-"""Steps without a draft after many in a row that brought nothing."""
+PAST_TOKENS = 1 << 15
+"""Of past answers, kept for each tenant; about 150 bytes each."""
+PAST_TENANTS = 8
+"""Tenants whose past answers are kept: those that ended a request last."""
+
+_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25}
+"""How often a token is right behind so many that are the same, until that is measured."""
+_WEIGHT = 4.0
+"""Of what was expected, in tokens."""
+_MEMORY = 100.0
+"""Tokens that a share goes back to."""
+_FORGET = 0.98
+"""What is left of a share's weight after a guess that wasn't worth a draft, so that it is tried again some day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Tokens that may follow.
+
+    Attributes:
+        tokens: at least one.
+        by: how they were found, for statistics: how many tokens are the same before them, and less than 0 so many of a
+            past answer.
+    """
+
+    tokens: Sequence[int]
+    by: int
 
 
 class Lookup:
-    """Drafts of one request.
+    """Guesses by what a request's own tokens have, a list that grows."""
 
-    Args:
-        tokens: its list, which grows.
-        longest: most tokens of a draft.
-    """
-
-    def __init__(self, tokens: Sequence[int], longest: int) -> None:
-        self._tokens, self._longest = tokens, longest
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
         self._known = 0  # of these places, what comes before is in ``_places``
         self._places: dict[tuple[int, ...], int] = {}  # a few tokens -> where the last such ones end
-        self._most, self._misses, self._pause = FIRST, 0, 0
 
-    def next(self, most: int) -> list[int]:
-        """Up to ``most`` tokens that may follow."""
-        if self._pause:
-            self._pause -= 1
-            return []
-        tokens, end = self._tokens, len(self._tokens)
+    def next(self, most: int) -> Guess | None:
+        """Up to ``most`` tokens."""
+        tokens, end, places = self._tokens, len(self._tokens), self._places
         for place in range(max(self._known, 1), end):
-            for count in GRAMS:
+            for count in OWN_GRAMS:
                 if place >= count:
-                    self._places[tuple(tokens[place - count : place])] = place
+                    places[tuple(tokens[place - count : place])] = place
         self._known = end
-        for count in GRAMS:
-            place = self._places.get(tuple(tokens[-count:]), 0) if end > count else 0
-            if place:  # what follows may repeat itself up to the end
-                return [tokens[place + i % (end - place)] for i in range(min(self._most, most))]
-        return []
+        for count in OWN_GRAMS:
+            if end > count and (place := places.get(tuple(tokens[-count:]), 0)):
+                # What follows may repeat itself up to the end.
+                return Guess([tokens[place + i % (end - place)] for i in range(most)], count)
+        return None
 
-    def took(self, drafted: int, accepted: int) -> None:
-        """So many of the draft's tokens were accepted."""
-        if accepted == drafted:
-            self._most, self._misses = min(2 * self._most, self._longest), 0
+
+class RightTokens:
+    """How often guesses were right, by their kind (``Guess.by``): what was expected, and what was seen."""
+
+    def __init__(self, before: RightTokens | None = None) -> None:
+        self._before = before
+        self._seen: dict[int, list[float]] = {}  # kind -> right tokens, tokens
+
+    def share(self, kind: int) -> float:
+        """Of tokens of such a guess, each behind right ones."""
+        expected = _EXPECTED[abs(kind)] if self._before is None else self._before.share(kind)
+        right, tokens = self._seen.get(kind, (0.0, 0.0))
+        return (right + _WEIGHT * expected) / (tokens + _WEIGHT)
+
+    def saw(self, kind: int, right: int, tokens: int) -> None:
+        """Of so many tokens, of which the last alone may be wrong."""
+        seen = self._seen.setdefault(kind, [0.0, 0.0])
+        kept = min(1.0, _MEMORY / max(seen[1] + tokens, 1))
+        seen[0], seen[1] = (seen[0] + right) * kept, (seen[1] + tokens) * kept
+
+    def forget(self, kind: int) -> None:
+        """A guess of this kind wasn't worth it."""
+        if (seen := self._seen.get(kind)) is not None:
+            seen[0], seen[1] = seen[0] * _FORGET, seen[1] * _FORGET
+
+
+class Guesses:
+    """Of one request.
+
+    Attributes:
+        lookup: its own tokens.
+        right: how often its guesses were right; before there were many, how often all requests' were.
+        last: what its draft was.
+    """
+
+    def __init__(self, tokens: Sequence[int], right: RightTokens) -> None:
+        self.lookup, self.right, self.last = Lookup(tokens), RightTokens(right), Guess((), 0)
+
+
+class PastAnswers:
+    """The last answers of each tenant, and guesses by them. A tenant's guesses come from its own alone."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, _Answers] = OrderedDict()
+
+    def add(self, tenant: str, tokens: Sequence[int], answer: int) -> None:
+        """A request ended; its answer begins at ``answer`` of its tokens."""
+        if len(tokens) - answer < 2:
             return
-        self._most = max(accepted + 1, 2)
-        self._misses = 0 if accepted else self._misses + 1
-        self._pause = min(2**self._misses, LONGEST_PAUSE) if self._misses else 0
+        if tenant not in self._tenants:
+            self._tenants[tenant] = _Answers()
+            if len(self._tenants) > PAST_TENANTS:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(tenant)
+        # A few tokens of its prompt too, so that the same question finds the answer's first.
+        self._tenants[tenant].add(array("i", tokens[max(answer - PAST_GRAMS[0], 0) : answer + PAST_TOKENS // 2]))
+
+    def next(self, tenant: str, tokens: Sequence[int], most: int, longer_than: int) -> Guess | None:
+        """Up to ``most`` tokens behind more than ``longer_than`` that are the same."""
+        answers = self._tenants.get(tenant)
+        return None if answers is None else answers.next(tokens, most, longer_than)
+
+
+class _Answers:
+    """Of one tenant: ``PAST_TOKENS`` tokens at most."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, array[int]] = OrderedDict()
+        self._places: dict[int, int] = {}  # a hash of a few tokens -> the last answer that has them, and where they end
+        self._count = self._tokens = 0
+
+    def add(self, answer: array[int]) -> None:
+        self._count += 1
+        self._kept[self._count] = answer
+        self._tokens += len(answer)
+        for key, end in _hashes(answer):
+            self._places[key] = self._count << 32 | end
+        while self._tokens > PAST_TOKENS:
+            number, oldest = self._kept.popitem(last=False)
+            self._tokens -= len(oldest)
+            for key, _ in _hashes(oldest):
+                if self._places.get(key, 0) >> 32 == number:
+                    del self._places[key]
+
+    def next(self, tokens: Sequence[int], most: int, longer_than: int) -> Guess | None:
+        for count in PAST_GRAMS:
+            last = tuple(tokens[-count:])
+            if count <= longer_than or (place := self._places.get(hash(last))) is None:
+                continue
+            answer, end = self._kept[place >> 32], place & 0xFFFFFFFF
+            if tuple(answer[end - count : end]) == last:
+                return Guess(answer[end : end + most], -count)
+        return None
+
+
+def _hashes(answer: array[int]) -> list[tuple[int, int]]:
+    """Of every few tokens that others follow, and where they end."""
+    grams = ((count, end) for count in PAST_GRAMS for end in range(count, len(answer)))
+    return [(hash(tuple(answer[end - count : end])), end) for count, end in grams]

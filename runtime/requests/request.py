@@ -22,7 +22,7 @@ from .sampling import SamplingParams, sample_seed, seed_of
 
 if TYPE_CHECKING:
     from .beam_search import Answer, BeamSearch
-    from .lookup import Lookup
+    from .lookup import Guesses
 
 _numbers = itertools.count()
 
@@ -116,7 +116,7 @@ class Request:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * self.prompt_length
         self._scored = 0
-        self.drafts: Lookup | None = None
+        self.guesses: Guesses | None = None  # at its next tokens, where they are computed ahead
         self.drafted = self.accepted = 0  # tokens that were computed ahead, and of these those that were right
         self._text = text
         self._whole_text: list[str] = []

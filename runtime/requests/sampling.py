@@ -72,6 +72,7 @@ class SamplingParams:
         length_penalty: above 0 favours longer answers of a beam search.
         early_stopping: when a beam search ends: True, as soon as there are ``num_beams`` answers; False, when a better
             one is unlikely; "never", when there can't be a better one.
+        speculate: whether tokens may be computed ahead for this request, where the LLM does so; they are the same.
 
     Raises:
         RequestError: a value is out of range; names the field.
@@ -101,6 +102,7 @@ class SamplingParams:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -169,7 +171,8 @@ class SamplingParams:
             raise RequestError(f"min_tokens: {self.min_tokens} is more than max_tokens, {self.max_tokens}")
 
     def _check_answers(self) -> None:
-        """Of n, best_of and the beam search, and what does not go together."""
+        """Of n, best_of, the beam search and speculation, and what does not go together."""
+        _check("speculate", self.speculate, isinstance(self.speculate, bool), "True or False")
         _check("n", self.n, _is_int(self.n, 1, MOST_ANSWERS + 1), f"an integer from 1 to {MOST_ANSWERS}")
         best_of = self.best_of
         enough = best_of is None or _is_int(best_of, self.n, MOST_ANSWERS + 1)

@@ -154,6 +154,8 @@ class ContinuousScheduler:
         self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
+        if self.drafts is not None:
+            self.drafts.stepped(batch, self._clock() - self._began)
         if self.policy is not None:
             self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
         advanced, row, searches = [], 0, dict[BeamSearch, None]()
@@ -223,6 +225,8 @@ class ContinuousScheduler:
             self.cache.release(request)
             if self.policy is not None:
                 self.policy.ended(request)
+            if self.drafts is not None:
+                self.drafts.ended(request)
 
     def _make_way(self, policy: Policy) -> None:
         """One request gives its place up if it is held by one of less priority than the first that waits."""
@@ -244,6 +248,8 @@ class ContinuousScheduler:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
         chunks, preemptions = [], self.preemptions
         paused = None if self.policy is None else self.policy.paused
+        if self.drafts is not None:
+            self.drafts.begin_step(len(self.running))
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
@@ -254,9 +260,9 @@ class ContinuousScheduler:
     def _drafted(self, request: Request) -> Chunk:
         """Its last token, and what may follow, if there are blocks for that."""
         assert self.drafts is not None
-        draft = self.drafts.of(request, len(self.running))
+        draft = self.drafts.of(request)
         if not self.cache.grow(request, request.computed + 1 + len(draft)):
-            draft = []
+            draft = ()
         return Chunk(request, request.computed, 1 + len(draft), draft)
 
     def _make_room(self, request: Request) -> bool:

@@ -4,6 +4,9 @@ Logits are bit for bit the same however rows are batched, and each position has 
 behind a draft is what plain decoding would have drawn there: a draft is accepted as far as it is equal to that. Nothing
 but time depends on it. Keys and values of what wasn't accepted lie behind the request's last token, where nobody looks,
 until they are overwritten.
+
+How long a draft is follows from two things that are measured meanwhile: how often guesses of its kind were right, and
+what steps of more rows take. Where it wouldn't pay there is none.
 """
 
 from __future__ import annotations
@@ -12,21 +15,70 @@ from collections.abc import Sequence
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import Lookup
+from enginewright.runtime.requests.lookup import Guess, Guesses, PastAnswers, RightTokens
 from enginewright.runtime.requests.request import Request
 
-from .base import Chunk
+from .base import Batch, Chunk
 from .step_outputs import logprobs_of
 
 ROWS = 16
 """Rows of all requests that decode in a step, drafts among them: more cost as much as they bring."""
+LEAST_GAIN = 1.03
+"""A draft is expected to give so many times as many tokens a second, as what it costs besides isn't measured."""
+
+
+class RowCosts:
+    """What steps in which requests decode take, by how many rows they have: a line through the last ones' times.
+
+    Before there are many, it has the slope of small models on CPUs with 512-bit vectors.
+    """
+
+    _ROW = 0.07
+    """Seconds of a further row, in steps of one row."""
+    _KEPT = 0.995
+    """Of the weight of a step, at each further one: the load of a machine changes."""
+    _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
+    """Rows and weights of steps that the slope above stands for."""
+
+    def __init__(self) -> None:
+        self._one, self._row = 1.0, self._ROW  # seconds of a step of one row, and of each further row
+        self._weight = self._rows = self._squares = self._seconds = self._products = 0.0
+        self._scale = 0.0  # seconds of a step, over what the slope above says of one second for one row
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step took so long."""
+        if self._weight:
+            seconds = min(seconds, 2 * self.of(rows))  # something else ran
+        expected = 1 + self._ROW * (rows - 1)
+        self._weight = self._KEPT * self._weight + 1
+        self._rows = self._KEPT * self._rows + rows
+        self._squares = self._KEPT * self._squares + rows * rows
+        self._seconds = self._KEPT * self._seconds + seconds
+        self._products = self._KEPT * self._products + rows * seconds
+        self._scale += (seconds / expected - self._scale) / self._weight
+        weight, x, xx, y, xy = self._weight, self._rows, self._squares, self._seconds, self._products
+        for at, prior in self._PRIOR:
+            value = self._scale * (1 + self._ROW * (at - 1))
+            weight, x, xx = weight + prior, x + prior * at, xx + prior * at * at
+            y, xy = y + prior * value, xy + prior * at * value
+        self._row = max((weight * xy - x * y) / (weight * xx - x * x), 0.0)
+        self._one = max((y - self._row * x) / weight + self._row, 1e-9)
+
+    def of(self, rows: int) -> float:
+        """Seconds of a step of so many rows."""
+        return self._one + self._row * (rows - 1)
+
+    def describe(self) -> dict[str, float]:
+        """Microseconds."""
+        return {"step_us": 1e6 * self._one, "row_us": 1e6 * self._row} if self._weight else {}
 
 
 class Drafts:
     """Of all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
 
     Attributes:
-        drafted, accepted: tokens so far.
+        drafted, accepted: tokens so far; ``past``, of each those found in past answers.
+        costs: of steps.
     """
 
     def __init__(self, caps: ExecutorCaps) -> None:
@@ -36,19 +88,57 @@ class Drafts:
                 hint="Use the cpu target.",
             )
         self.drafted = self.accepted = 0
+        self.past = [0, 0]
+        self.costs = RowCosts()
+        self._answers = PastAnswers()
+        self._right = RightTokens()
+        self._rows = 0  # of the step that is being made
+        self._tokens = 0.0  # that are expected of it
 
-    def describe(self) -> dict[str, int]:
+    def describe(self) -> dict[str, object]:
         """For ``LLM.info``."""
-        return {"drafted": self.drafted, "accepted": self.accepted}
+        found = {"drafted": self.drafted, "accepted": self.accepted}
+        found |= {"drafted_from_past_answers": self.past[0], "accepted_from_past_answers": self.past[1]}
+        return {**found, **self.costs.describe()}
 
-    def of(self, request: Request, running: int) -> list[int]:
-        """A draft for a request that decodes beside others; empty where there is none."""
-        most = min(ROWS // running - 1, request.max_tokens - request.output_length - 1)
-        if most < 1 or request.search is not None or (request.rules is not None and request.rules.changing):
-            return []
-        if request.drafts is None:
-            request.drafts = Lookup(request.tokens, ROWS - 1)
-        return request.drafts.next(most)
+    def begin_step(self, decoding: int) -> None:
+        """So many requests decode in the next one, at most."""
+        self._rows, self._tokens = decoding, float(decoding)
+
+    def of(self, request: Request) -> Sequence[int]:
+        """A draft for a request that decodes; empty where there is none that would pay."""
+        most = min(ROWS - self._rows, request.max_tokens - request.output_length - 1)
+        if most < 1 or not request.params.speculate or request.search is not None:
+            return ()
+        if request.rules is not None and request.rules.changing:
+            return ()
+        if request.guesses is None:
+            request.guesses = Guesses(request.tokens, self._right)
+        own = request.guesses
+        guess = own.lookup.next(most)
+        found = 0 if guess is None else guess.by
+        guess = self._answers.next(request.tenant, request.tokens, most, found) or guess
+        if guess is None:
+            return ()
+        length = self._length(own.right.share(guess.by), len(guess.tokens))
+        if not length:
+            own.right.forget(guess.by)
+            self._right.forget(guess.by)
+            return ()
+        own.last = Guess(guess.tokens[:length], guess.by)
+        return own.last.tokens
+
+    def _length(self, share: float, most: int) -> int:
+        """How many tokens of a guess make the step's tokens a second the most, each right with this probability."""
+        seconds, rows, tokens = self.costs.of(self._rows), self._rows, self._tokens
+        best, found, expected, right = LEAST_GAIN * tokens / seconds, 0, tokens, 1.0
+        for length in range(1, most + 1):
+            right *= share
+            expected += right
+            if (rate := expected / self.costs.of(rows + length)) > best:
+                best, found, self._tokens = rate, length, expected
+        self._rows += found
+        return found
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
@@ -61,8 +151,22 @@ class Drafts:
             if request.finished or at == len(chunk.draft) or token != chunk.draft[at]:
                 break
         request.computed = chunk.start + count
-        accepted = count - 1
-        self.drafted, self.accepted = self.drafted + len(chunk.draft), self.accepted + accepted
-        request.drafted, request.accepted = request.drafted + len(chunk.draft), request.accepted + accepted
-        assert request.drafts is not None
-        request.drafts.took(len(chunk.draft), accepted)
+        drafted, accepted = len(chunk.draft), count - 1
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        request.drafted, request.accepted = request.drafted + drafted, request.accepted + accepted
+        assert request.guesses is not None
+        guesses, by = request.guesses, request.guesses.last.by
+        if by < 0:
+            self.past = [self.past[0] + drafted, self.past[1] + accepted]
+        tried = accepted if request.finished else min(accepted + 1, drafted)
+        guesses.right.saw(by, accepted, tried)
+        self._right.saw(by, accepted, tried)
+
+    def stepped(self, batch: Batch, seconds: float) -> None:
+        """A step took so long; what it teaches, if there were no prompts in it."""
+        if all(chunk.count == 1 + len(chunk.draft) for chunk in batch.chunks):
+            self.costs.took(len(batch.step.ids), seconds)
+
+    def ended(self, request: Request) -> None:
+        """Its answer may come again."""
+        self._answers.add(request.tenant, request.tokens, request.prompt_length)

@@ -114,8 +114,12 @@ def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
     return one.to_output()
 
 
-def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Path) -> Counter[str]:
+def obeys_the_law(
+    bundle: Path, rng: np.random.Generator, count: int, folder: Path, *, speculate: bool = False
+) -> Counter[str]:
     """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
+
+    Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are.
 
     Half of the times prefixes go to a folder, and the second half of the requests comes to an engine that begins with
     nothing else.
@@ -126,7 +130,7 @@ def obeys_the_law(bundle: Path, rng: np.random.Generator, count: int, folder: Pa
     single = CpuExecutor(opened, dict.fromkeys(names, 32), threads=1)
     chunk = [None, int(rng.integers(1, 40))][int(rng.integers(2))]
     config = SchedulerConfig(int(rng.integers(3, 12)), int(rng.integers(8, 200)), chunk, prefix_cache=True)
-    config = replace(config, speculate=config.max_requests % 2 == 0)
+    config = replace(config, speculate=speculate or config.max_requests % 2 == 0)
     beginnings = [rng.integers(3, 256, n).tolist() for n in (140, 90, 40)]
     disk = bool(rng.random() < 0.5)
     seen: Counter[str] = Counter()
@@ -223,3 +227,14 @@ def test_in_every_format(family: str, weights: str, cache: str, exported: Export
     for seed in range(100, 104):
         seen += obeys_the_law(exported(family, weights, cache), np.random.default_rng(seed), 60, tmp_path / str(seed))
     assert all(seen[what] for what in ("length", "hits", "copies", "evictions", "from_disk")), seen
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_two_thousand_requests_computed_ahead(family: str, exported: Exported, tmp_path: Path) -> None:
+    seen: Counter[str] = Counter()
+    bundle = exported(family, "int8", "int8")
+    for seed in range(1000, 1050):
+        seen += obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), speculate=True)
+    assert seen["length"] + seen["stop"] + seen["abort"] >= 1900
+    assert all(seen[what] for what in ("accepted", "hits", "preemptions", "beams", "from_disk")), seen

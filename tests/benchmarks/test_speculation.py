@@ -27,7 +27,7 @@ def test_every_task_is_measured_and_compared(
         == 0
     )
     (found,) = json.loads(path.read_text()).values()
-    assert len(found["tasks"]) == 8
+    assert len(found["tasks"]) == 10
     assert all(of["ratio"] > 0 and of["accepted"] <= of["drafted"] for of in found["tasks"].values())
 
 

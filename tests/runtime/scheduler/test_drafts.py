@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import enginewright as ew
+from enginewright.plugins.shared.contracts import ExecutorCaps
+from enginewright.runtime.scheduler.drafts import LEAST_GAIN, ROWS, Drafts, RowCosts
 
 LOOPING = [70, 71, 72, 73] * 8
 PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)
@@ -70,3 +73,64 @@ def test_no_draft_where_rules_change_with_each_token(tiny_bundle: Path) -> None:
 def test_what_can_not_be_is_said(tiny_bundle: Path) -> None:
     with pytest.raises(ew.RequestError, match="speculate: 'draft' isn't a way to guess tokens"):
         ew.LLM(tiny_bundle, speculate="draft")
+
+
+def test_a_request_may_refuse(tiny_bundle: Path) -> None:
+    with ew.LLM(tiny_bundle, speculate="lookup") as llm:
+        refused, taken = llm.generate([LOOPING] * 2, [replace(PARAMS, speculate=False), PARAMS])
+        assert refused.token_ids == taken.token_ids
+        assert refused.metrics.drafted == 0 < taken.metrics.drafted
+
+
+def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
+    """With a temperature, so that it doesn't repeat itself."""
+    params = replace(PARAMS, temperature=1.5, seed=3, logprobs=None)
+    prompt = list(range(40, 52))
+    with ew.LLM(tiny_bundle, speculate="lookup") as llm:
+        first, again = (llm.generate([prompt], params)[0] for _ in range(2))
+        (other,) = llm.generate([prompt], params, tenant="other")
+        found = llm.info()["speculation"]
+    assert first.token_ids == again.token_ids == other.token_ids
+    assert again.metrics.accepted > 40 > 10 > max(first.metrics.accepted, other.metrics.accepted)
+    assert 40 < found["accepted_from_past_answers"] <= found["drafted_from_past_answers"]
+
+
+def some_costs(each: float) -> RowCosts:
+    """A step of one row takes 1, and each more ``each``."""
+    costs = RowCosts()
+    costs._one, costs._row = 1.0, each
+    return costs
+
+
+@pytest.mark.parametrize(("each", "share", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
+def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) -> None:
+    drafts = Drafts(ExecutorCaps(verifies=True))
+    drafts.costs = some_costs(each)
+    drafts.begin_step(decoding)
+    found = drafts._length(share, ROWS - decoding)
+    rates = [
+        (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
+        for length in range(ROWS - decoding + 1)
+    ]
+    best = max(range(len(rates)), key=rates.__getitem__)
+    assert found == (best if rates[best] > LEAST_GAIN * rates[0] else 0)
+    second = drafts._length(share, ROWS - decoding - found)
+    assert decoding + found + second <= ROWS
+
+
+def test_costs_are_those_that_were_measured() -> None:
+    costs = RowCosts()
+    assert costs.of(1) == 1 < costs.of(2) < costs.of(16) and not costs.describe()
+    for seconds in (2.0, 2.0, 2.0, 50.0):  # another program ran once
+        costs.took(1, seconds)
+    assert costs.of(1) == pytest.approx(2, rel=0.3)
+    assert costs.of(16) / costs.of(1) == pytest.approx(1 + 15 * RowCosts._ROW)
+    for i in range(200):
+        costs.took(1 + i % 3, 2 + 0.5 * (i % 3))
+    assert costs.of(1) == pytest.approx(2, rel=0.1) and costs.of(3) == pytest.approx(3, rel=0.1)
+    for i in range(800):  # the machine has become slower
+        costs.took(1 + i % 3, 4 + 0.1 * (i % 3))
+    assert costs.of(1) == pytest.approx(4, rel=0.05) and costs.of(3) == pytest.approx(4.2, rel=0.1)
+    for i in range(100):
+        costs.took(1 + i % 4, 4 - 0.5 * (i % 4))
+    assert costs.of(16) == costs.of(1) > 0
