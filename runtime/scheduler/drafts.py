@@ -28,9 +28,10 @@ LEAST_GAIN = 1.03
 
 
 class RowCosts:
-    """What steps in which requests decode take, by how many rows they have: a line through the last ones' times.
+    """What steps in which requests decode take, by how many rows they have.
 
-    Before there are many, it has the slope of small models on CPUs with 512-bit vectors.
+    A line through the last ones' times, and how far those of each number of rows are from it: kernels take rows by
+    twos, fours or sixteens. Before there are many, the line has the slope of small models on CPUs with 512-bit vectors.
     """
 
     _ROW = 0.07
@@ -44,9 +45,13 @@ class RowCosts:
         self._one, self._row = 1.0, self._ROW  # seconds of a step of one row, and of each further row
         self._weight = self._rows = self._squares = self._seconds = self._products = 0.0
         self._scale = 0.0  # seconds of a step, over what the slope above says of one second for one row
+        self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
+        self._counts = [2] * (ROWS + 1)  # steps whose mean that is; two that are on the line to begin with
 
     def took(self, rows: int, seconds: float) -> None:
         """A step took so long."""
+        if rows > ROWS:
+            return
         if self._weight:
             seconds = min(seconds, 2 * self.of(rows))  # something else ran
         expected = 1 + self._ROW * (rows - 1)
@@ -63,10 +68,13 @@ class RowCosts:
             y, xy = y + prior * value, xy + prior * at * value
         self._row = max((weight * xy - x * y) / (weight * xx - x * x), 0.0)
         self._one = max((y - self._row * x) / weight + self._row, 1e-9)
+        self._counts[rows] = min(self._counts[rows] + 1, 32)
+        apart = seconds / (self._one + self._row * (rows - 1))
+        self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
 
     def of(self, rows: int) -> float:
         """Seconds of a step of so many rows."""
-        return self._one + self._row * (rows - 1)
+        return (self._one + self._row * (rows - 1)) * self._apart[rows]
 
     def describe(self) -> dict[str, float]:
         """Microseconds."""
