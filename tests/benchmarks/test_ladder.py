@@ -72,7 +72,10 @@ def test_every_rung_is_measured_and_the_page_has_it(
     assert lines["KV cache"].endswith("| 30.0 | 7.50 | 1.00 | 269 | 0.25 |")
     assert lines["int4"].endswith("| 240 | 1.33 | 8.00 | 1 | 0.12 |")
     assert lines["speculation"].endswith("| 1,000 | 4.00 |  | 1 | as int4 |")
-    assert "int4 has **8.0 times**, which\ndoesn't reach it" in page.read_text()
+    assert "at one request, is not reached: 8.0 is the most." in page.read_text()
+    rungs["int8"]["tokens_per_second"] = 300.0
+    again = ladder.page(json.loads(found.read_text()) | {"rungs": rungs})
+    assert "is reached by int8 with 10.0 (KL 0.12)." in again
     assert "- tiled attention: " in page.read_text(), "left out by name"
     assert "(ladder.svg)" in page.read_text() and "tokens/s" in (tmp_path / "ladder.svg").read_text()
 
