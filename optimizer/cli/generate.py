@@ -27,6 +27,7 @@ from .options import (
     Sampling,
     SchedulingGiven,
     Seed,
+    Speculate,
     Stop,
     System,
     Target,
@@ -48,6 +49,7 @@ EPILOG = (
     '  optimize generate smollm2.bundle "Name a colour." --target onnx --context 1024\n\n'
     '  optimize generate smollm2.bundle "Name a fruit." --param num_beams=4 --param n=2\n\n'
     '  optimize generate smollm2.bundle "Name a colour." "Name a fruit." --scheduling offline\n\n'
+    '  optimize generate smollm2.bundle "Say this again: one, two, three, four." --speculate lookup\n\n'
     '  echo "Once upon a time" | optimize generate smollm2.bundle - --raw'
 )
 
@@ -76,6 +78,7 @@ def command(
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
     scheduling: SchedulingGiven = None,
+    speculate: Speculate = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
@@ -101,6 +104,7 @@ def command(
     options = template_options(tools, variables)
     placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
     served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
+    served["speculate"] = speculate
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
@@ -150,6 +154,8 @@ def _print_stats(info: Mapping[str, Any]) -> None:
     if (use := info["prefix_cache"]) is not None:
         disk = "" if use["disk"] is None else f", {use['from_disk']} of them from {use['disk']['folder']}"
         lines.append(f"prefix cache: {use['reused']} of {use['tokens']} tokens were there{disk}")
+    if (ahead := info["speculation"]) is not None:
+        lines.append(f"computed ahead: {ahead['drafted']} tokens, of which {ahead['accepted']} were right")
     lines += use_lines(info["buckets"])
     print("\n".join(lines), file=sys.stderr)
 

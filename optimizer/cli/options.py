@@ -60,6 +60,12 @@ SchedulingGiven = Annotated[
         help="Who runs when: fcfs (default), priority, fair, offline, or a .toml file with scheduling's options.",
     ),
 ]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="lookup", help="Guess next tokens from what was said before: the same tokens, sooner. cpu target."
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(
