@@ -14,8 +14,8 @@ Memory = TypeVar("Memory", bound=Operand)
 PIECE = 1024
 """Tokens of the vocabulary that one program looks at."""
 
-_PASSES = 8
-"""Of a search: 32 bits, four at a time."""
+_PASSES, _NEAREST_PASSES = 8, 12
+"""Of a search, four bits at a time: 32 of a logit, 48 of how near a surprise is to its mean."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Drawing:
         penalties: some row has a repetition penalty.
         random: some row has a temperature above 0.
         top_k, top_p, min_p: some such row has it.
+        edits: some row has a bias, a ban, tokens that are allowed, or a penalty by counts.
+        typical: some row with a temperature has typical_p.
     """
 
     penalties: bool = False
@@ -33,6 +35,8 @@ class Drawing:
     top_k: bool = False
     top_p: bool = False
     min_p: bool = False
+    edits: bool = False
+    typical: bool = False
 
 
 class SamplingMemory(Generic[Memory]):
@@ -48,15 +52,15 @@ class SamplingMemory(Generic[Memory]):
         count = rows * self.pieces
         self.values, self.places = new((count,), "float32"), new((count,), "int32")
         self.tops, self.tokens = new((rows,), "float32"), new((rows,), "int32")
-        self.sums = new((count,), "float64")
+        self.sums, self.moments = new((count,), "float64"), new((count,), "float64")
         self.counts, self.weights = new((2 * count * 16,), "int32"), new((2 * count * 16,), "float64")
-        self.state = new((rows * (_PASSES + 1) * 3,), "float64")
+        self.state = new((rows * (_NEAREST_PASSES + 1) * 3,), "float64")
         self.cut_keys, self.cut_tokens = new((2 * rows,), "int64"), new((2 * rows,), "int32")
         self._wide: Memory | None = None
 
     @property
     def wide(self) -> Memory:
-        """Float32 [rows, vocab], for penalized logits; made when a request first has a penalty."""
+        """Float32 [rows, vocab], for logits that change; made when a request first needs it."""
         if self._wide is None:
             self._wide = self._new((self.rows, self.vocab), "float32")
         return self._wide
@@ -67,22 +71,17 @@ def sampling_calls(
 ) -> list[Call]:
     """Tokens of logits [R, V] -> ``memory.tokens`` [R], NO_TOKEN where a row can't be drawn from.
 
-    ``options``: on the device, by the names of ``contracts.SAMPLING_OPTIONS``; seed and counter as int64 [R], and of
-    penalties ``seen`` and ``seen_start`` too.
+    ``options``: on the device, by the names of ``contracts.SAMPLING_OPTIONS`` and SAMPLING_LISTS; seed and counter as
+    int64 [R], and what is in all lists, int32, as ``lists``: see logit_kernels.py.
     """
     rows, vocab = logits.shape
     if not rows:
         return []
     pieces, room = memory.pieces, power_of_2(memory.pieces)
     calls: list[Call] = []
-    if drawing.penalties:
-        sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
-        wide = memory.wide
-        calls.append(Call("widen", {"logits": logits, "out": wide}, sized, (rows, pieces, 1)))
-        penalized: dict[str, Argument] = {"logits": logits, "seen": options["seen"]}
-        penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"], "out": wide}
-        calls.append(Call("penalize", penalized, sized, (rows, 1, 1)))
-        logits = wide
+    if drawing.penalties or drawing.edits or drawing.typical:
+        calls += _changed(logits, options, memory, drawing)
+        logits = memory.wide
     calls += _largest(logits, rows, memory)
     if not drawing.random:
         return calls
@@ -116,13 +115,62 @@ def sampling_calls(
             )
         constants = {**sizes, "BY_WEIGHT": by_weight, "PIECE": PIECE}
         calls.append(Call("cut", {**heads, **bounds, **found, **cuts}, constants, (rows, 1, 1)))
-    count = 2 if drawing.top_p else int(drawing.top_k)
-    calls.append(sums(count, drawing.min_p))
+    count, min_p = 2 if drawing.top_p else int(drawing.top_k), drawing.min_p
+    if drawing.typical:
+        calls += _typical(options, heads, cuts, count, memory, rows)
+        count, min_p = 0, False  # by now these cuts are in the logits
+    calls.append(sums(count, min_p))
     drawn: dict[str, Argument] = {**heads, "min_ps": options["min_p"], **cuts, "sums": memory.sums}
     drawn |= {"seeds": options["seed"], "counters": options["counter"], "tokens": memory.tokens}
-    constants = {**sizes, "CUTS": count, "MIN_P": drawing.min_p, "PIECE": PIECE}
+    constants = {**sizes, "CUTS": count, "MIN_P": min_p, "PIECE": PIECE}
     calls.append(Call("draw", drawn, constants, (rows, 1, 1)))
     return calls
+
+
+def _changed(
+    logits: Operand, options: Mapping[str, Operand], memory: SamplingMemory[Memory], drawing: Drawing
+) -> list[Call]:
+    """Logits as float32 in ``memory.wide``, with what lists of tokens do to them."""
+    rows, vocab = logits.shape
+    sized: dict[str, Constant] = {"STRIDE": logits.stride(0), "V": vocab, "PIECE": PIECE}
+    calls = [Call("widen", {"logits": logits, "out": memory.wide}, sized, (rows, memory.pieces, 1))]
+    if drawing.edits:
+        edited: dict[str, Argument] = {"logits": logits, "tokens": memory.tokens, "lists": options["lists"]}
+        edited |= {name: options[name] for name in ("allowed_start", "biased_start", "seen_start", "counted_start")}
+        edited |= {name: options[f"{name}_penalty"] for name in ("repetition", "frequency", "presence")}
+        # Rows that nothing can be drawn from are found before anything is banned.
+        calls += _largest(logits, rows, memory)
+        calls.append(Call("edit", {**edited, "out": memory.wide}, sized, (rows, 1, 1)))
+    elif drawing.penalties:
+        penalized: dict[str, Argument] = {"logits": logits, "seen": options["lists"]}
+        penalized |= {"seen_start": options["seen_start"], "penalties": options["repetition_penalty"]}
+        calls.append(Call("penalize", {**penalized, "out": memory.wide}, sized, (rows, 1, 1)))
+    return calls
+
+
+def _typical(
+    options: Mapping[str, Operand],
+    heads: Mapping[str, Argument],
+    cuts: Mapping[str, Argument],
+    count: int,
+    memory: SamplingMemory[Memory],
+    rows: int,
+) -> list[Call]:
+    """Makes ``count`` cuts, and those of min_p and typical_p, in the logits of ``heads``."""
+    grid = (rows, memory.pieces, 1)
+    spread: dict[str, Argument] = {**heads, "min_ps": options["min_p"], **cuts}
+    spread |= {"sums": memory.sums, "moments": memory.moments, "cuts": count}
+    nearest: dict[str, Argument] = {**heads, "typical_ps": options["typical_p"]}
+    nearest |= {"sums": memory.sums, "moments": memory.moments}
+    nearest |= {"counts": memory.counts, "weights": memory.weights, "state": memory.state}
+    constants: dict[str, Constant] = {"V": memory.vocab, "C": memory.pieces, "ROOM": power_of_2(memory.pieces)}
+    return [
+        Call("spread", spread, {"V": memory.vocab, "PIECE": PIECE}, grid),
+        *(
+            Call("nearest", {**nearest, "number": number}, {**constants, "PIECE": PIECE}, grid, warps=8)
+            for number in range(_NEAREST_PASSES + 1)  # the last one cuts
+        ),
+    ]
 
 
 def _largest(logits: Operand, rows: int, memory: SamplingMemory[Memory]) -> list[Call]:

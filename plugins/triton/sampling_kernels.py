@@ -18,54 +18,16 @@ _NONE = tl.constexpr(-1)  # NO_TOKEN
 
 
 @triton.jit
-def _key(logits: tl.tensor) -> tl.tensor:
+def key_of(logits: tl.tensor) -> tl.tensor:
     """float32 -> int64 in 0 .. 2^32 - 1, in the same order; -0 and 0 are one."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -1 - bits, bits + 2147483648)
 
 
 @triton.jit
-def _weight(logits: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+def weigh(logits: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
     """exp((logits - top) / temperature); 0 for -infinity."""
     return tl.exp((logits - top) / temperature)
-
-
-@triton.jit
-def penalize_kernel(
-    logits: tl.tensor,
-    seen: tl.tensor,
-    seen_start: tl.tensor,
-    penalties: tl.tensor,
-    out: tl.tensor,
-    STRIDE: tl.constexpr,
-    V: tl.constexpr,
-    PIECE: tl.constexpr,
-) -> None:
-    """The logits of seen tokens, penalized -> ``out`` float32 [R, V], which has the logits; grid (R).
-
-    ``seen``: tokens of row r at seen_start[r] .. seen_start[r + 1]; one that comes twice is written twice, the same.
-    """
-    row = tl.program_id(0)
-    penalty = tl.load(penalties + row)
-    begin = tl.load(seen_start + row)
-    end = tl.load(seen_start + row + 1)
-    for start in range(begin, end, PIECE):
-        place = start + tl.arange(0, PIECE)
-        token = tl.load(seen + place, mask=place < end, other=0)
-        x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=place < end, other=0.0).to(tl.float32)
-        y = tl.where(x < 0, x * penalty, x / penalty)
-        y = tl.minimum(tl.maximum(y, -3.4028234663852886e38), 3.4028234663852886e38)
-        y = tl.where(tl.abs(x) == float("inf"), x, y)  # what can't be drawn from stays so
-        tl.store(out + row.to(tl.int64) * V + token, y, mask=(place < end) & (token < V))
-
-
-@triton.jit
-def widen_kernel(logits: tl.tensor, out: tl.tensor, STRIDE: tl.constexpr, V: tl.constexpr, PIECE: tl.constexpr) -> None:
-    """logits [R, V] -> out float32 [R, V]; grid (R, C)."""
-    row = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
-    x = tl.load(logits + row * STRIDE + token, mask=token < V, other=0.0).to(tl.float32)
-    tl.store(out + row * V + token, x, mask=token < V)
 
 
 @triton.jit
@@ -119,7 +81,7 @@ def _kept(
     logits: tl.tensor, token: tl.tensor, cut_keys: tl.tensor, cut_tokens: tl.tensor, row: tl.tensor, CUTS: tl.constexpr
 ) -> tl.tensor:
     """Whether tokens come no later than each of the first CUTS cuts of the row; cuts are [2, R]."""
-    key = _key(logits)
+    key = key_of(logits)
     keep = key >= 0
     rows = tl.num_programs(0)
     for cut in tl.static_range(CUTS):
@@ -150,7 +112,7 @@ def sums_kernel(
     token = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
     t = tl.load(temperatures + row)
-    weight = _weight(x, tl.load(tops + row), tl.where(t > 0, t, 1.0))
+    weight = weigh(x, tl.load(tops + row), tl.where(t > 0, t, 1.0))
     keep = _kept(x, token, cut_keys, cut_tokens, row, CUTS)
     if MIN_P:
         keep = keep & (weight >= tl.load(min_ps + row))
@@ -159,7 +121,7 @@ def sums_kernel(
 
 
 @triton.jit
-def _range_after(
+def range_after(
     counts: tl.tensor,
     weights: tl.tensor,
     state: tl.tensor,
@@ -252,7 +214,7 @@ def narrow_kernel(
         wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
         before = (row * 9 + number - 1) * 3
         read = (1 - half) * size
-        prefix, count, weight, _ = _range_after(
+        prefix, count, weight, _ = range_after(
             counts + read, weights + read, state, wanted, row, before, BY_WEIGHT, C, ROOM
         )
     if piece == 0:
@@ -263,8 +225,8 @@ def narrow_kernel(
     token = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
     t = tl.load(temperatures + row)
-    own = _weight(x, tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
-    key = _key(x)
+    own = weigh(x, tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+    key = key_of(x)
     shift = (28 - 4 * number).to(tl.int64)
     within = _kept(x, token, cut_keys, cut_tokens, row, CUTS) & (token < V)
     within = within & ((key >> (shift + 4)) == prefix.to(tl.int64))
@@ -304,14 +266,14 @@ def cut_kernel(
     wanted = _wanted(top_ks, top_ps, sums, row, BY_WEIGHT, V, C, ROOM)
     before = (row * 9 + 7) * 3
     size = tl.num_programs(0) * C * 16
-    prefix, count, weight, ties = _range_after(
+    prefix, count, weight, ties = range_after(
         counts + size, weights + size, state, wanted, row, before, BY_WEIGHT, C, ROOM
     )
     border = prefix.to(tl.int64)
     if BY_WEIGHT:
         bits = tl.where(border >= 2147483648, border - 2147483648, -1 - border).to(tl.int32)
         t = tl.load(temperatures + row)
-        own = _weight(bits.to(tl.float32, bitcast=True), tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
+        own = weigh(bits.to(tl.float32, bitcast=True), tl.load(tops + row), tl.where(t > 0, t, 1.0)).to(tl.float64)
         needed = tl.ceil((wanted - weight) / tl.where(own > 0, own, 1.0))
         every = tl.load(top_ps + row) >= 1.0
     else:
@@ -325,7 +287,7 @@ def cut_kernel(
         for start in range(0, V, PIECE):
             token = start + tl.arange(0, PIECE)
             x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
-            tied = ((_key(x) == border) & (token < V)).to(tl.int32)
+            tied = ((key_of(x) == border) & (token < V)).to(tl.int32)
             rank = found + tl.cumsum(tied, axis=0)
             last = tl.minimum(last, tl.min(tl.where((tied > 0) & (rank == left), token, V), axis=0))
             found += tl.sum(tied, axis=0)
@@ -379,7 +341,7 @@ def draw_kernel(
         below = tl.sum(tl.where(piece < chosen, parts, 0.0), axis=0)
         token = chosen * PIECE + tl.arange(0, PIECE)
         x = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
-        weight = _weight(x, tl.load(tops + row), t)
+        weight = weigh(x, tl.load(tops + row), t)
         keep = _kept(x, token, cut_keys, cut_tokens, row, CUTS)
         if MIN_P:
             keep = keep & (weight >= tl.load(min_ps + row))

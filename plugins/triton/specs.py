@@ -15,7 +15,9 @@ from enginewright.plugins.shared.errors import TargetError
 
 from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, TileCase, gpu_of, looks_ahead, power_of_2, width_of
 
-SamplingKernel = Literal["penalize", "widen", "largest", "choose_largest", "sums", "narrow", "cut", "draw"]
+SamplingKernel = Literal[
+    "penalize", "widen", "edit", "largest", "choose_largest", "sums", "narrow", "cut", "spread", "nearest", "draw"
+]
 SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
@@ -275,6 +277,11 @@ _MODULES: Mapping[KernelName, str] = {
     "gated_activation": "step_kernels",
     "product": "product_kernels",
     **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
+    "penalize": "logit_kernels",
+    "widen": "logit_kernels",
+    "edit": "logit_kernels",
+    "spread": "typical_kernels",
+    "nearest": "typical_kernels",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from .cuda_driver import Gpu, load_cuda
 from .cuda_kernels import CarriedLauncher
 from .cuda_ops import Launcher
 from .cuda_program import CudaProgram, weight_tensor
-from .cuda_sampling import LACKS
+from .cuda_sampling import lacks_of, missing_kernels
 from .cuda_steps import Capture, CudaSteps, Graph
 from .packed_steps import StepLimits
 
@@ -60,14 +61,17 @@ class CudaExecutor:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
-        self.caps = ExecutorCaps(
-            max_tokens=section.chunk, max_requests=section.requests, shared_blocks=True, lacks=LACKS
-        )
         self._target = target
         self._place = place_of(section)
         self._place.enter()
-        device = self._place.device
-        launcher = self._place.launcher(bundle.path / target_folder(target) / KERNELS_FOLDER, section)
+        device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
+        self.caps = ExecutorCaps(
+            max_tokens=section.chunk,
+            max_requests=section.requests,
+            shared_blocks=True,
+            lacks=self._place.lacks(kernels),
+        )
+        launcher = self._place.launcher(kernels, section)
         smallest = min(group.block_size for group in self.cache_groups)
         limits = StepLimits(
             tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=-(-context // smallest)
@@ -125,6 +129,10 @@ class _Interpreted:
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
 
+    def lacks(self, folder: object) -> tuple[str, ...]:
+        """No sampling parameter: kernels are this version's."""
+        return ()
+
 
 class _OnGpu:
     """The first GPU that the bundle has kernels for, and the stream on which all runs."""
@@ -144,6 +152,10 @@ class _OnGpu:
 
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
+
+    def lacks(self, folder: Path) -> tuple[str, ...]:
+        """Sampling parameters that the bundle, older than they are, has no kernels for."""
+        return lacks_of(missing_kernels(folder, self.gpu.capability))
 
     def capture(self, work: Callable[[], None]) -> Graph:
         """See ``Capture``."""

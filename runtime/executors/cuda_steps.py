@@ -22,7 +22,15 @@ from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, 
 
 from .cuda_ops import Launcher, Work
 from .cuda_program import CudaProgram
-from .cuda_sampling import chosen_rows, drawing_of, option_type, option_words, places_of, write_options
+from .cuda_sampling import (
+    chosen_rows,
+    drawing_of,
+    option_type,
+    option_words,
+    packed_lists,
+    places_of,
+    write_options,
+)
 from .packed_steps import (
     StepShape,
     bucketed,
@@ -79,7 +87,7 @@ class CudaSteps:
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
-        self._seen = torch.zeros(256, dtype=torch.int32, device=program.device)
+        self._lists = torch.zeros(256, dtype=torch.int32, device=program.device)
         self._bound: OrderedDict[StepShape, _Bound] = OrderedDict()
 
     def most(self, *, decodes: bool) -> tuple[int, int]:
@@ -216,11 +224,10 @@ class CudaSteps:
     def _draw(self, bound: _Bound, sampling: SamplingBatch) -> None:
         """Puts the sampling of a step on the stream: tokens of all its rows, those of padding too."""
         drawing = drawing_of(sampling)
-        if drawing.penalties:
-            assert sampling.seen is not None
-            self._upload_seen(sampling.seen)
+        if drawing.penalties or drawing.edits:
+            self._upload_lists(*packed_lists(sampling))
         if drawing not in bound.draws:
-            options = {**bound.options, "seen": self._seen}
+            options = {**bound.options, "lists": self._lists}
             calls = sampling_calls(bound.logits, options, self._memory, drawing)
             bound.draws[drawing] = [self._launcher.bind(call) for call in calls]
         for work in bound.draws[drawing]:
@@ -244,14 +251,14 @@ class CudaSteps:
             found.append(self._memory.tokens[: len(rows)].clone())
         return torch.cat(found)
 
-    def _upload_seen(self, seen: Int32Array) -> None:
-        """Tokens that penalties apply to, in memory that grows; then what was bound to it is bound again."""
-        if len(seen) > len(self._seen):
+    def _upload_lists(self, lists: Int32Array, words: int) -> None:
+        """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
+        if words > len(self._lists):
             self.synchronize()
-            self._seen = torch.zeros(1 << (len(seen) - 1).bit_length(), dtype=torch.int32, device=self._device)
+            self._lists = torch.zeros(1 << (words - 1).bit_length(), dtype=torch.int32, device=self._device)
             for bound in self._bound.values():
-                bound.draws = {drawing: works for drawing, works in bound.draws.items() if not drawing.penalties}
-        self._seen[: len(seen)].copy_(torch.from_numpy(np.ascontiguousarray(seen, np.int32)))
+                bound.draws = {of: works for of, works in bound.draws.items() if not (of.penalties or of.edits)}
+        self._lists[: len(lists)].copy_(torch.from_numpy(lists))
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)

@@ -25,8 +25,11 @@ from .cuda_sampling import (
     chosen_rows,
     drawing_of,
     each_sampling_call,
+    lacks_of,
+    missing_kernels,
     option_arrays,
     option_words,
+    packed_lists,
     places_of,
     write_options,
 )
@@ -47,6 +50,9 @@ class GpuSampler:
         rows: most that are drawn from at once; more are drawn from in parts.
         vocab: tokens of the vocabulary (V).
 
+    Attributes:
+        lacks: sampling parameters that the bundle, older than they are, has no kernels for.
+
     Raises:
         BundleError: a kernel is missing or damaged.
         TargetError: the driver refuses one.
@@ -57,12 +63,15 @@ class GpuSampler:
         self._device, self._vocab = device, vocab
         self._rows = -(-rows // 4) * 4  # parts begin at multiples of 16 bytes
         self._kernels = CarriedKernels(device, folder, capability)
+        missing = missing_kernels(folder, capability)
+        self.lacks = lacks_of(missing)
         for call in each_sampling_call(DeviceArray(0, _FLOAT32, (self._rows, vocab))):
-            self._kernels.bind(call)
+            if call.kernel not in missing:
+                self._kernels.bind(call)
         self._memory = SamplingMemory(self._rows, vocab, self._new)
         words = places_of(option_words(self._rows))[1]
         self._staged, self._options = device.pinned(4 * words), device.allocate(4 * words)
-        self._seen = self._new((256,), "int32")
+        self._lists = self._new((256,), "int32")
         self._bound: OrderedDict[tuple[int, int, Drawing], list[Callable[[], object]]] = OrderedDict()
 
     def draw(self, logits: int, sampling: SamplingBatch) -> Int32Array:
@@ -87,12 +96,11 @@ class GpuSampler:
         write_options(staged.view(np.int32), places, sampling, rows)
         self._device.upload_pinned(self._options, staged)
         drawing = drawing_of(sampling)
-        if drawing.penalties:
-            assert sampling.seen is not None
-            self._upload_seen(np.ascontiguousarray(sampling.seen, np.int32))
+        if drawing.penalties or drawing.edits:
+            self._upload_lists(*packed_lists(sampling))
         key = (logits.address, rows, drawing)
         if key not in self._bound:
-            options = {**option_arrays(self._options, places, rows), "seen": self._seen}
+            options = {**option_arrays(self._options, places, rows), "lists": self._lists}
             calls = sampling_calls(logits, options, self._memory, drawing)
             self._bound[key] = [self._kernels.bind(call) for call in calls]
             if len(self._bound) > MOST_BOUND:
@@ -104,15 +112,15 @@ class GpuSampler:
         self._device.download(tokens, self._memory.tokens.address)
         return tokens
 
-    def _upload_seen(self, seen: Int32Array) -> None:
-        """Tokens that penalties apply to, in memory that grows; then what was bound to it is bound again."""
-        if len(seen) > self._seen.shape[0]:
+    def _upload_lists(self, lists: Int32Array, words: int) -> None:
+        """Lists of tokens, in memory that grows; then what was bound to it is bound again."""
+        if words > self._lists.shape[0]:
             self._device.synchronize()
-            self._device.free(self._seen.address)
-            self._seen = self._new((1 << (len(seen) - 1).bit_length(),), "int32")
-            for key in [key for key in self._bound if key[2].penalties]:
+            self._device.free(self._lists.address)
+            self._lists = self._new((1 << (words - 1).bit_length(),), "int32")
+            for key in [key for key in self._bound if key[2].penalties or key[2].edits]:
                 del self._bound[key]
-        self._device.upload(self._seen.address, seen)
+        self._device.upload(self._lists.address, lists)
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """See ``SamplingMemory``."""

@@ -14,7 +14,6 @@ from enginewright.runtime.bundle.segments import SegmentSchedule
 from enginewright.runtime.bundle.tensorrt_section import TensorRtSection
 
 from .cuda_driver import Device
-from .cuda_sampling import LACKS
 from .gpu_sampling import open_sampler
 from .packed_steps import StepLimits
 from .tensorrt_base import EngineExecutor, engine_section
@@ -68,7 +67,7 @@ class PackedExecutor(EngineExecutor[PackedSteps]):
             rows = min(self._limits.rows, self._limits.requests)
             sampler = open_sampler(device, folder, rows, vocab, ())
             if sampler.sampler is not None:
-                self.caps = replace(self.caps, lacks=LACKS)
+                self.caps = replace(self.caps, lacks=sampler.sampler.lacks)
             return PackedSteps(
                 memory,
                 self._program(bundle, section, memory),

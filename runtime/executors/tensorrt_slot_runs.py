@@ -131,6 +131,11 @@ class EngineSlots:
         """Whether tokens can be drawn here."""
         return self._sampler.sampler is not None
 
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Sampling parameters that tokens can't be drawn with here."""
+        return () if self._sampler.sampler is None else self._sampler.sampler.lacks
+
     def draw(self, run: SlotRun, sampling: SamplingBatch, *, logits: bool) -> tuple[Int32Array, FloatArray | None]:
         """See ``slot_steps.Draws``; where there is a sampler."""
         assert self._sampler.sampler is not None

@@ -19,7 +19,6 @@ from enginewright.runtime.bundle.paged_section import KERNELS_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 
 from .cuda_driver import Device
-from .cuda_sampling import LACKS
 from .gpu_sampling import open_sampler
 from .slot_steps import SlotSteps
 from .tensorrt_base import EngineExecutor, engine_section
@@ -74,8 +73,7 @@ class TensorRtExecutor(EngineExecutor[EngineSlots]):
 
         self._start(load)
         draws = self._engines if self._engines.draws else None
-        if draws is not None:
-            self.caps = replace(self.caps, lacks=LACKS)
+        self.caps = replace(self.caps, lacks=self._engines.lacks)
         self._steps = SlotSteps(self._engines, self.cache_groups, slots, self._threads, draws=draws)
 
     def _run(self, step: StepInput) -> StepOutput:

@@ -49,8 +49,8 @@ def check_request(
     for name in caps.lacks:
         if getattr(request.params, name) != getattr(PLAIN[0], name):
             raise RequestError(
-                f"{name}: this target draws tokens on its own device, where that isn't built yet",
-                hint="Leave it out, or open the bundle with another target.",
+                f"{name}: this target draws tokens on its own device, and the bundle has no kernel for it",
+                hint="Export the bundle again, leave it out, or open the bundle with another target.",
             )
     beams = 1 if request.search is None else request.search.params.num_beams
     if beams > 1 and not caps.shared_blocks:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from enginewright.plugins import ops
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import SamplingBatch
+from enginewright.plugins.shared.contracts import SAMPLING_LISTS, FloatArray, SamplingBatch
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
-from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from enginewright.plugins.triton.sampling_calls import SamplingMemory, sampling_calls
 from enginewright.plugins.triton.step_calls import (
     Stored,
     embedding_call,
@@ -21,6 +21,14 @@ from enginewright.plugins.triton.step_calls import (
     rope_call,
 )
 from enginewright.plugins.triton.tiles import GPUS
+from enginewright.runtime.executors.cuda_sampling import (
+    drawing_of,
+    option_words,
+    packed_lists,
+    places_of,
+    write_options,
+)
+from enginewright.runtime.executors.cuda_steps import option_views
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 GPU = GPUS[80]
@@ -146,30 +154,91 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
             logits = np.round(logits * 2) / 2  # many are equal
         if case == 1:
             logits[1, 7], logits[2], logits[3, 5] = np.nan, -np.inf, np.inf
-        kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
-        values = {
-            "temperature": rng.choice([0, 0.7, 1.3], rows),
-            "top_k": rng.choice([0, 1, 5, 40], rows),
-            "top_p": rng.choice([1, 0.9, 0.5, 0.05], rows),
-            "min_p": rng.choice([0, 0.1], rows),
-            "seed": rng.integers(0, 2**63, rows),
-            "counter": rng.integers(0, 100, rows),
-        }
-        batch = SamplingBatch(**{name: value.astype(kinds.get(name, np.float32)) for name, value in values.items()})
+        batch = some_options(rng, rows)
         if case % 2 == 0:
             batch.repetition_penalty = rng.choice([1, 1.3, 0.5], rows).astype(np.float32)
             batch.seen = rng.integers(0, vocab, 5 * rows).astype(np.int32)
             batch.seen_start = (np.arange(rows + 1) * 5).astype(np.int32)
-        options = {
-            name: torch.from_numpy(a.view(np.int64) if a.itemsize == 8 else a) for name, a in batch.options().items()
-        }
-        random = batch.temperature > 0
-        asked = (batch.top_k[random] > 0, batch.top_p[random] < 1, batch.min_p[random] > 0)
-        drawing = Drawing(case % 2 == 0, bool(random.any()), *(bool(one.any()) for one in asked))
-        memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
-        for call in sampling_calls(torch.from_numpy(logits), options, memory, drawing):
-            run(call)
-        expected = RowSampler(1).sample(logits, batch).tokens
-        assert expected is not None
-        found.append((memory.tokens.tolist(), expected.tolist()))
+        found.append(tokens_of(logits, batch))
     return found
+
+
+def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """The same of rows with lists of tokens, some longer than a piece, and with typical_p; some rows have none.
+
+    Of each: what the options ask for; logits in float32, and in bfloat16 with many that are equal.
+    """
+    rng = np.random.default_rng(100 + seed)
+    found, rows = [], 6
+    for floats in (torch.float32, torch.bfloat16):
+        logits = torch.from_numpy((rng.standard_normal((rows, vocab)) * 3).astype(np.float32)).to(floats)
+        logits[1, 7], logits[2, 9] = float("nan"), float("inf")  # what is banned counts as well
+        logits[3, : vocab // 2] = -float("inf")
+        batch = some_options(rng, rows)
+        batch.typical_p = rng.choice([1, 0.9, 0.5, 0.05], rows).astype(np.float32)
+        for name in ("repetition", "frequency", "presence"):
+            chosen = [1, 1.3, 0.5] if name == "repetition" else [0, 0.7, -2, 3e38]
+            setattr(batch, f"{name}_penalty", rng.choice(chosen, rows).astype(np.float32))
+        most = {"seen": 2 * vocab, "counted": vocab, "biased": vocab, "allowed": vocab}
+        for start, (tokens, *_) in SAMPLING_LISTS.items():
+            counts = np.where(rng.random(rows) < 0.3, 0, rng.integers(0, most[tokens], rows))
+            lists = [rng.permutation(np.arange(2 * vocab) % vocab if tokens == "seen" else vocab)[:n] for n in counts]
+            setattr(batch, start, np.cumsum([0, *counts]).astype(np.int32))
+            setattr(batch, tokens, np.concatenate(lists).astype(np.int32))
+        assert batch.counted is not None
+        assert batch.biased is not None
+        batch.counts = rng.integers(1, 9, len(batch.counted)).astype(np.int32)
+        batch.bias = rng.choice([-np.inf, -3, 0.5, 2, 3e38], len(batch.biased), p=[0.2, 0.3, 0.3, 0.19, 0.01])
+        batch.bias = batch.bias.astype(np.float32)
+        found.append(tokens_of(logits, batch))
+    return found
+
+
+def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """The same of rows with typical_p alone, and with one more cut each; draws near both ends."""
+    rng, found = np.random.default_rng(200 + seed), []
+    for name in ("typical_p", "top_k", "top_p", "min_p"):
+        logits = (rng.standard_normal((8, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)
+        if name == "top_p":
+            logits = np.round(logits)  # many are equally far
+        batch = some_options(rng, 8)
+        batch.temperature[1:] = rng.choice([1e-30, 0.5, 1, 40], 7)
+        for other, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
+            if other != name:
+                getattr(batch, other)[:] = off
+        batch.typical_p = rng.choice([1, 0.95, 0.5, 0.2, 1e-6], 8).astype(np.float32)
+        found.append(tokens_of(logits, batch))
+    return found
+
+
+def some_options(rng: np.random.Generator, rows: int) -> SamplingBatch:
+    kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
+    values = {
+        "temperature": rng.choice([0, 0.7, 1.3], rows),
+        "top_k": rng.choice([0, 1, 5, 40], rows),
+        "top_p": rng.choice([1, 0.9, 0.5, 0.05], rows),
+        "min_p": rng.choice([0, 0.1], rows),
+        "seed": rng.integers(0, 2**63, rows),
+        "counter": rng.integers(0, 100, rows),
+    }
+    return SamplingBatch(**{name: value.astype(kinds.get(name, np.float32)) for name, value in values.items()})
+
+
+def tokens_of(logits: Tensor | FloatArray, batch: SamplingBatch) -> tuple[list[int], list[int]]:
+    """By the kernels, and by the cpu target's sampler."""
+    given = logits if isinstance(logits, Tensor) else torch.from_numpy(logits)
+    rows, vocab = given.shape
+    places, words = places_of(option_words(rows))
+    uploaded = torch.zeros(words, dtype=torch.int32)
+    write_options(uploaded.numpy(), places, batch, rows)
+    lists, size = packed_lists(batch)
+    options = option_views(uploaded, places, rows) | {"lists": torch.zeros(size, dtype=torch.int32)}
+    options["lists"][: len(lists)] = torch.from_numpy(lists)
+    memory = SamplingMemory(rows, vocab, lambda shape, of: torch.zeros(shape, dtype=getattr(torch, of)))
+    before = given.clone()
+    for call in sampling_calls(given, options, memory, drawing_of(batch)):
+        run(call)
+    assert torch.equal(given.nan_to_num(), before.nan_to_num())  # what is drawn from is as it was
+    expected = RowSampler(1).sample(given.float().numpy(), batch).tokens
+    assert expected is not None
+    return memory.tokens.tolist(), expected.tolist()

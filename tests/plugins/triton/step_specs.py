@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from enginewright.plugins.shared.contracts import SAMPLING_LISTS, SAMPLING_OPTIONS
 from enginewright.plugins.triton import step_calls as calls
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
@@ -79,10 +81,12 @@ def _experts(form: str, rows: int, gpu: Gpu) -> Call:
 
 def _sampling(kernel: str, cuts: bool, gpu: Gpu) -> Call:
     """The last of its calls, by weight where there are several; with ``cuts`` all of what a row may ask for."""
-    options = {name: _floats(ROWS) for name in ("temperature", "top_p", "min_p", "repetition_penalty")}
-    options |= {"top_k": _integers(ROWS), "seen": _integers(256), "seen_start": _integers(ROWS + 1)}
+    options = {name: _floats(ROWS) for name in SAMPLING_OPTIONS} | {"top_k": _integers(ROWS)}
+    options |= {name: _integers(ROWS + 1) for name in SAMPLING_LISTS} | {"lists": _integers(256)}
     options |= {name: _new(ROWS, dtype=torch.int64) for name in ("seed", "counter")}
     asked = Drawing(True, True, True, True, True) if cuts else Drawing(random=True)
+    if kernel in ("edit", "spread", "nearest"):
+        asked = replace(asked, edits=True, typical=True)
     memory = SamplingMemory(ROWS, VOCAB, lambda shape, of: _new(*shape, dtype=getattr(torch, of)))
     every = sampling_calls(_new(ROWS, VOCAB), options, memory, asked)
     return [call for call in every if call.kernel == kernel][-1]
@@ -109,6 +113,7 @@ _CALLS: dict[str, Callable[[Gpu], Call]] = {
     **{f"{name}": partial(_sampling, name, True) for name in ("widen", "penalize", "largest", "choose_largest")},
     **{f"{name}, cuts": partial(_sampling, name, True) for name in ("sums", "narrow", "cut", "draw")},
     "draw": partial(_sampling, "draw", False),
+    **{name: partial(_sampling, name, True) for name in ("edit", "spread", "nearest")},
 }
 
 NAMES = tuple(_CALLS)

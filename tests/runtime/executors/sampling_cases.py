@@ -17,7 +17,7 @@ import torch
 
 from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import SamplingBatch
-from enginewright.plugins.shared.errors import EnginewrightError
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, files_of
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS, KernelSpec, kernel_function
@@ -43,11 +43,11 @@ def compile_kernel(spec: KernelSpec) -> CompiledKernel:
     return CompiledKernel(spec, spec.kernel, "", code.encode(), 0, "none")
 
 
-def kernel_files(vocab: int, capability: int) -> dict[str, bytes]:
-    """What an export writes."""
+def kernel_files(vocab: int, capability: int, without: Sequence[str] = ()) -> dict[str, bytes]:
+    """What an export writes; an older one ``without`` some kernels."""
     calls = each_sampling_call(DeviceArray(0, np.dtype(np.float32), (4, vocab)))
     files = {}
-    for spec in {call.spec(capability) for call in calls}:
+    for spec in {call.spec(capability) for call in calls if call.kernel not in without}:
         files |= files_of(compile_kernel(spec))
     return files
 
@@ -65,8 +65,10 @@ def interpret(entry: str) -> Any:
     return run
 
 
-tiny_paged.know_kernels()
-KERNELS.update({name: interpret(name) for name in SAMPLING_KERNELS})
+def know_kernels() -> None:
+    """Launches of sampling's kernels are interpreted, whoever made others known before."""
+    tiny_paged.know_kernels()
+    KERNELS.update({name: interpret(name) for name in SAMPLING_KERNELS})
 
 
 class RefusingDevice(FakeDevice):
@@ -91,6 +93,7 @@ class Ran:
 
 
 def install(form: str, refuses: bool) -> FakeCuda:
+    know_kernels()
     cuda = FakeCuda((ADA,))
     if form == "paged":
         profiles: Any = {0: (packed_bundles.DECODE,), 1: (packed_bundles.PREFILL,)}
@@ -137,8 +140,25 @@ def run(form: str, capability: int | None, params: list[dict[str, Any]], *, refu
     return asdict(Ran(tokens, logprobs, top, where, downloaded))
 
 
+def refused(form: str, params: list[dict[str, Any]], without: Sequence[str]) -> list[str]:
+    """What each request gets from a bundle whose kernels are older; then where tokens are drawn."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, said = write(form, Path(folder), kernel_files(tiny.V, 80, without)), []
+        install(form, False)
+        with LLM(path) as llm:
+            for own in params:
+                try:
+                    (result,) = llm.generate([[3, 1]], SamplingParams(max_tokens=2, ignore_eos=True, **own))
+                    said.append(f"{len(result.token_ids)} tokens")
+                except RequestError as e:
+                    said.append(e.message)
+            said.append(str(llm.info()["executor"]["sampling"]))
+    return said
+
+
 def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
     """Rows of a sampler that takes four at once, whose lists of seen tokens grow: its tokens, and the host's."""
+    know_kernels()
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         for name, data in kernel_files(vocab, 80).items():
@@ -159,6 +179,13 @@ def drawn(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
                 repetition_penalty=rng.choice([1, 1.4], rows).astype(np.float32),
                 seen_start=np.linspace(0, seen, rows + 1).astype(np.int32),
                 seen=rng.integers(0, vocab, seen).astype(np.int32),
+                typical_p=rng.choice([1, 0.6], rows).astype(np.float32),
+                presence_penalty=rng.choice([0, 1.5], rows).astype(np.float32),
+                counted_start=np.arange(0, 2 * rows + 1, 2).astype(np.int32),
+                counted=np.tile([5, 2], rows).astype(np.int32),
+                counts=np.ones(2 * rows, np.int32),
+                allowed_start=np.array([0] * rows + [200], np.int32),  # of the last row
+                allowed=np.arange(200).astype(np.int32),
             )
             address = device.allocate(logits.nbytes)
             device.upload(address, logits)

@@ -235,7 +235,7 @@ def test_what_is_too_much_for_a_step_runs_in_parts(interpreter: ProcessPoolExecu
 
 
 def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
-    """Tokens of a step of 12 rows, more than there is room for, with penalties; and the cpu target's sampler's."""
+    """Tokens of a step of 12 rows, more than there is room for, with lists; and the cpu target's sampler's."""
     program, context = cases.program_of("Llama")
     steps, made = cases.steps_of(cases.lowered(program, context, "f32"), 256, rows=4), Steps(["full"], cases.BLOCKS)
     step = cases.step_input(made.step({"a": [3, 9, 40, 7, 5, 6], "b": [1, 2, 3, 4, 5, 6]}, rows=range(12)))
@@ -244,6 +244,11 @@ def with_penalties_and_many_rows() -> tuple[list[int], list[int]]:
     step.sampling.repetition_penalty = np.linspace(0.5, 3, 12).astype(np.float32)
     step.sampling.seen_start = np.arange(0, 13 * 40, 40).astype(np.int32)
     step.sampling.seen = np.tile(np.arange(40), 12).astype(np.int32)
+    step.sampling.typical_p = np.linspace(0.1, 1, 12).astype(np.float32)
+    step.sampling.biased_start = np.arange(13, dtype=np.int32)
+    step.sampling.biased, step.sampling.bias = np.arange(30, 42, dtype=np.int32), np.full(12, 2.5, np.float32)
+    step.sampling.allowed_start = np.array([0, 30, *[30] * 11], np.int32)  # the first row's
+    step.sampling.allowed = np.arange(30, dtype=np.int32)
     output = steps.start(step).result()
     assert output.tokens is not None
     assert output.logits is not None

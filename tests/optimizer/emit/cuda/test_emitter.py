@@ -30,6 +30,7 @@ from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceS
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.cuda_driver import Argument, Gpu
 from enginewright.runtime.executors.cuda_kernels import CarriedLauncher, SpecCollector, specs_of
+from enginewright.runtime.executors.cuda_sampling import lacks_of, missing_kernels
 from tests.passes.small_programs import Steps
 from tests.runtime.executors import cuda_cases as cases
 from tests.triton_interpreter import interpreter as interpreter
@@ -129,8 +130,19 @@ def test_a_bundle_carries_every_kernel(
     steps, made = cases.steps_of(lowered, 256, launcher=launcher), Steps(["full"], cases.BLOCKS)
     for chunks in cases.schedule():
         sampling = cases.as_options([{"temperature": 1.0, "top_k": 4, "min_p": 0.1} for _ in chunks])
+        sampling.typical_p = np.full(len(chunks), 0.5, np.float32)
+        sampling.allowed_start = np.arange(len(chunks) + 1, dtype=np.int32)
+        sampling.allowed = np.full(len(chunks), 7, np.int32)
         steps.start(cases.step_input(made.step(chunks), sampling))
     assert {name.removesuffix("_kernel") for name in device.launched} >= {"norm", "product", "paged_attention", "draw"}
+    assert {name.removesuffix("_kernel") for name in device.launched} >= {"edit", "spread", "nearest"}
+    assert missing_kernels(kernels, 90) == ()
+    for path in (*kernels.glob("edit-*.json"), *kernels.glob("nearest-*.json")):
+        path.rename(path.with_suffix(".gone"))
+    assert set(lacks_of(missing_kernels(kernels, 90))) == {
+        *("typical_p", "frequency_penalty", "presence_penalty"),
+        *("logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
+    }
 
     first, other, again = interpreter.submit(generated, bundle.path).result()
     assert first == again  # after it, alone

@@ -60,7 +60,8 @@ def test_kernels_of_sampling_are_compiled_once_for_a_major_number(vocab, tmp_pat
         assert gpus == {"sm86", "sm120"}
         for capability in ("8.6", "8.9", "12.0", "12.1"):
             device = FakeDevice(Gpu(0, "some", capability, 1 << 30))
-            assert open_sampler(device, folder, 3, vocab, ()).where == "on the GPU"
+            opened = open_sampler(device, folder, 3, vocab, ())
+            assert opened.sampler is not None and opened.sampler.lacks == () and opened.where == "on the GPU"
             assert {entry for _, entry in device.kernels} == set(SAMPLING_KERNELS)
         for capability in ("7.5", "8.0", "9.0"):
             opened = open_sampler(FakeDevice(Gpu(0, "some", capability, 1 << 30)), folder, 3, vocab, ())
