@@ -195,18 +195,18 @@ def drawn_with_lists(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]
 
 
 def typical(vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """The same of rows with typical_p alone, and with one more cut each; draws near both ends."""
-    rng, found = np.random.default_rng(200 + seed), []
-    for name in ("typical_p", "top_k", "top_p", "min_p"):
-        logits = (rng.standard_normal((8, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)
+    """The same of rows with typical_p alone or with another cut, at low temperatures and high ones."""
+    rng, found, rows = np.random.default_rng(200 + seed), [], 6
+    for name in (("typical_p", "top_p"), ("top_k", "min_p"))[seed % 2]:
+        logits = (rng.standard_normal((rows, vocab)) * rng.choice([0.3, 2, 8])).astype(np.float32)
         if name == "top_p":
             logits = np.round(logits)  # many are equally far
-        batch = some_options(rng, 8)
-        batch.temperature[1:] = rng.choice([1e-30, 0.5, 1, 40], 7)
+        batch = some_options(rng, rows)
+        batch.temperature[1:] = rng.choice([1e-30, 0.5, 1, 40], rows - 1)
         for other, off in (("top_k", 0), ("top_p", 1), ("min_p", 0)):
             if other != name:
                 getattr(batch, other)[:] = off
-        batch.typical_p = rng.choice([1, 0.95, 0.5, 0.2, 1e-6], 8).astype(np.float32)
+        batch.typical_p = rng.choice([1, 0.95, 0.5, 0.2, 1e-6], rows).astype(np.float32)
         found.append(tokens_of(logits, batch))
     return found
 
