@@ -46,7 +46,10 @@ from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 
-CONTEXT = 2048
+CONTEXT = 4096
+"""Of a request whose context is reserved; prompts and answers have half of it at most, which cuts few of them."""
+BATCHED = 2048
+"""Of requests in batches, so that padded ones end some day."""
 RESERVED = 6
 """Requests whose whole context fits into the memory of both."""
 BLOCK = 32
@@ -93,10 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load(requests: int, seed: int, vocabulary: int) -> list[tuple[list[int], int]]:
+def load(requests: int, seed: int, vocabulary: int, context: int) -> list[tuple[list[int], int]]:
     """Prompts of random tokens, and how many tokens each answer has."""
     rng = np.random.default_rng(seed)
-    counts = np.array(default_histogram("chat", CONTEXT // 2 - 1).counts)
+    counts = np.array(default_histogram("chat", context // 2 - 1).counts)
     lengths = np.repeat(counts[:, 0], counts[:, 1])
     spread = lengths[(np.arange(requests) * len(lengths)) // requests]  # the whole distribution, each time
     prompts, answers = rng.permutation(spread), rng.permutation(spread)
@@ -106,7 +109,7 @@ def load(requests: int, seed: int, vocabulary: int) -> list[tuple[list[int], int
 def reservation(options: argparse.Namespace) -> dict[str, Any]:
     """Waste and tokens a second, with blocks and with reserved contexts, round by round in turn."""
     rounds: dict[str, list[dict[str, float]]] = {"blocks": [], "contexts": []}
-    work = load(options.requests, 0, Bundle.open(options.bundle).model.vocab_size)
+    work = load(options.requests, 0, Bundle.open(options.bundle).model.vocab_size, CONTEXT)
     for _ in range(options.rounds):
         for name, most in (("blocks", 64), ("contexts", RESERVED)):
             rounds[name].append(serve(options, work, most, contiguous=name == "contexts"))
@@ -174,9 +177,9 @@ def finished(engine: Engine, work: Sequence[tuple[list[int], int]]) -> float:
 def batching(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second of a trace: requests that join and leave, batches that begin and end together, transformers'."""
     bundle = Bundle.open(options.bundle)
-    work = load(options.requests // 2, 1, bundle.model.vocab_size)
+    work = load(options.requests // 2, 1, bundle.model.vocab_size, BATCHED)
     groups = [group.name for group in bundle.program("cpu").cache_groups]
-    executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * CONTEXT // BLOCK), threads=options.threads)
+    executor = CpuExecutor(bundle, dict.fromkeys(groups, BATCH * BATCHED // BLOCK), threads=options.threads)
     rounds: dict[str, list[dict[str, float]]] = {"continuous": [], "static": []}
     tokens = sum(answer for _, answer in work)
     for _ in range(options.rounds):

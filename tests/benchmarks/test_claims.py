@@ -11,7 +11,8 @@ import pytest
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CONTEXT", 64)
+    for name in ("CONTEXT", "BATCHED"):
+        monkeypatch.setattr(claims, name, 64)
     monkeypatch.setattr(claims, "RESERVED", 3)
     monkeypatch.setattr(claims, "BATCH", 4)
     monkeypatch.setattr(claims, "LENGTHS", (8, 40))

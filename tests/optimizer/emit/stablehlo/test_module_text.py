@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.optimizer.emit.stablehlo.module_text import ModuleText, Tensor
-from enginewright.runtime.executors.pjrt_library import Pjrt, in_place
+from enginewright.runtime.executors.host_arrays import in_place
+from enginewright.runtime.executors.pjrt_library import Pjrt
 
 pytest.importorskip("jaxlib", reason="jaxlib is not installed: pip install 'enginewright[stablehlo]'")
 
