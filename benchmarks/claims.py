@@ -101,7 +101,8 @@ def load(requests: int, seed: int, vocabulary: int, context: int) -> list[tuple[
     rng = np.random.default_rng(seed)
     counts = np.array(default_histogram("chat", context // 2 - 1).counts)
     lengths = np.repeat(counts[:, 0], counts[:, 1])
-    spread = lengths[(np.arange(requests) * len(lengths)) // requests]  # the whole distribution, each time
+    middles = ((2 * np.arange(requests) + 1) * len(lengths)) // (2 * requests)
+    spread = lengths[middles]  # the whole distribution, each time
     prompts, answers = rng.permutation(spread), rng.permutation(spread)
     return [(rng.integers(10, vocabulary, n).tolist(), int(m)) for n, m in zip(prompts, answers, strict=True)]
 
