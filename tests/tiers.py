@@ -38,7 +38,6 @@ TIERS: Mapping[str, tuple[int, int]] = {
     "tests/optimizer/emit/tensorrt/test_build_network.py": (3, 2),
     "tests/optimizer/emit/tvm/": (12, 1),
     "tests/optimizer/emit/tvm/test_cuda_files.py": (0, 1),
-    "tests/optimizer/emit/tvm/test_emitter.py::test_weights_of_fewer_bits": (0, 1),
     "tests/optimizer/export/": (3, 1),
     "tests/optimizer/search/": (4, 1),
     "tests/passes/": (6, 1),
