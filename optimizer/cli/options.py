@@ -63,7 +63,7 @@ SchedulingGiven = Annotated[
 Speculate = Annotated[
     str | None,
     typer.Option(
-        metavar="lookup", help="Guess next tokens from what was said before: the same tokens, sooner. cpu target."
+        metavar="lookup", help="Compute likely tokens ahead: the same tokens, sooner. The cpu target alone."
     ),
 ]
 Target = Annotated[

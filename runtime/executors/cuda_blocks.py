@@ -154,7 +154,7 @@ class _OnGpu:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
 
     def lacks(self, folder: Path) -> tuple[str, ...]:
-        """Sampling parameters that the bundle, older than they are, has no kernels for."""
+        """Sampling parameters whose kernels are missing from the bundle, which is older."""
         return lacks_of(missing_kernels(folder, self.gpu.capability))
 
     def capture(self, work: Callable[[], None]) -> Graph:

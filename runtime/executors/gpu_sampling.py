@@ -51,7 +51,7 @@ class GpuSampler:
         vocab: tokens of the vocabulary (V).
 
     Attributes:
-        lacks: sampling parameters that the bundle, older than they are, has no kernels for.
+        lacks: sampling parameters whose kernels are missing from the bundle, which is older.
 
     Raises:
         BundleError: a kernel is missing or damaged.

@@ -54,7 +54,7 @@ class Iree:
 
     Raises:
         MissingDependencyError: the runtime is missing.
-        TargetError: the bundle has no modules for it, or for other processors or another version.
+        TargetError: its modules are missing from the bundle, or are for other processors or another version.
     """
 
     def __init__(self, section: StableHloSection, threads: int) -> None:

@@ -74,7 +74,7 @@ class Opening:
         memory: bytes for the caches by default.
         memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing.
         slots: whether a request takes a block of its whole context.
-        gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where it has no slots.
+        gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
     """
 

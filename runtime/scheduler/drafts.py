@@ -85,7 +85,7 @@ class Drafts:
     """Of all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
 
     Attributes:
-        drafted, accepted: tokens so far; ``past``, of each those found in past answers.
+        drafted, accepted: tokens so far; past: of both, those that were found in past answers.
         costs: of steps.
     """
 
