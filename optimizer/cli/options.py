@@ -62,9 +62,7 @@ SchedulingGiven = Annotated[
 ]
 Speculate = Annotated[
     str | None,
-    typer.Option(
-        metavar="lookup", help="Compute likely tokens ahead: the same tokens, sooner. The cpu target alone."
-    ),
+    typer.Option(metavar="lookup", help="Compute likely tokens ahead: the same tokens, sooner. The cpu target alone."),
 ]
 Target = Annotated[
     str | None,
