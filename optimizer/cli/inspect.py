@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
+from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import comparison_lines, print_json, reported
@@ -17,6 +19,7 @@ from .options import AsJson, BundlePath, known_target
 if TYPE_CHECKING:
     from enginewright.plugins.shared.lowered_program import LoweredProgram, Operand
     from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.bundle.stablehlo_section import StableHloSection
 
 NAME = "inspect"
 REPORT_PATH = "report/report.json"
@@ -134,6 +137,9 @@ def _print_summary(bundle: Bundle) -> None:
     _row("passes", f"{summary['passes']} (see --passes)")
     for name, target in bundle.targets.items():
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
+        if target.stablehlo is not None:
+            for line in _module_lines(bundle, target_folder(name), target.stablehlo):
+                _row("", line)
     for name, program in bundle.programs.items():
         counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
         _row(name, f"{len(program.steps)} steps: {counts}")
@@ -155,6 +161,21 @@ def _print_summary(bundle: Bundle) -> None:
             _row("" if i else "verified", line.strip())
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
+
+
+def _module_lines(bundle: Bundle, folder: str, section: StableHloSection) -> Iterator[str]:
+    """The modules, and what IREE's compiler made of them, with its size."""
+    from enginewright.runtime.bundle.stablehlo_section import IREE_FOLDER
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    places = ", ".join(str(length) for length in section.lengths)
+    ours = ", calling our kernels" if section.kernels else ""
+    yield f"{len(section.modules)} modules of StableHLO {section.version}, slots of {places} places{ours}"
+    if (iree := section.iree) is not None:
+        devices = [*(f"x86-64-{level}" for level in iree.levels), *(f"CUDA {number}" for number in iree.cuda)]
+        files = [file.bytes for path, file in bundle.files.items() if path.startswith(f"{folder}/{IREE_FOLDER}/")]
+        size = format_bytes(sum(files))
+        yield f"compiled by IREE {iree.version} for {', '.join(devices)}: {len(files)} files, {size}"
 
 
 def _row(label: str, text: str) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from enginewright.optimizer.check_bundle import check_bundle
+from enginewright.optimizer.cli.app import app
 from enginewright.optimizer.emit.stablehlo import iree_files
 from enginewright.optimizer.emit.stablehlo.iree_files import compile_for_cuda, compile_for_level
 from enginewright.optimizer.export import export
@@ -26,6 +31,7 @@ from enginewright.runtime.executors import iree_library, stablehlo_slots
 from enginewright.runtime.executors.iree_library import Iree
 from enginewright.runtime.executors.machine import Machine, look_at_machine
 from enginewright.runtime.executors.stablehlo_slots import stablehlo_section
+from enginewright.runtime.kv_cache.cache_groups import format_bytes
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.conftest import make_tiny_model
@@ -159,6 +165,16 @@ def test_what_doctor_says(path: Path) -> None:
     assert other[0] == "can't" and f"made by version {version}, and 9.9.9 is installed" in other[1][1]
     old = said(replace(machine, features=("sse4_2",)))
     assert old[0] == "runs" and "whose instructions this processor doesn't have" in old[2][-1]
+
+
+def test_what_inspect_says(path: Path) -> None:
+    said = CliRunner().invoke(app, ["inspect", str(path)]).stdout
+    version = metadata.version("iree-base-compiler")
+    assert re.search(rf"4 modules of StableHLO 1\.9\.0, slots of 64 places\n +compiled by IREE {version} for ", said)
+    files = [file.bytes for name, file in Bundle.open(path).files.items() if name.endswith(".vmfb")]
+    assert f"for x86-64-v3: 4 files, {format_bytes(sum(files))}\n" in said
+    data = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
+    assert data["targets"]["stablehlo"]["stablehlo"]["iree"]["levels"] == ["v3"]
 
 
 def test_without_xla_iree_is_what_runs_by_default(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
