@@ -10,7 +10,6 @@ import typer
 
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.json_document import parse_json
-from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import comparison_lines, print_json, reported
@@ -138,7 +137,7 @@ def _print_summary(bundle: Bundle) -> None:
     for name, target in bundle.targets.items():
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
         if target.stablehlo is not None:
-            for line in _module_lines(bundle, target_folder(name), target.stablehlo):
+            for line in _module_lines(bundle, name, target.stablehlo):
                 _row("", line)
     for name, program in bundle.programs.items():
         counts = ", ".join(f"{n} {op}" for op, n in Counter(s.op for s in program.steps).most_common())
@@ -163,8 +162,9 @@ def _print_summary(bundle: Bundle) -> None:
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
 
 
-def _module_lines(bundle: Bundle, folder: str, section: StableHloSection) -> Iterator[str]:
+def _module_lines(bundle: Bundle, name: str, section: StableHloSection) -> Iterator[str]:
     """The modules, and what IREE's compiler made of them, with its size."""
+    from enginewright.runtime.bundle.manifest import target_folder
     from enginewright.runtime.bundle.stablehlo_section import IREE_FOLDER
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
@@ -173,7 +173,8 @@ def _module_lines(bundle: Bundle, folder: str, section: StableHloSection) -> Ite
     yield f"{len(section.modules)} modules of StableHLO {section.version}, slots of {places} places{ours}"
     if (iree := section.iree) is not None:
         devices = [*(f"x86-64-{level}" for level in iree.levels), *(f"CUDA {number}" for number in iree.cuda)]
-        files = [file.bytes for path, file in bundle.files.items() if path.startswith(f"{folder}/{IREE_FOLDER}/")]
+        folder = f"{target_folder(name)}/{IREE_FOLDER}/"
+        files = [file.bytes for path, file in bundle.files.items() if path.startswith(folder)]
         size = format_bytes(sum(files))
         yield f"compiled by IREE {iree.version} for {', '.join(devices)}: {len(files)} files, {size}"
 
