@@ -18,9 +18,6 @@ Row = tuple[SamplingParams, int, int]
 """Parameters, seed, and the index of the new token in its request's output."""
 
 
-_NOT_COUNTED = -1
-
-
 class LogitRules:
     """Of one request: which tokens it has seen, and which are banned or favoured next.
 
@@ -31,11 +28,11 @@ class LogitRules:
         bad_words: tokens of each of ``params.bad_words``.
 
     Attributes:
-        seen: distinct tokens of prompt and output, in any order, for a repetition penalty.
-        counted, counts: distinct tokens of the output, and how often each is there, for the other penalties.
+        prompted: distinct tokens of the prompt, in any order, for a repetition penalty; empty without one.
+        counted, counts: distinct tokens of the output, and how often each is there; empty without a penalty.
+        counting: whether there is a penalty, so that each new token must be given to ``push``.
         allowed: the only tokens that may come; empty for all.
         has_biases: whether ``biases`` ever says something.
-        more: whether it, or ``allowed``, does.
         changing: whether any of these, or ``biases``, may be another for the next token.
     """
 
@@ -47,15 +44,14 @@ class LogitRules:
         bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
         self._tokens, self._prompt_length = tokens, len(tokens)
-        self.seen, self.counted, self.counts = array("i"), array("i"), array("i")
+        self.prompted, self.counted, self.counts = array("i"), array("i"), array("i")
         self.allowed = array("i", sorted(set(params.allowed_token_ids)))
-        self._sees = params.repetition_penalty != 1
-        self._counts = params.frequency_penalty != 0 or params.presence_penalty != 0
         # Token -> its place in ``counted``; one look-up a token, as this is Python between two steps.
-        self._places: dict[int, int] | None = None
-        if self._sees or self._counts:
-            self._places = dict.fromkeys(set(tokens), _NOT_COUNTED) if self._sees else {}
-            self.seen.extend(self._places)
+        self._places: dict[int, int] = {}
+        if params.repetition_penalty != 1:
+            self.prompted.extend(set(tokens))
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        self.counting = penalties != (1, 0, 0)
         self._min_tokens = params.min_tokens
         self._ends = dict.fromkeys(end_tokens, -math.inf)
         always = {word[0]: -math.inf for word in bad_words if len(word) == 1}
@@ -63,8 +59,7 @@ class LogitRules:
         self._words = [list(word) for word in bad_words if len(word) > 1]
         self._kept = self._arrays(self._always)
         self.has_biases = bool(self._always or self._words or self._min_tokens)
-        self.more = self.has_biases or bool(self.allowed)
-        self.changing = self._places is not None or bool(self._words) or self._min_tokens > 0
+        self.changing = self.counting or bool(self._words) or self._min_tokens > 0
 
     @classmethod
     def of(
@@ -82,20 +77,13 @@ class LogitRules:
 
     def push(self, token: int) -> None:
         """One more token of the output, which is in ``tokens`` by now."""
-        if (places := self._places) is None:
-            return
-        place = places.get(token)
-        if place is not None and place >= 0:
+        place = self._places.get(token)
+        if place is not None:
             self.counts[place] += 1
             return
-        if place is None and self._sees:
-            self.seen.append(token)
-        if self._counts:
-            places[token] = len(self.counted)
-            self.counted.append(token)
-            self.counts.append(1)
-        else:
-            places[token] = _NOT_COUNTED
+        self._places[token] = len(self.counted)
+        self.counted.append(token)
+        self.counts.append(1)
 
     def biases(self) -> tuple[array[int], array[float]]:
         """Tokens whose logits change next, each once, and by how much; -inf is a ban."""
@@ -113,6 +101,7 @@ class LogitRules:
 
 
 NOTHING: array[Any] = array("i")
+_INT32 = np.dtype(np.int32)
 PLAIN: Row = (SamplingParams(), 0, 0)
 """A row whose token nobody wants."""
 
@@ -137,37 +126,66 @@ def sampling_batch(rows: Sequence[Row], rules: Sequence[LogitRules | None] = (),
     for name, off in (("typical_p", 1), ("repetition_penalty", 1), ("frequency_penalty", 0), ("presence_penalty", 0)):
         if any(getattr(p, name) != off for p, _, _ in rows):
             setattr(batch, name, np.array([getattr(p, name) for p, _, _ in rows], np.float32))
-    set_lists(batch, rules)
+    if any(rules):
+        RowLists(batch, rules)
     return batch
 
 
-def set_lists(batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
-    """Puts what the rows' rules say of their next tokens into a batch. This is Python between two steps: no loops over
-    tokens."""
-    if not any(rules):
-        return
-    if batch.repetition_penalty is not None:
-        batch.seen_start, batch.seen = _packed([NOTHING if r is None else r.seen for r in rules])
-    if batch.frequency_penalty is not None or batch.presence_penalty is not None:
-        batch.counted_start, batch.counted = _packed([NOTHING if r is None else r.counted for r in rules])
-        batch.counts = _joined([NOTHING if r is None else r.counts for r in rules])
-    if not any(r is not None and r.more for r in rules):
-        return
-    if any(r is not None and r.allowed for r in rules):
-        batch.allowed_start, batch.allowed = _packed([NOTHING if r is None else r.allowed for r in rules])
-    if any(r is not None and r.has_biases for r in rules):
-        biases = [(NOTHING, NOTHING) if r is None else r.biases() for r in rules]
-        batch.biased_start, batch.biased = _packed([ids for ids, _ in biases])
-        batch.bias = np.frombuffer(b"".join([values for _, values in biases]), np.float32)
-        if not len(batch.biased):
-            batch.biased_start = batch.biased = batch.bias = None
+class RowLists:
+    """What the rules of a step's rows say of their next tokens: put into its batch, and into those of the steps after
+    it that have the same rows. This is Python between two steps: no loops over tokens, and few over rows.
+
+    Args:
+        batch: has the rows' parameters.
+        rules: of each row's request.
+    """
+
+    def __init__(self, batch: SamplingBatch, rules: Sequence[LogitRules | None]) -> None:
+        self._rules = rules
+        self._counted: list[array[int]] = []
+        self._counts: list[array[int]] = []
+        self._seen: list[array[int]] = []  # of each row, those of its prompt, then those of its output
+        if batch.repetition_penalty is not None:
+            pairs = [(NOTHING, NOTHING) if r is None else (r.prompted, r.counted) for r in rules]
+            self._seen = [tokens for pair in pairs for tokens in pair]
+            self._prompted_start = _starts([prompted for prompted, _ in pairs])
+        if batch.frequency_penalty is not None or batch.presence_penalty is not None:
+            self._counts = [NOTHING if r is None else r.counts for r in rules]
+        if self._seen or self._counts:
+            self._counted = [NOTHING if r is None else r.counted for r in rules]
+        self._last = -1  # distinct tokens of all outputs, a step ago
+        if any(r is not None and r.allowed for r in rules):
+            allowed = [NOTHING if r is None else r.allowed for r in rules]
+            batch.allowed_start, batch.allowed = _starts(allowed), _joined(allowed)
+        self._biased = any(r is not None and r.has_biases for r in rules)
+        self.put(batch)
+
+    def put(self, batch: SamplingBatch) -> None:
+        """Sets the lists that may be others than a step ago."""
+        if self._counts:
+            batch.counts = _joined(self._counts)
+        if self._counted:
+            counted = _joined(self._counted)
+            if len(counted) != self._last:  # they only grow: otherwise all are as they were
+                self._last = len(counted)
+                starts = _starts(self._counted)
+                if self._counts:
+                    batch.counted_start, batch.counted = starts, counted
+                if self._seen:
+                    batch.seen_start, batch.seen = self._prompted_start + starts, _joined(self._seen)
+        if self._biased:
+            biases = [(NOTHING, NOTHING) if r is None else r.biases() for r in self._rules]
+            tokens = [ids for ids, _ in biases]
+            batch.biased_start, batch.biased = _starts(tokens), _joined(tokens)
+            batch.bias = np.frombuffer(b"".join([values for _, values in biases]), np.float32)
+            if not len(batch.biased):
+                batch.biased_start = batch.biased = batch.bias = None
 
 
-def _packed(rows: Sequence[array[int]]) -> tuple[Int32Array, Int32Array]:
-    """Where each row's begins, and all of them."""
-    starts = accumulate(map(len, rows), initial=0)  # in Python: an array of so few costs numpy more
-    return np.fromiter(starts, np.int32, len(rows) + 1), _joined(rows)
+def _starts(rows: Sequence[array[int]]) -> Int32Array:
+    """Where each row's begins, and where the last one's ends. In Python: an array of so few costs numpy more."""
+    return np.fromiter(accumulate(map(len, rows), initial=0), _INT32, len(rows) + 1)
 
 
 def _joined(rows: Sequence[array[int]]) -> Int32Array:
-    return np.frombuffer(b"".join(rows), np.int32)
+    return np.frombuffer(b"".join(rows), _INT32)

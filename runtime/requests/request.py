@@ -111,6 +111,8 @@ class Request:
         if not params.ignore_eos:
             self._end_token_ids |= frozenset(end_token_ids)
         self.rules = LogitRules.of(params, self.tokens, self._end_token_ids, bad_words)
+        # What counts its new tokens, for penalties.
+        self._counted = None if self.rules is None or not self.rules.counting else self.rules.push
         # Of the prompt's tokens; those of the first ``scored`` are known.
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if params.prompt_logprobs is not None:
@@ -169,8 +171,8 @@ class Request:
     def accept(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes a new token, and finishes if it is the last."""
         self.tokens.append(token)
-        if self.rules is not None:
-            self.rules.push(token)
+        if self._counted is not None:
+            self._counted(token)
         if logprobs is not None:
             self._logprobs.append(logprobs)
         self._timed()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, SamplingBatch, StepInput
-from enginewright.runtime.requests.logit_rules import LogitRules, set_lists
+from enginewright.runtime.requests.logit_rules import RowLists
 from enginewright.runtime.requests.request import Request
 
 from .base import Chunk, step_input
@@ -24,7 +23,8 @@ class StepInputs:
         self._groups = groups
         self._windows = windows  # groups whose tables get holes
         self._requests: list[Request] = []  # of the last step, where each decoded a token
-        self._rules: list[LogitRules | None] = []  # theirs, where some may say something else each step
+        self._changing = False  # whether the rules of some may say something else each step
+        self._lists: RowLists | None = None  # what they say, from the second such step on
         self._starts: list[int] = []  # where each of them is when that step was committed
         self._last: StepInput | None = None
 
@@ -40,8 +40,8 @@ class StepInputs:
             # Sequences of a beam search change their blocks.
             decodes = all(chunk.count == 1 and chunk.samples and chunk.request.search is None for chunk in chunks)
             self._requests = requests if decodes else []
-            rules = [request.rules for request in self._requests]
-            self._rules = rules if any(one is not None and one.changing for one in rules) else []
+            self._changing = any(one.rules is not None and one.rules.changing for one in self._requests)
+            self._lists = None
         self._starts = [start + 1 for start in starts]
         self._last = step
         return step
@@ -65,10 +65,11 @@ class StepInputs:
 
     def _drawn_next(self, last: SamplingBatch) -> SamplingBatch:
         """The parameters stay; what rules say of the next tokens may change."""
-        sampling = copy(last)
-        sampling.counter = last.counter + 1
-        if self._rules:
-            set_lists(sampling, self._rules)
+        sampling = last.following()
+        if self._changing and self._lists is None:
+            self._lists = RowLists(sampling, [request.rules for request in self._requests])
+        elif self._lists is not None:
+            self._lists.put(sampling)
         return sampling
 
     def _moved(self, group: str, size: int, last: StepInput) -> tuple[Int32Array, Int32Array]:

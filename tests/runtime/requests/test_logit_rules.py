@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, sampling_batch, set_lists
+from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, RowLists, sampling_batch
 from enginewright.runtime.requests.sampling import SamplingParams
 
 PROMPT = [5, 6, 5]
@@ -27,12 +27,11 @@ def test_most_requests_have_none() -> None:
 def test_penalties_follow_the_tokens() -> None:
     one = rules(repetition_penalty=1.5, frequency_penalty=0.5)
     assert one.changing
-    assert sorted(one.seen) == [5, 6] and not one.counted
+    assert sorted(one.prompted) == [5, 6] and not one.counted
     for token in (7, 5, 7, 7):
         one.push(token)
-    assert sorted(one.seen) == [5, 6, 7]
     assert dict(zip(one.counted, one.counts, strict=True)) == {7: 3, 5: 1}  # of the output alone
-    assert not rules(presence_penalty=1.0).seen
+    assert not rules(presence_penalty=1.0).prompted
 
 
 def test_ends_are_banned_until_there_are_enough_tokens() -> None:
@@ -72,12 +71,38 @@ def test_the_arrays_of_rows_with_and_without_rules() -> None:
     options = {name: array.tolist() for name, array in batch.options().items()}
     assert options["repetition_penalty"] == [1.5, 1, 1, 1]
     assert options["presence_penalty"] == [0, 0, 0.5, 0]
-    assert options["seen_start"] == [0, 2, 2, 2, 2] and sorted(options["seen"]) == [5, 6]
+    # The third row's penalty is 1: what it has seen changes nothing.
+    assert options["seen_start"] == [0, 2, 2, 3, 3] and sorted(options["seen"][:2]) == [5, 6]
     assert (options["counted_start"], options["counted"], options["counts"]) == ([0, 0, 0, 1, 1], [3], [1])
     assert (options["allowed_start"], options["allowed"]) == ([0, 0, 0, 2, 2], [3, 9])
     assert (options["biased_start"], options["biased"], options["bias"]) == ([0, 0, 0, 0, 1], [4], [2.0])
     assert not {"frequency_penalty", "typical_p"} & set(options)
     assert all(array.dtype in (np.float32, np.int32, np.uint64) for array in batch.options().values())
+
+
+def test_the_lists_of_the_next_steps_are_those_of_a_new_batch() -> None:
+    params = [
+        SamplingParams(repetition_penalty=1.5),
+        SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5),
+        SamplingParams(),
+        SamplingParams(presence_penalty=0.5, min_tokens=2),
+    ]
+    tokens = [PROMPT.copy() for _ in params]
+    each = [LogitRules.of(one, own, [1]) for one, own in zip(params, tokens, strict=True)]
+    rows = [(one, 0, 0) for one in params]
+    batch = sampling_batch(rows, each)
+    lists = RowLists(batch, each)
+    for new in ([5, 9, 9, 9], [5, 5, 5, 5], [5, 9, 8, 9], [7, 9, 7, 7]):  # in the third step nothing new comes
+        for own, one, token in zip(tokens, each, new, strict=True):
+            own.append(token)
+            if one is not None:
+                one.push(token)
+        lists.put(batch)
+        found, expected = batch.options(), sampling_batch(rows, each).options()
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert sorted(set(found["seen"][: found["seen_start"][1]])) == sorted(set(tokens[0]))
 
 
 def test_what_nobody_has_is_not_there() -> None:
@@ -92,7 +117,7 @@ def test_biases_that_end_are_taken_out_of_the_next_batch() -> None:
     batch = sampling_batch([PLAIN], [one])
     assert batch.biased is not None and sorted(batch.biased) == [1, 2]
     tokens.append(8)
-    set_lists(batch, [one])
+    RowLists(batch, [one])
     assert batch.biased is None and batch.bias is None and batch.biased_start is None
 
 
