@@ -102,7 +102,8 @@ def _tune_tvm(
 
 
 def _print_tried(found: TuneResult) -> None:
-    """Two tables: each choice beside the best so far, and what is chosen beside the executor's own by kind of step."""
+    """Three tables: each choice beside the best so far, what is chosen beside the executor's own by kind of step, and
+    what steps of several rows of a request take."""
     if found.tried:
         print(f"{'choice':<18}{'value':>10}{'speed':>9}")
     for tried in found.tried:
@@ -114,4 +115,11 @@ def _print_tried(found: TuneResult) -> None:
         print(f"{'step':<28}{'speed':>9}")
         for name, gain in found.gains.items():
             print(f"{name:<28}{gain:>8.3f}x")
+        print()
+    if found.file.row_seconds:
+        shown = 1, 2, 4, 8, 16
+        print(f"{'milliseconds, rows':<28}" + "".join(f"{rows:>8}" for rows in shown))
+    for context, seconds in found.file.row_seconds.items():
+        print(f"{f'1 request at {context:,}':<28}" + "".join(f"{1e3 * seconds[rows - 1]:>8.2f}" for rows in shown))
+    if found.file.row_seconds:
         print()

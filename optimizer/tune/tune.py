@@ -17,6 +17,7 @@ from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import TuningFile
 
 from .cases import Case, Contender, Timed, cases_of
+from .row_seconds import CONTEXTS, row_seconds
 
 STAGE = "tune"
 LEAST_GAIN = 1.03
@@ -39,6 +40,8 @@ _FEWEST, _MOST = 3, 25
 """Rounds of a comparison."""
 _LAST = 2
 """Times as many rounds for what is said in the end."""
+_ROWS_SHARE = 0.2
+"""Of the time, for what steps of several rows of a request take."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def tune(
     Each candidate runs interleaved with the best so far. In the end the best runs interleaved with the executor's own
     choices, and is kept if it is faster by ``LEAST_GAIN``; else what is kept says that nothing is. No candidate is
     begun that would not end in time, the last comparison included; if there is no time for any, no file is written.
+    Last comes what steps of several rows of a request take with what was chosen (``row_seconds``).
 
     Args:
         bundle: opened, with a ready target cpu.
@@ -123,34 +127,43 @@ def tune(
     plan += [] if threads else [("threads", n) for n in fewer_threads(available_threads())]
     own = best = Contender(bundle, cases, threads, {})
     opening = time.perf_counter() - began
+    until = began + (1 - _ROWS_SHARE) * seconds - opening
     round_seconds = 2 * sum(own.time(i) * own.repeats[i] for i in range(len(cases)))
-    left = began + seconds - time.perf_counter() - opening * len(plan)
+    left = until - time.perf_counter() - opening * len(plan)
     rounds = min(max(int(left / (round_seconds * (len(plan) + _LAST))), _FEWEST), _MOST)
     needed = opening + round_seconds * rounds * (1 + _LAST)
     tried: list[Tried] = []
     for done, (name, value) in enumerate(plan):
-        if time.perf_counter() + needed > began + seconds:
+        if time.perf_counter() + needed > until:
             break
-        progress(ProgressEvent(STAGE, done, len(plan) + 1, f"{name} {value:,}"))
+        progress(ProgressEvent(STAGE, done, len(plan) + 2, f"{name} {value:,}"))
         other = _with(bundle, cases, best, name, value)
         gains = compare(best, other, cases, rounds)
         faster = worth(gains.values())
         tried.append(Tried(name, value, mean(gains.values()), gains, faster))
         best = other if faster else best
-    progress(ProgressEvent(STAGE, len(plan), len(plan) + 1, "the best beside the executor's own"))
+    progress(ProgressEvent(STAGE, len(plan), len(plan) + 2, "the best beside the executor's own"))
     gains = compare(own, best, cases, _LAST * rounds) if best is not own else {case.name: 1.0 for case in cases}
     kept = best is not own and worth(gains.values())
+    chosen = best if kept else own
+    rows: dict[int, tuple[float, ...]] = {}
+    if tried:
+        progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 2, "rows of one request"))
+        contexts = tuple(sorted({min(context, bundle.model.context_length) for context in CONTEXTS}))
+        left = began + seconds - time.perf_counter() - opening
+        rows = row_seconds(bundle, contexts, left, threads=chosen.threads, choices=chosen.choices)
     file = TuningFile.for_here(
         bundle,
         own.isa,
-        threads=best.threads if kept and not threads else 0,
-        choices=best.choices if kept else {},
+        threads=chosen.threads if not threads else 0,
+        choices=chosen.choices,
         gains={name: round(gain, 4) for name, gain in gains.items()} if kept else {},
+        row_seconds=rows,
     )
     path = tuning_path(bundle)
     if write and tried:
         file.write(path)
-    progress(ProgressEvent(STAGE, len(plan) + 1, len(plan) + 1))
+    progress(ProgressEvent(STAGE, len(plan) + 2, len(plan) + 2))
     return TuneResult(
         file=file,
         path=path,

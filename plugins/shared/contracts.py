@@ -6,7 +6,7 @@ Nq query heads; Nkv key/value heads; D head size; V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -193,6 +193,8 @@ class ExecutorCaps:
     -1 for blocks that no token of the step sees through the group's window. ``kept_slots``: a block is the slot of a
     whole request, the same in every group, and a new request may go on behind tokens of the one that had it before.
     ``verifies``: rows of one request behind each other have the bits that they have one by one, whatever their number.
+    ``row_seconds``: tokens of a request -> what steps took on this machine in which it had 1, 2, ... rows; empty where
+    nobody measured that.
     ``lacks``: sampling parameters that it doesn't know; requests with them are refused.
     ``hidden``: hidden states that it can give: i is what goes into layer i, the last what the final norm gives.
     """
@@ -205,6 +207,7 @@ class ExecutorCaps:
     shared_blocks: bool = False
     kept_slots: bool = False
     verifies: bool = False
+    row_seconds: Mapping[int, Sequence[float]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     hidden: tuple[int, ...] = ()
 

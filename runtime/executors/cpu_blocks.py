@@ -74,12 +74,13 @@ class CpuExecutor(HostBlocks):
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(g.to_group() for g in program.cache_groups)
         check_free(sum(g.bytes_per_block * self.blocks.get(g.name, 0) for g in self.cache_groups), "a KV cache")
-        self._tuned = ""
+        self._tuned, row_seconds = "", dict[int, tuple[float, ...]]()
         if tuning is None and tuning_path(bundle).exists():
             from .cpu_tuning import load_tuning
 
             found, self._tuned = load_tuning(bundle, isa or isas()[0])
-            tuning, threads = (found.choices, threads or found.threads) if found is not None else (None, threads)
+            if found is not None:
+                tuning, threads, row_seconds = found.choices, threads or found.threads, found.row_seconds
         self._program = CpuProgram(program, weights, blocks=self.blocks, threads=threads, isa=isa, tuning=tuning)
         start = time.perf_counter()
         self._specialized: dict[Sizes, CpuProgram] = {}
@@ -92,7 +93,9 @@ class CpuExecutor(HostBlocks):
         self._load_seconds = time.perf_counter() - start
         self._hidden = {each: hidden_places(each.lowered) for each in (self._program, *self._specialized.values())}
         hidden = set.intersection(*map(set, self._hidden.values()))
-        self.caps = ExecutorCaps(shared_blocks=True, verifies=True, hidden=tuple(sorted(hidden)))
+        self.caps = ExecutorCaps(
+            shared_blocks=True, verifies=True, row_seconds=row_seconds, hidden=tuple(sorted(hidden))
+        )
         self.profile: StepProfile | None = None
 
     def submit(self, step: StepInput) -> Deferred:

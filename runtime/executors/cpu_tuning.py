@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.threads import available_threads
@@ -43,10 +44,19 @@ class TuningFile(BaseModel):
     choices: dict[str, int] = Field(default_factory=dict)
     gains: dict[str, float] = Field(default_factory=dict)
     """Case -> time with the executor's own choices over time with these."""
+    row_seconds: dict[int, tuple[PositiveFloat, ...]] = Field(default_factory=dict)
+    """Tokens of a request -> seconds of steps in which it has 1, 2, ... rows, with these choices."""
 
     @classmethod
     def for_here(
-        cls, bundle: Bundle, isa: str, *, threads: int = 0, choices: dict[str, int], gains: dict[str, float]
+        cls,
+        bundle: Bundle,
+        isa: str,
+        *,
+        threads: int = 0,
+        choices: dict[str, int],
+        gains: dict[str, float],
+        row_seconds: Mapping[int, tuple[float, ...]] | None = None,
     ) -> TuningFile:
         """What was measured now."""
         return cls(
@@ -58,6 +68,7 @@ class TuningFile(BaseModel):
             threads=threads,
             choices=choices,
             gains=gains,
+            row_seconds=dict(row_seconds or {}),
         )
 
     def differs(self, bundle: Bundle, isa: str) -> str:

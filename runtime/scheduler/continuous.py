@@ -249,7 +249,7 @@ class ContinuousScheduler:
         chunks, preemptions = [], self.preemptions
         paused = None if self.policy is None else self.policy.paused
         if self.drafts is not None:
-            self.drafts.begin_step(len(self.running))
+            self.drafts.begin_step(self.running)
         for request in self._oldest_first():
             if paused and request in paused:
                 continue

@@ -11,7 +11,10 @@ what steps of more rows take. Where it wouldn't pay there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
@@ -30,8 +33,15 @@ LEAST_GAIN = 1.03
 class RowCosts:
     """What steps in which requests decode take, by how many rows they have.
 
-    A line through the last ones' times, and how far those of each number of rows are from it: kernels take rows by
-    twos, fours or sixteens. Before there are many, the line has the slope of small models on CPUs with 512-bit vectors.
+    Expected is what ``optimize tune`` measured, or else a line as of small models on CPUs with 512-bit vectors. What
+    steps take is a line through what is expected of the last ones, and how far those of each number of rows are from
+    it: kernels take rows by twos, fours or sixteens, and the machine may have become slower.
+
+    Args:
+        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
+
+    Attributes:
+        measured: the same; empty where nobody measured that.
     """
 
     _ROW = 0.07
@@ -39,14 +49,26 @@ class RowCosts:
     _KEPT = 0.995
     """Of the weight of a step, at each further one: the load of a machine changes."""
     _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
-    """Rows and weights of steps that the slope above stands for."""
+    """Rows and weights of steps that take what is expected."""
 
-    def __init__(self) -> None:
-        self._one, self._row = 1.0, self._ROW  # seconds of a step of one row, and of each further row
-        self._weight = self._rows = self._squares = self._seconds = self._products = 0.0
-        self._scale = 0.0  # seconds of a step, over what the slope above says of one second for one row
+    def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == ROWS}
+        self._expected = [1 + self._ROW * (rows - 1) for rows in range(ROWS + 1)]
+        self._context = -math.inf
+        self.at(0)
+        self._base, self._slope = 0.0, 1.0  # seconds are base + slope * expected
+        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
+        self._scale = 0.0  # seconds of a step, over what is expected
         self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
         self._counts = [2] * (ROWS + 1)  # steps whose mean that is; two that are on the line to begin with
+
+    def at(self, context: float) -> None:
+        """Steps are now of requests with so many tokens each, on average."""
+        if not self.measured or abs(context - self._context) < 32:
+            return
+        self._context = context
+        known, seconds = list(self.measured), list(self.measured.values())
+        self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
 
     def took(self, rows: int, seconds: float) -> None:
         """A step took so long."""
@@ -54,31 +76,38 @@ class RowCosts:
             return
         if self._weight:
             seconds = min(seconds, 2 * self.of(rows))  # something else ran
-        expected = 1 + self._ROW * (rows - 1)
+        expected = self._expected[rows]
         self._weight = self._KEPT * self._weight + 1
-        self._rows = self._KEPT * self._rows + rows
-        self._squares = self._KEPT * self._squares + rows * rows
+        self._sum = self._KEPT * self._sum + expected
+        self._squares = self._KEPT * self._squares + expected * expected
         self._seconds = self._KEPT * self._seconds + seconds
-        self._products = self._KEPT * self._products + rows * seconds
+        self._products = self._KEPT * self._products + expected * seconds
         self._scale += (seconds / expected - self._scale) / self._weight
-        weight, x, xx, y, xy = self._weight, self._rows, self._squares, self._seconds, self._products
+        weight, x, xx, y, xy = self._weight, self._sum, self._squares, self._seconds, self._products
         for at, prior in self._PRIOR:
-            value = self._scale * (1 + self._ROW * (at - 1))
-            weight, x, xx = weight + prior, x + prior * at, xx + prior * at * at
-            y, xy = y + prior * value, xy + prior * at * value
-        self._row = max((weight * xy - x * y) / (weight * xx - x * x), 0.0)
-        self._one = max((y - self._row * x) / weight + self._row, 1e-9)
+            value = self._expected[at]
+            weight, x, xx = weight + prior, x + prior * value, xx + prior * value * value
+            y, xy = y + prior * self._scale * value, xy + prior * self._scale * value * value
+        spread = weight * xx - x * x
+        self._slope = max((weight * xy - x * y) / spread, 0.0) if spread > 0 else self._scale
+        self._base = (y - self._slope * x) / weight
         self._counts[rows] = min(self._counts[rows] + 1, 32)
-        apart = seconds / (self._one + self._row * (rows - 1))
+        apart = seconds / self._line(rows)
         self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
+
+    def _line(self, rows: int) -> float:
+        return max(self._base + self._slope * self._expected[rows], 1e-9)
 
     def of(self, rows: int) -> float:
         """Seconds of a step of so many rows."""
-        return (self._one + self._row * (rows - 1)) * self._apart[rows]
+        return self._line(rows) * self._apart[rows]
 
     def describe(self) -> dict[str, float]:
         """Microseconds."""
-        return {"step_us": 1e6 * self._one, "row_us": 1e6 * self._row} if self._weight else {}
+        if not self._weight:
+            return {}
+        one = self._line(1)
+        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
 
 
 class Drafts:
@@ -97,7 +126,7 @@ class Drafts:
             )
         self.drafted = self.accepted = 0
         self.past = [0, 0]
-        self.costs = RowCosts()
+        self.costs = RowCosts(caps.row_seconds)
         self._answers = PastAnswers()
         self._right = RightTokens()
         self._rows = 0  # of the step that is being made
@@ -109,9 +138,11 @@ class Drafts:
         found |= {"drafted_from_past_answers": self.past[0], "accepted_from_past_answers": self.past[1]}
         return {**found, **self.costs.describe()}
 
-    def begin_step(self, decoding: int) -> None:
-        """So many requests decode in the next one, at most."""
-        self._rows, self._tokens = decoding, float(decoding)
+    def begin_step(self, running: Sequence[Request]) -> None:
+        """These decode in the next one, at most."""
+        self._rows, self._tokens = len(running), float(len(running))
+        if self.costs.measured and running:
+            self.costs.at(sum(request.computed for request in running) / len(running))
 
     def of(self, request: Request) -> Sequence[int]:
         """A draft for a request that decodes; empty where there is none that would pay."""

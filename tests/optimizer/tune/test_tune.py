@@ -11,16 +11,31 @@ import pytest
 from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.optimizer.tune import tune as module
 from enginewright.optimizer.tune.cases import Case, Contender, cases_of
+from enginewright.optimizer.tune.row_seconds import row_seconds
 from enginewright.optimizer.tune.tune import CANDIDATES, compare, fewer_threads, mean, tune, worth
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import load_tuning
+from enginewright.runtime.scheduler.drafts import ROWS
 
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
     return Bundle.open(shutil.copytree(tiny_bundle, tmp_path / "own.bundle"))
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
+    """How long steps of several rows are measured, and with what; they take no time here."""
+    asked: list[tuple[float, dict[str, Any]]] = []
+
+    def measured(bundle: Bundle, contexts: Sequence[int], seconds: float, **given: Any) -> dict[int, tuple[float, ...]]:
+        asked.append((seconds, given))
+        return dict.fromkeys(contexts, (1.0,) * 16)
+
+    monkeypatch.setattr(module, "row_seconds", measured)
+    return asked
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gain: float, name: str = "task_rows", value: int = 48) -> None:
@@ -65,7 +80,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("opening", "step", "seconds", "tried"),
-    [(0.3, 0.25, 1.0, 0), (0.3, 0.25, 40.0, 4), (0.01, 0.001, 1.0, 12), (0.3, 0.25, 600.0, 12)],
+    [(0.3, 0.25, 1.0, 0), (0.3, 0.25, 40.0, 2), (0.01, 0.001, 1.0, 12), (0.3, 0.25, 600.0, 12)],
 )
 def test_the_time_is_kept_to(
     opening: float, step: float, seconds: float, tried: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
@@ -98,17 +113,22 @@ def test_what_the_last_comparison_does_not_confirm_is_not_called_kept(
     assert [t for t in found.tried if t.kept] == [] and found.file.choices == {}
 
 
-def test_a_faster_choice_is_kept_and_found_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_choice_is_kept_and_found_again(
+    bundle: Bundle, rows: list[tuple[float, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend(monkeypatch, 1.2)
     events: list[ProgressEvent] = []
     found = tune(bundle, seconds=60, threads=1, progress=events.append)
     assert found.written and found.path == tuning_path(bundle)
     assert found.file.choices == {"task_rows": 48}
     assert found.gain == pytest.approx(1.2)
+    ((seconds, given),) = rows
+    assert 12 <= seconds < 60 and given["choices"] == {"task_rows": 48}
+    assert set(found.file.row_seconds) == {64, 512}  # as long as the context
     assert [(t.name, t.value) for t in found.tried if t.kept] == [("task_rows", 48)]
     assert [(t.name, t.value) for t in found.tried] == [(n, v) for n, vs in CANDIDATES.items() for v in vs]
     assert load_tuning(bundle, found.file.isa) == (found.file, "own.bundle.tune.json is used")
-    assert events[-1].done == events[-1].total == len(found.tried) + 1
+    assert events[-1].done == events[-1].total == len(found.tried) + 2
     assert [e.done for e in events] == list(range(len(events)))
     assert json.loads(json.dumps(found.to_json()))["file"]["choices"] == {"task_rows": 48}
 
@@ -163,3 +183,10 @@ def test_the_candidates_are_tunables() -> None:
 def test_seconds_out_of_range(seconds: float, bundle: Bundle) -> None:
     with pytest.raises(RequestError, match="seconds"):
         tune(bundle, seconds=seconds)
+
+
+def test_steps_of_several_rows_are_measured(bundle: Bundle) -> None:
+    found = row_seconds(bundle, (20, 40), 30, others=1, threads=1)
+    assert set(found) == {20, 40}
+    assert all(len(of) == ROWS and min(of) > 0 for of in found.values())
+    assert row_seconds(bundle, (20,), 1e-6, threads=1) == {}  # no time

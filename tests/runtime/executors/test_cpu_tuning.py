@@ -27,9 +27,9 @@ def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
 
 
 def file_for(bundle: Bundle, **changed: Any) -> TuningFile:
-    return TuningFile.for_here(bundle, ISA, threads=3, choices={"task_rows": 7}, gains={"x": 1.5}).model_copy(
-        update=changed
-    )
+    return TuningFile.for_here(
+        bundle, ISA, threads=3, choices={"task_rows": 7}, gains={"x": 1.5}, row_seconds={64: (0.1, 0.2)}
+    ).model_copy(update=changed)
 
 
 def executor_of(bundle: Bundle, **options: Any) -> tuple[CpuExecutor, dict[str, int]]:
@@ -58,6 +58,7 @@ def test_what_was_written_is_used(bundle: Bundle) -> None:
     assert tuning_path(bundle) == bundle.path.parent / "own.bundle.tune.json"
     executor, choices = executor_of(bundle)
     assert (choices, executor.program.threads) == ({"task_rows": 7}, 3)
+    assert executor.caps.row_seconds == {64: (0.1, 0.2)}
     assert executor.describe()["tuning"] == "own.bundle.tune.json is used"
     executor, choices = executor_of(bundle, threads=2)
     assert (choices, executor.program.threads) == ({"task_rows": 7}, 2)

@@ -10,6 +10,7 @@ import pytest
 
 import enginewright as ew
 from enginewright.plugins.shared.contracts import ExecutorCaps
+from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, ROWS, Drafts, RowCosts
 
 LOOPING = [70, 71, 72, 73] * 8
@@ -107,16 +108,14 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
 
 def some_costs(each: float) -> RowCosts:
     """A step of one row takes 1, and each more ``each``."""
-    costs = RowCosts()
-    costs._one, costs._row = 1.0, each
-    return costs
+    return RowCosts({100: [1 + each * rows for rows in range(ROWS)]})
 
 
 @pytest.mark.parametrize(("each", "share", "decoding"), list(product((0.0, 0.05, 0.2), (0.1, 0.5, 0.9), (1, 4, 12))))
 def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) -> None:
     drafts = Drafts(ExecutorCaps(verifies=True))
     drafts.costs = some_costs(each)
-    drafts.begin_step(decoding)
+    drafts.begin_step([Request([1, 2], PARAMS) for _ in range(decoding)])
     found = drafts._length(share, ROWS - decoding)
     rates = [
         (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
@@ -143,7 +142,23 @@ def test_costs_are_those_that_were_measured() -> None:
     assert costs.of(1) == pytest.approx(4, rel=0.05) and costs.of(3) == pytest.approx(4.2, rel=0.1)
     for i in range(100):
         costs.took(1 + i % 4, 4 - 0.5 * (i % 4))
-    assert costs._row == 0 and costs.of(16) > 0
+    assert costs.of(16) > 0 and costs.describe()["row_us"] == 0
     for i in range(200):  # two rows cost as much as one, and four as three
         costs.took(1 + i % 4, 2 + i % 4 // 2)
     assert [costs.of(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
+
+
+def test_costs_begin_with_what_was_measured() -> None:
+    """By context; the machine may be slower now than it was then."""
+    short, long = [1.0] * 8 + [1.5] * 8, [2.0] * 8 + [4.0] * 8
+    costs = RowCosts({1000: long, 200: short, 5000: [1.0]})
+    assert [costs.of(rows) for rows in (1, 8, 9, 16)] == [1, 1, 1.5, 1.5] and not costs.describe()
+    costs.at(600)
+    assert [costs.of(rows) for rows in (8, 9)] == [1.5, 2.75]
+    costs.at(9000)
+    assert [costs.of(rows) for rows in (8, 9)] == [2, 4]
+    for _ in range(40):
+        costs.took(1, 3.0)
+    assert (costs.of(1), costs.of(16)) == pytest.approx((3, 6), rel=0.05)
+    costs.at(0)
+    assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)

@@ -1,0 +1,78 @@
+"""What steps take in which a request has several rows, as it has where tokens are computed ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from statistics import median
+
+import numpy as np
+
+from enginewright.optimizer.report.step_runner import StepRunner
+from enginewright.plugins.shared.contracts import StepInput
+from enginewright.plugins.shared.step_costs import StepSizes
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
+from enginewright.runtime.scheduler.drafts import ROWS
+
+CONTEXTS = (64, 1024, 4096)
+_FEWEST, _MOST = 3, 25
+"""Rounds."""
+
+
+def row_seconds(
+    bundle: Bundle,
+    contexts: tuple[int, ...],
+    seconds: float,
+    *,
+    others: int = 0,
+    threads: int = 0,
+    choices: Mapping[str, int] | None = None,
+) -> dict[int, tuple[float, ...]]:
+    """Context -> seconds of steps of 1, 2, ... ``ROWS`` rows of one request; medians of rounds of all numbers of rows.
+
+    Every row's token is drawn, greedily. A context that there is no time for is left out, and so are those after it.
+
+    Args:
+        bundle: opened, with a ready target cpu.
+        contexts: tokens of each request, those of the step among them.
+        seconds: how long to measure, at most; opening the program comes first.
+        others: other requests in the step, each with one row.
+        threads, choices: see ``CpuProgram``.
+
+    Raises:
+        BundleError, CapacityError: as for a program that is opened to be served.
+    """
+    sizes = {
+        context: [StepSizes((rows, *(1,) * others), (context,) * (1 + others)) for rows in range(1, ROWS + 1)]
+        for context in contexts
+    }
+    runner = StepRunner(bundle, [one for of in sizes.values() for one in of], threads=threads, tuning=choices)
+    runner.fill_caches()
+    until = time.perf_counter() + seconds
+    found: dict[int, tuple[float, ...]] = {}
+    for left, context in zip(range(len(contexts), 0, -1), contexts, strict=True):
+        steps = [_all_rows(runner.step(one)) for one in sizes[context]]
+        runner.program.run(steps[-1])  # brings the weights into memory
+        times: list[list[float]] = [[] for _ in steps]
+        began = time.perf_counter()
+        share = began + (until - began) / left
+        while len(times[-1]) < _MOST and (start := time.perf_counter()) < (
+            until if len(times[-1]) < _FEWEST else share
+        ):
+            for step, of in zip(steps, times, strict=True):
+                runner.program.run(step)
+                of.append((now := time.perf_counter()) - start)
+                start = now
+                if now > until:
+                    break
+        if len(times[-1]) < _FEWEST:
+            break
+        found[context] = tuple(map(median, times))
+    return found
+
+
+def _all_rows(step: StepInput) -> StepInput:
+    count = len(step.ids)
+    step.rows, step.sampling = np.arange(count, dtype=np.int32), sampling_batch([PLAIN] * count)
+    return step
