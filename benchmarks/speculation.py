@@ -1,14 +1,21 @@
 """What computing likely tokens ahead gives: decoding speed with ``LLM(speculate="lookup")`` over plain decoding.
 
-    python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--json FILE]
+    python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--only TASK ...] [--json FILE]
+    python benchmarks/speculation.py BUNDLE --row-costs [--json FILE]
+    python benchmarks/speculation.py BUNDLE --replay FILE [--json FILE]
     python benchmarks/speculation.py BUNDLE --peers int8 [--rounds 3] [--json FILE] [--page docs/use/python-api.md]
 
 Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
-itself, "chat" write freely; "useless" is random text, in which nothing repeats itself but by chance. One request each,
-then 24 of "chat", eight at a time. Each round is of another tenant, so that answers of earlier rounds aren't known;
-"chat again" is asked a second time by the same one. Each round has both, and the other one first each time; the ratio
-is of one round's times from the first new token to the last, the median counts. Tokens and log-probabilities are
-compared: they must be the same.
+itself, "chat" write freely; "random" is random tokens, which nothing follows but by chance. One request each, then 24
+of "chat", eight at a time, each with a seed of its own. "wrong" is "chat" with a guess before each step that is never
+right, and looks like one behind eight tokens that are the same. Each round is of another tenant, so that answers of
+earlier rounds aren't known; "chat again" is asked a second time by the same one. Each round has both, and the other one
+first each time; the ratio is of one round's times from the first new token to the last, the median counts. Tokens and
+log-probabilities are compared: they must be the same.
+
+With ``--row-costs``: what steps of 1 to 16 rows of one request take, by its context, alone and beside seven other
+requests. With ``--replay`` nothing of a speed is measured: the tasks run with drafts as long as would pay for another
+model, whose row costs are in FILE, and what its steps would then take is added up.
 
 With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
 process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
@@ -18,12 +25,14 @@ that model). Whose tokens its speculation changed is counted, and who crashed is
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -39,36 +48,20 @@ from peers.processes import Command, WorkerError, run
 from peers.workload import Report, Workload
 
 from enginewright import LLM, SamplingParams
+from enginewright.optimizer.bench.speculation import TASKS
+from enginewright.optimizer.tune.row_seconds import CONTEXTS, row_seconds
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
+from enginewright.runtime.scheduler.drafts import RowCosts
 
-TEXT = (
-    "The harbour of Saint-Malo lies behind granite walls. In 1534 Jacques Cartier left it with two ships and sixty-one "
-    "men, and reached the coast of Newfoundland after twenty days. We shall find a passage, he wrote, or we shall find "
-    "that there is none. What he found was a river, wide as a sea, and people who called their village kanata."
-)
-CODE = """class Vector:
-    def __init__(self, x, y, z):
-        self.x = x
-        self.y = y
-        self.z = z
-
-    def __add__(self, other):
-        return Vector(self.x + other.x, self.y + other.y, self.z + other.z)
-
-    def __sub__(self, other):
-        return Vector(self.x - other.x, self.y - other.y, self.z - other.z)
-
-    def __mul__(self, other):
-"""
-TASKS: Mapping[str, str] = {
-    "copy": f"Repeat this text exactly.\n\n{TEXT}\n\nThe text again:\n\n{TEXT[:60]}",
-    "edit": f"Replace every 'the' by 'a' in this text.\n\n{TEXT}\n\nThe new text:\n\n{TEXT[:60].replace('The', 'A')}",
-    "code": CODE,
-    "chat": "Write a short story about a lighthouse keeper and a storm.\n\n",
-}
 TOGETHER = 8
-AGAIN = "chat again"
+AGAIN, WRONG = "chat again", "wrong"
+SECONDS = 30.0
+"""Of row costs, for each company."""
+SHOWN = 1, 2, 3, 4, 6, 8, 12, 16
+"""Rows in a table."""
 RANDOM = 256
-"""Tokens of the useless text."""
+"""Tokens of the random text."""
 
 PEERS = (("llama.cpp", 2), ("llama.cpp", 10), ("openvino", 5), ("openvino", 10))
 """Each with the tokens that it computes ahead: llama-cpp-python's page has 2 for processors and 10 by default,
@@ -83,16 +76,64 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--only", nargs="+", help="tasks by name, instead of all")
+    parser.add_argument("--row-costs", action="store_true", help="what steps of more rows take")
+    parser.add_argument("--replay", type=Path, help="of a file of --row-costs, every bundle's")
     parser.add_argument("--peers", choices=FORMATS, help="other engines beside ours, with weights of this format")
     parser.add_argument("--page", type=Path, help="with --peers: the page whose table is to be replaced")
     options = parser.parse_args(arguments)
-    found = beside(options) if options.peers else {"tasks": alone(options)}
+    if options.row_costs:
+        found = {"row_costs": row_costs(options)}
+    elif options.replay:
+        found = {"computed": replayed(options)}
+    else:
+        found = beside(options) if options.peers else {"tasks": alone(options)}
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         about = {"rounds": options.rounds, "tokens": options.tokens, "machine": machine(), "commit": commit()}
         results[options.bundle.name] = about | found
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
+
+
+def row_costs(options: argparse.Namespace) -> dict[str, dict[int, tuple[float, ...]]]:
+    """By company, then by context: seconds of steps of 1, 2, ... rows. Prints milliseconds as Markdown."""
+    bundle, found = Bundle.open(options.bundle), {}
+    contexts = tuple(context for context in CONTEXTS if context < bundle.model.context_length)
+    for name, others in (("alone", 0), (f"beside {TOGETHER - 1}", TOGETHER - 1)):
+        found[name] = row_seconds(bundle, contexts, SECONDS, others=others, threads=options.threads)
+        for context, seconds in found[name].items():
+            first, *more = (f"{1e3 * seconds[rows - 1]:.1f}" for rows in SHOWN)
+            print(line((options.bundle.stem, name, f"{context:,}", first, *more)), flush=True)
+    return found
+
+
+class Replayed(RowCosts):
+    """Costs that stay as they were measured; adds up what steps would take."""
+
+    seconds = 0.0
+
+    def took(self, rows: int, seconds: float) -> None:
+        self.seconds += self.of(rows)
+
+
+def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Of each other bundle's row costs, how many times as fast each task of one request would be."""
+    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
+    found: dict[str, dict[str, float]] = {}
+    for name, of in json.loads(options.replay.read_text()).items():
+        measured = {int(context): seconds for context, seconds in of["row_costs"]["alone"].items()}
+        found[name] = {}
+        for task, temperature in itertools.product(TASKS, (0.0, 0.8)):
+            with LLM(options.bundle, speculate="lookup", memory="512MiB", threads=options.threads) as llm:
+                drafts = llm.engine.scheduler.drafts
+                assert drafts is not None
+                drafts.costs = costs = Replayed(measured)
+                (answer,) = llm.generate([TASKS[task]], replace(params, temperature=temperature, seed=1))
+            plain = (len(answer.token_ids) - 1) * costs.of(1)
+            found[name][f"{task}, temperature {temperature}"] = plain / costs.seconds
+        print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in found[name].items()), flush=True)
+    return found
 
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
@@ -103,39 +144,43 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate="lookup", **common) as ahead:
         prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
-        prompts["useless"] = [useless(plain)]
-        prompts[AGAIN] = [TASKS["chat"]]
+        prompts["random"] = [random_tokens(plain)]
+        prompts[AGAIN] = prompts[WRONG] = [TASKS["chat"]]
         prompts[f"chat, {TOGETHER} at a time"] = [f"{TASKS['chat']}{i}. " for i in range(3 * TOGETHER)]
+        prompts[f"{WRONG}, {TOGETHER} at a time"] = prompts[f"chat, {TOGETHER} at a time"]
         for name, several in prompts.items():
+            if options.only and name not in options.only:
+                continue
             for temperature in (0.0, 0.8):
-                one = replace(params, temperature=temperature, seed=1)
+                one = [replace(params, temperature=temperature, seed=1 + i) for i in range(len(several))]
                 rounds = [measured(plain, ahead, several, one, name, i) for i in range(options.rounds)]
                 figures = {key: median(r[key] for r in rounds) for key in rounds[0]}
                 found[f"{name}, temperature {temperature}"] = figures
                 share = f"{figures['accepted']:.0f} of {figures['drafted']:.0f} accepted"
                 speed = f"{figures['ratio']:>5.2f} times, {figures['tokens_per_second']:,.0f} tokens/s"
-                print(f"{name:<18} {temperature}: {speed}; {share}", flush=True)
+                print(f"{name:<19} {temperature}: {speed}; {share}", flush=True)
     return found
 
 
-def useless(llm: LLM) -> list[int]:
+def random_tokens(llm: LLM) -> list[int]:
     """Random tokens."""
     found: list[int] = np.random.default_rng(0).integers(10, llm.model.vocab_size, RANDOM).tolist()
     return found
 
 
 def measured(
-    plain: LLM, ahead: LLM, prompts: list[Any], params: SamplingParams, task: str, number: int
+    plain: LLM, ahead: LLM, prompts: list[Any], params: list[SamplingParams], task: str, number: int
 ) -> dict[str, float]:
     """A round by its number: the ratio, and of the speculating one tokens a second, drafted and accepted."""
-    tenant = f"{task} {params.temperature} {number}"
+    tenant = f"{task} {params[0].temperature} {number}"
     seconds: dict[LLM, float] = {}
     results: dict[LLM, list[Any]] = {}
     if task == AGAIN:
         ahead.generate(prompts, params, tenant=tenant)
     for llm in (plain, ahead) if number % 2 else (ahead, plain):
         time.sleep(0.2)  # threads of the other sleep by then
-        outputs = llm.generate(prompts, params, tenant=tenant)
+        with always_wrong(llm.model.vocab_size) if task.startswith(WRONG) else nullcontext():
+            outputs = llm.generate(prompts, params, tenant=tenant)
         last = max(output.metrics.last_token or 0.0 for output in outputs)
         seconds[llm] = last - min(output.metrics.first_token or 0.0 for output in outputs)
         results[llm] = outputs
@@ -144,6 +189,22 @@ def measured(
     found = {"ratio": seconds[plain] / seconds[ahead], "tokens_per_second": tokens / seconds[ahead]}
     found["drafted"] = float(sum(output.metrics.drafted for output in results[ahead]))
     return found | {"accepted": float(sum(output.metrics.accepted for output in results[ahead]))}
+
+
+@contextmanager
+def always_wrong(vocabulary: int) -> Iterator[None]:
+    """Guesses are of tokens that a model hardly ever gives; they are found as fast as others."""
+    own = Lookup.next
+
+    def wrong(lookup: Lookup, most: int) -> Guess:
+        own(lookup, most)
+        return Guess([vocabulary - 1] * most, OWN_GRAMS[0])
+
+    Lookup.next = wrong  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Lookup.next = own  # type: ignore[method-assign]
 
 
 def beside(options: argparse.Namespace) -> dict[str, Any]:
@@ -157,7 +218,7 @@ def beside(options: argparse.Namespace) -> dict[str, Any]:
     reports: dict[str, list[Report]] = {name: [] for name in commands}
     failed = {TITLES[one.engine]: one.reason for one in missing}
     with LLM(options.bundle, memory="64MiB", threads=1) as llm:
-        prompts = {name: llm.tokenizer.encode(text) for name, text in TASKS.items()} | {"useless": useless(llm)}
+        prompts = {name: llm.tokenizer.encode(text) for name, text in TASKS.items()} | {"random": random_tokens(llm)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "texts.json"
         Texts(prompts, options.tokens).write(path)

@@ -24,6 +24,7 @@ from .limits import LimitMeter, share_of
 from .options import WARM_UP, BenchOptions, BenchPlan, plan
 from .result import BenchResult, DecodeSpeed, Memory, Profile, ProfileLine, PromptSpeed, Spread
 from .server import Server
+from .speculation import check_speculation, measure_speculation
 
 STAGE = "bench"
 _WARM_PROMPT, _WARM_STEPS = 16, 4
@@ -52,6 +53,8 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
     began = time.perf_counter()
     before = rss_bytes()
     target = choose_target(bundle, options.target)
+    if options.speculate is not None:
+        check_speculation(bundle, target, options.speculate)
     sizes = plan(options, context_of(bundle, None, target))
     server = Server(bundle, target, sizes, threads=options.threads, memory=options.memory)
     try:
@@ -61,7 +64,7 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
             program = server.cpu.program
             meter = LimitMeter(program.lowered, program.isa, program.threads)
         cases = len(sizes.prompts) + len(sizes.batches) * len(sizes.contexts)
-        teller = _Teller(progress, rounds * (cases + 1) + (cases if options.profile and meter else 0))
+        teller = _Teller(progress, _parts(options, rounds, cases, profiled=meter is not None))
         server.prompt(min(_WARM_PROMPT, sizes.context - _WARM_STEPS - 1), _WARM_STEPS)
         times = _Times()
         peak = 0
@@ -72,6 +75,10 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
             if meter is not None:
                 _measure(meter)
         profiles = _profiles(server, sizes, times, meter, teller) if options.profile and meter is not None else ()
+        speculation = None
+        if options.speculate is not None:
+            teller("texts")
+            speculation = measure_speculation(bundle, options.speculate, rounds, options.threads)
         teller.end()
         weights = bundle.program("cpu").weights if meter is not None else ()
         return BenchResult(
@@ -87,9 +94,16 @@ def bench(bundle: Bundle, options: BenchOptions = BenchOptions(), progress: Prog
             prompts=tuple(_prompt_speed(n, times, meter) for n in sizes.prompts),
             decodes=tuple(_decode_speed(b, c, sizes, times, meter) for c in sizes.contexts for b in sizes.batches),
             profiles=profiles,
+            speculation=speculation,
         )
     finally:
         server.close()
+
+
+def _parts(options: BenchOptions, rounds: int, cases: int, *, profiled: bool) -> int:
+    """How many things are measured, the limits of each round among them."""
+    more = (cases if options.profile and profiled else 0) + (options.speculate is not None)
+    return rounds * (cases + 1) + more
 
 
 class _Teller:

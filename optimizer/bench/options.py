@@ -27,6 +27,7 @@ class BenchOptions:
         threads: 0 takes one for each core.
         memory: bytes for the KV cache; None takes a quarter of what is free.
         profile: whether steps of the program are timed too, in runs of their own.
+        speculate: how tokens are guessed that are computed ahead, on texts of their own; None: not measured.
     """
 
     target: str | None = None
@@ -38,6 +39,7 @@ class BenchOptions:
     threads: int = 0
     memory: int | None = None
     profile: bool = False
+    speculate: str | None = None
 
 
 @dataclass(frozen=True)

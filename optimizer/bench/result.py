@@ -148,6 +148,33 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class SpeculationSpeed:
+    """One request with a text, greedy.
+
+    Attributes:
+        plain, ahead: tokens a second behind the first, without tokens computed ahead and with them.
+        ratio: of each round's two.
+        drafted, accepted: tokens of all rounds that were computed ahead, and of these those that were right.
+    """
+
+    task: str
+    plain: Spread
+    ahead: Spread
+    ratio: Spread
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How tokens were guessed, each text, and what ``LLM.info`` says of it in the end."""
+
+    guessed_by: str
+    tasks: tuple[SpeculationSpeed, ...]
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class BenchResult:
     """All of it. ``machine``: processor, cores and memory; ``engine``: what the executor says of itself."""
 
@@ -163,6 +190,7 @@ class BenchResult:
     prompts: tuple[PromptSpeed, ...]
     decodes: tuple[DecodeSpeed, ...]
     profiles: tuple[Profile, ...] = ()
+    speculation: Speculation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: seconds, bytes, tokens a second."""

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from enginewright.optimizer.report.numbers import count, duration, format_bytes, of_limit, percent, rate
 
-from .result import BenchResult, Profile, ProfileLine, Spread
+from .result import BenchResult, Profile, ProfileLine, Speculation, Spread
 
 _MOST_LINES = 8
 """Of a profile's modules, the slowest."""
@@ -22,6 +22,9 @@ def print_result(result: BenchResult, console: Console) -> None:
         console.print()
     if result.decodes:
         console.print(_decodes(result))
+        console.print()
+    if result.speculation is not None:
+        console.print(_speculation(result.speculation))
         console.print()
     for line in notes(result):
         console.print(line, markup=False, soft_wrap=True)
@@ -84,6 +87,14 @@ def _decodes(result: BenchResult) -> Table:
         moved = "" if d.bytes_per_second is None else f"{d.bytes_per_second / 1e9:.1f}"
         cells = (f"{d.batch:,}", f"{d.context:,}", _spread(d.step), rate(d.tokens_per_second), moved, _share(d.share))
         table.add_row(*map(_plain, cells))
+    return table
+
+
+def _speculation(found: Speculation) -> Table:
+    table = _table("text", "tokens/s", f"with {found.guessed_by}", "times", "drafted", "accepted", left=1)
+    for one in found.tasks:
+        speeds = rate(one.plain.median), rate(one.ahead.median), f"{one.ratio.median:.2f}"
+        table.add_row(one.task, *speeds, f"{one.drafted:,}", f"{one.accepted:,}")
     return table
 
 

@@ -16,6 +16,7 @@ EPILOG = (
     "Examples:\n\n"
     "  optimize bench smollm2.bundle\n\n"
     "  optimize bench smollm2.bundle --prompts 512 --batches 1,8 --contexts 128,1024 --profile\n\n"
+    "  optimize bench smollm2.bundle --speculate lookup\n\n"
     "  optimize bench smollm2.bundle --plot speed.svg --json > speed.json"
 )
 
@@ -47,6 +48,9 @@ def command(
     threads: Threads = 0,
     memory: Memory = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
+    speculate: Annotated[
+        str | None, typer.Option(help='Also decode texts with tokens computed ahead, and without: "lookup".')
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
     as_json: AsJson = False,
     quiet: NoProgress = False,
@@ -76,6 +80,7 @@ def command(
         threads=threads,
         memory=None if memory is None else parse_size(memory),
         profile=profile,
+        speculate=speculate,
     )
     if plot is not None:
         check_folder(plot)

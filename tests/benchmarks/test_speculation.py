@@ -27,7 +27,7 @@ def test_every_task_is_measured_and_compared(
         == 0
     )
     (found,) = json.loads(path.read_text()).values()
-    assert len(found["tasks"]) == 10
+    assert len(found["tasks"]) == 14
     assert all(of["ratio"] > 0 and of["accepted"] <= of["drafted"] for of in found["tasks"].values())
 
 
@@ -107,7 +107,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     copy = engines["Enginewright"]["tasks"]["copy"]
     assert copy["ratio"] == pytest.approx(1.8) and copy["tokens_per_step"] == pytest.approx(6)
     assert (copy["drafted"], copy["accepted"], copy["same"]) == (60, 50, 61)
-    assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "useless"}
+    assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "random"}
     assert found["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
     text = page.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
@@ -119,7 +119,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
 def test_ours_that_changes_a_token_is_an_error(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = {f"{name}.{key}": 3.0 for name in (*speculation.TASKS, "useless") for key in ("off", "on", "same")}
+    figures = {f"{name}.{key}": 3.0 for name in (*speculation.TASKS, "random") for key in ("off", "on", "same")}
     monkeypatch.setattr(speculation, "prepare", lambda *_: ([], []))
     monkeypatch.setattr(speculation, "run", lambda _: Report("ours", "", figures | {"copy.tokens_per_step": 1.0}))
     with pytest.raises(AssertionError, match="speculation changed a token"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import enginewright
+from enginewright.optimizer.bench import speculation
 from enginewright.optimizer.bench.measure import bench
 from enginewright.optimizer.bench.options import WARM_UP, BenchOptions, BenchPlan
 from enginewright.optimizer.bench.plot import panels, svg
@@ -39,6 +40,19 @@ def test_every_size_has_its_figures(found: BenchResult) -> None:
         assert d.step.least <= d.step.low <= d.step.median <= d.step.high <= d.step.most
         assert d.tokens_per_second == d.batch / d.step.median
         assert d.limit_seconds is not None and d.share == d.limit_seconds / d.step.median
+
+
+def test_texts_with_tokens_computed_ahead(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "TASKS", {"copy": "one two " * 4, "long": "x " * 2000})
+    options = BenchOptions(prompts=(5,), batches=(), steps=3, rounds=2, threads=1, speculate="lookup")
+    found = bench(Bundle.open(tiny_bundle), options).speculation
+    assert found is not None
+    (one,) = found.tasks  # the other is longer than the context
+    assert one.task == "copy" and one.ratio.count == 2 and one.ratio.least > 0
+    assert one.accepted <= one.drafted == found.info["drafted"]
+    for wrong, options in (("guess", BenchOptions(speculate="guess")), ("onnx", BenchOptions(speculate="lookup"))):
+        with pytest.raises(RequestError, match=f"speculate: .*{wrong}"):
+            speculation.check_speculation(Bundle.open(tiny_bundle), "onnx", str(options.speculate))
 
 
 def test_limits_and_memory(found: BenchResult, tiny_bundle: Path) -> None:

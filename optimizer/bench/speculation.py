@@ -1,0 +1,90 @@
+"""What computing tokens ahead gives on texts, beside decoding without it: random tokens, which the rest of a bench
+reads, have nothing that comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.info import scheduler_config
+from enginewright.runtime.llm import LLM
+from enginewright.runtime.requests.outputs import RequestOutput
+from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.text.tokenizer import Tokenizer
+
+from .result import Speculation, SpeculationSpeed, Spread
+
+TEXT = (
+    "The harbour of Saint-Malo lies behind granite walls. In 1534 Jacques Cartier left it with two ships and sixty-one "
+    "men, and reached the coast of Newfoundland after twenty days. We shall find a passage, he wrote, or we shall find "
+    "that there is none. What he found was a river, wide as a sea, and people who called their village kanata."
+)
+CODE = """class Vector:
+    def __init__(self, x, y, z):
+        self.x = x
+        self.y = y
+        self.z = z
+
+    def __add__(self, other):
+        return Vector(self.x + other.x, self.y + other.y, self.z + other.z)
+
+    def __sub__(self, other):
+        return Vector(self.x - other.x, self.y - other.y, self.z - other.z)
+
+    def __mul__(self, other):
+"""
+TASKS: Mapping[str, str] = {
+    "copy": f"Repeat this text exactly.\n\n{TEXT}\n\nThe text again:\n\n{TEXT[:60]}",
+    "edit": f"Replace every 'the' by 'a' in this text.\n\n{TEXT}\n\nThe new text:\n\n{TEXT[:60].replace('The', 'A')}",
+    "code": CODE,
+    "chat": "Write a short story about a lighthouse keeper and a storm.\n\n",
+}
+"""Texts to go on from. The first three have answers with much that is in the text."""
+
+TOKENS = 128
+_MEMORY = 256 << 20
+
+
+def check_speculation(bundle: Bundle, target: str, speculate: str) -> None:
+    """Raises RequestError if the target can't compute tokens ahead so, and BundleError if there is no tokenizer."""
+    scheduler_config(1, None, False, None, speculate)
+    if target != "cpu":
+        raise RequestError(
+            f"speculate: the target {target} computes no tokens ahead", hint="Measure the cpu target: --target cpu."
+        )
+    Tokenizer(bundle.tokenizer_files())
+
+
+def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: int) -> Speculation:
+    """One request of each of ``TASKS``, greedy, with and without in turn. Each round is another tenant's, so that its
+    answers aren't known from the one before."""
+    common: dict[str, Any] = {"target": "cpu", "threads": threads, "memory": _MEMORY, "max_requests": 1}
+    common["prefix_cache"] = False
+    found = []
+    with LLM(bundle.path, **common) as plain, LLM(bundle.path, speculate=speculate, **common) as ahead:
+        for task, text in TASKS.items():
+            prompt = plain.tokenizer.encode(text)
+            most = min(TOKENS, plain.model.context_length - len(prompt))
+            if most < 2:
+                continue  # the context is too short
+            params = SamplingParams(max_tokens=most, ignore_eos=True)
+            rates: dict[LLM, list[float]] = {plain: [], ahead: []}
+            drafted = accepted = 0
+            for number in range(rounds):
+                for llm in (plain, ahead) if number % 2 else (ahead, plain):
+                    (output,) = llm.generate([prompt], params, tenant=f"{task} {number}")
+                    rates[llm].append(_rate(output))
+                    drafted, accepted = drafted + output.metrics.drafted, accepted + output.metrics.accepted
+            ratios = [on / off for on, off in zip(rates[ahead], rates[plain], strict=True)]
+            speeds = Spread.of(rates[plain]), Spread.of(rates[ahead]), Spread.of(ratios)
+            found.append(SpeculationSpeed(task, *speeds, drafted, accepted))
+        return Speculation(speculate, tuple(found), ahead.info()["speculation"])
+
+
+def _rate(output: RequestOutput) -> float:
+    """Tokens a second behind the first."""
+    times = output.metrics
+    assert times.first_token is not None and times.last_token is not None
+    return (len(output.token_ids) - 1) / max(times.last_token - times.first_token, 1e-9)
