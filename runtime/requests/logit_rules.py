@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any
 
@@ -84,6 +85,24 @@ class LogitRules:
         self._places[token] = len(self.counted)
         self.counted.append(token)
         self.counts.append(1)
+
+    def ahead(self, draft: Sequence[int]) -> list[LogitRules]:
+        """They, and what they are behind each token of a draft."""
+        found = [self]
+        for token in draft:
+            found.append(found[-1]._behind(token) if self.changing else self)
+        return found
+
+    def _behind(self, token: int) -> LogitRules:
+        """The same with one token more, which only the new ones know of."""
+        other = copy(self)
+        kept = max([1, *(len(word) - 1 for word in self._words)])  # so many last tokens are looked at
+        other._tokens = [*self._tokens[-kept:], token]
+        other._prompt_length = self._prompt_length + len(other._tokens) - len(self._tokens) - 1
+        if self.counting:
+            other._places, other.counted, other.counts = self._places.copy(), self.counted[:], self.counts[:]
+            other.push(token)
+        return other
 
     def biases(self) -> tuple[array[int], array[float]]:
         """Tokens whose logits change next, each once, and by how much; -inf is a ban."""

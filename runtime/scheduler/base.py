@@ -93,7 +93,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
             request = c.request
             for ahead in range(1 + len(c.draft)):
                 sampled.append((request.params, request.seed, request.output_length + ahead))
-                rules.append(request.rules)
+            rules += [None] * (1 + len(c.draft)) if request.rules is None else request.rules.ahead(c.draft)
             if request.search is not None:
                 most = max(most, request.search.candidates)
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)

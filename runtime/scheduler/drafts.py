@@ -149,8 +149,6 @@ class Drafts:
         most = min(ROWS - self._rows, request.max_tokens - request.output_length - 1)
         if most < 1 or not request.params.speculate or request.search is not None:
             return ()
-        if request.rules is not None and request.rules.changing:
-            return ()
         if request.guesses is None:
             request.guesses = Guesses(request.tokens, self._right)
         own = request.guesses

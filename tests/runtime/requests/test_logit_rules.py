@@ -57,6 +57,27 @@ def test_a_bad_word_ends_nowhere() -> None:
     assert not rules([[4]]).changing and rules([[4, 5]]).changing
 
 
+def test_rules_behind_a_draft_are_those_of_the_tokens_with_it() -> None:
+    draft, words = [6, 5, 6, 3, 6], [[4], [6, 5, 3], [5, 6], [6, 5, 6, 3, 2]]
+    own = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 4}
+    tokens = [*PROMPT, 6]
+    one = rules(words, PROMPT.copy(), **own)
+    one._tokens.append(6)
+    one.push(6)
+    found = one.ahead(draft)
+    assert found[0] is one and len(found) == 6
+    for length, behind in enumerate(found):
+        new = rules(words, PROMPT.copy(), **own)
+        for token in [6, *draft[:length]]:
+            new._tokens.append(token)
+            new.push(token)
+        assert (behind.prompted, behind.counted, behind.counts) == (new.prompted, new.counted, new.counts)
+        assert behind.biases() == new.biases()
+    assert one._tokens == tokens and list(one.counts) == [1]  # they are as they were
+    still = rules(allowed_token_ids=[3])
+    assert still.ahead(draft) == [still] * 6
+
+
 def test_the_arrays_of_rows_with_and_without_rules() -> None:
     params = [
         SamplingParams(repetition_penalty=1.5),

@@ -72,11 +72,26 @@ def test_stops_end_within_a_draft(tiny_bundle: Path) -> None:
             )
 
 
-def test_no_draft_where_rules_change_with_each_token(tiny_bundle: Path) -> None:
+@pytest.mark.usefixtures("steps_are_not_timed")
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rules_that_change_with_each_token_see_the_draft_before_it(tiny_bundle: Path, temperature: float) -> None:
+    """Only a few tokens may come, so that many guesses are right."""
+    few = replace(PARAMS, temperature=temperature, seed=3, allowed_token_ids=[9, 10, 11], stop_token_ids=[11])
+    several = [
+        replace(few, frequency_penalty=0.2),
+        replace(few, presence_penalty=0.5, repetition_penalty=1.2),
+        replace(few, min_tokens=30),
+        replace(few, allowed_token_ids=[9, 12], logit_bias={9: 1.0}, bad_words=[[9, 9, 9, 12], [12, 9]]),
+        few,
+    ]
     with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
-        params = replace(PARAMS, frequency_penalty=0.5)
-        assert ahead.generate([LOOPING], params) == plain.generate([LOOPING], params)
-        assert ahead.info()["speculation"]["drafted"] == 0
+        for params in several:
+            (wanted,), (found,) = plain.generate([[9, 9, 10] * 4], params), ahead.generate([[9, 9, 10] * 4], params)
+            assert found == wanted
+        together = [[9, 9, 10] * 4] * len(several)
+        assert ahead.generate(together, several) == plain.generate(together, several)
+        found = ahead.info()["speculation"]
+        assert 0 < found["accepted"] < found["drafted"]
 
 
 def test_what_can_not_be_is_said(tiny_bundle: Path) -> None:
