@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from statistics import median
 
 import numpy as np
 
@@ -29,7 +28,8 @@ def row_seconds(
     threads: int = 0,
     choices: Mapping[str, int] | None = None,
 ) -> dict[int, tuple[float, ...]]:
-    """Context -> seconds of steps of 1, 2, ... ``ROWS`` rows of one request; medians of rounds of all numbers of rows.
+    """Context -> seconds of steps of 1, 2, ... ``ROWS`` rows of one request: the least of some rounds, as what else
+    runs only slows.
 
     Every row's token is drawn, greedily. A context that there is no time for is left out, and so are those after it.
 
@@ -68,7 +68,7 @@ def row_seconds(
                     break
         if len(times[-1]) < _FEWEST:
             break
-        found[context] = tuple(map(median, times))
+        found[context] = tuple(map(min, times))
     return found
 
 

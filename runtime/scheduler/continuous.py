@@ -69,7 +69,7 @@ class ContinuousScheduler:
         self.preemptions = 0
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
-        self._began = 0.0  # when the last step was scheduled
+        self._scheduled = self._began = 0.0  # when scheduling the last step began, and when it was done
         self._refused: tuple[Request, int] | None = None  # who had to wait, and ``cache.changes`` then
 
     @property
@@ -112,6 +112,7 @@ class ContinuousScheduler:
         return bool(self.running or self.waiting)
 
     def schedule(self) -> Batch:
+        self._scheduled = self._clock()
         if self.policy is not None:
             self._make_way(self.policy)
         preemptions = self.preemptions
@@ -155,7 +156,7 @@ class ContinuousScheduler:
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
         if self.drafts is not None:
-            self.drafts.stepped(batch, self._clock() - self._began)
+            self.drafts.stepped(batch, self._clock() - self._scheduled)
         if self.policy is not None:
             self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
         advanced, row, searches = [], 0, dict[BeamSearch, None]()

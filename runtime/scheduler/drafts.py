@@ -200,7 +200,7 @@ class Drafts:
         self._right.saw(by, accepted, tried)
 
     def stepped(self, batch: Batch, seconds: float) -> None:
-        """A step took so long; what it teaches, if there were no prompts in it."""
+        """A step took so long, with making it; what it teaches, if there were no prompts in it."""
         if all(chunk.count == 1 + len(chunk.draft) for chunk in batch.chunks):
             self.costs.took(len(batch.step.ids), seconds)
 

@@ -86,7 +86,7 @@ def test_the_json_is_plain(found: BenchResult) -> None:
     assert data["format_version"] == 1
     assert set(data) == {
         *("format_version", "model", "recipe", "target", "engine", "machine", "options", "seconds", "memory", "limits"),
-        *("prompts", "decodes", "profiles"),
+        *("prompts", "decodes", "profiles", "speculation"),
     }
     assert data["options"] == {
         "prompts": [5, 33],
