@@ -10,13 +10,21 @@ from enginewright.optimizer.bench import measure
 from enginewright.optimizer.cli.app import app
 
 SMALL = ["--prompts", "4", "--batches", "1", "--contexts", "8", "--steps", "2", "--rounds", "1", "--threads", "1"]
+LOOKUP = ["--speculate", "lookup"]
 
 
 def test_tables_and_a_plot(tiny_bundle: Path, tmp_path: Path) -> None:
     plot = tmp_path / "speed.svg"
-    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--profile", "--plot", str(plot)])
+    result = CliRunner().invoke(app, ["bench", str(tiny_bundle), *SMALL, "--profile", "--plot", str(plot), *LOOKUP])
     assert result.exit_code == 0, result.output
-    for words in ("time to first token", "time per output token", "memory ", "limits ", "medians of 1 round of 2"):
+    for words in (
+        "with lookup",
+        "time to first token",
+        "time per output token",
+        "memory ",
+        "limits ",
+        "medians of 1 round of 2",
+    ):
         assert words in result.stdout
     assert "paged_attention" in result.stdout
     assert plot.read_text().lstrip().startswith("<svg")
@@ -44,6 +52,8 @@ def test_quiet(tiny_bundle: Path) -> None:
         (["--prompts", "9999"], 2, "--prompts: "),
         (["--prompts", "-4"], 2, "--prompts: -4 is out of range"),
         (["--steps", "0"], 2, "--steps: 0 is out of range"),
+        (["--speculate", "draft"], 2, "isn't a way to guess tokens"),
+        (["--speculate", "lookup", "--target", "onnx"], 7, "onnx"),
         (["--memory", "lots"], 2, "isn't a size"),
         (["--target", "onnx"], 7, "onnx"),
         (["--plot", "absent/a.svg", *SMALL], 7, "no such folder"),

@@ -31,6 +31,7 @@ def test_text_and_the_file(bundle: Path) -> None:
     first, *rest = result.stdout.splitlines()
     assert first.split() == ["choice", "value", "speed"]
     assert rest[0].startswith("task_bytes") and rest[0].find("32,768") + len("32,768") == first.find("value") + 5
+    assert "milliseconds, rows" in result.stdout and "1 request at 64" in result.stdout
     said = "nothing is faster here" in result.stdout
     assert said != ("kept" in "".join(rest[:12]).split()) or "chosen:" in result.stdout
     assert result.stdout.rstrip().endswith("own.bundle.tune.json")
