@@ -3,6 +3,7 @@
     python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--only TASK ...] [--json FILE]
     python benchmarks/speculation.py BUNDLE --row-costs [--json FILE]
     python benchmarks/speculation.py BUNDLE --replay FILE [--json FILE]
+    python benchmarks/speculation.py BUNDLE --same-tokens DRAFT [--json FILE]
     python benchmarks/speculation.py BUNDLE --peers int8 [--rounds 3] [--json FILE] [--page docs/use/python-api.md]
 
 Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
@@ -16,6 +17,10 @@ log-probabilities are compared: they must be the same.
 With ``--row-costs``: what steps of 1 to 16 rows of one request take, by its context, alone and beside seven other
 requests. With ``--replay`` nothing of a speed is measured: the tasks run with drafts as long as would pay for another
 model, whose row costs are in FILE, and what its steps would then take is added up.
+
+With ``--same-tokens``: how often BUNDLE and another one, DRAFT, draw the same token behind the same text from the same
+random numbers: by the inverse of the distribution in the order of token ids, as the sampler does, and by the largest
+logit plus noise (Gumbel-max). "At most" is the mean of sum(min(p, q)), which no way to draw exceeds.
 
 With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
 process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
@@ -39,8 +44,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from peers.ahead import Texts
 from peers.engines import FORMATS, OURS, TITLES
+from peers.loading import REPOSITORY
 from peers.machine import commit, machine
 from peers.marked_table import MarkedTable, line
 from peers.prepare import Asked, prepare
@@ -55,9 +62,13 @@ from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
 from enginewright.runtime.scheduler.drafts import RowCosts
 
 TOGETHER = 8
+FloatArray = npt.NDArray[np.float64]
 AGAIN, WRONG = "chat again", "wrong"
-SECONDS = 30.0
+SECONDS = 12.0
 """Of row costs, for each company."""
+EVALUATION_TEXT = REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt"
+SCORED, DRAWS = 768, 4
+"""Tokens of text, and random numbers at each."""
 SHOWN = 1, 2, 3, 4, 6, 8, 12, 16
 """Rows in a table."""
 RANDOM = 256
@@ -79,6 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", help="tasks by name, instead of all")
     parser.add_argument("--row-costs", action="store_true", help="what steps of more rows take")
     parser.add_argument("--replay", type=Path, help="of a file of --row-costs, every bundle's")
+    parser.add_argument("--same-tokens", type=Path, help="another bundle with the same tokenizer")
     parser.add_argument("--peers", choices=FORMATS, help="other engines beside ours, with weights of this format")
     parser.add_argument("--page", type=Path, help="with --peers: the page whose table is to be replaced")
     options = parser.parse_args(arguments)
@@ -86,6 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = {"row_costs": row_costs(options)}
     elif options.replay:
         found = {"computed": replayed(options)}
+    elif options.same_tokens:
+        found = {"same_tokens": same_tokens(options)}
     else:
         found = beside(options) if options.peers else {"tasks": alone(options)}
     if options.json:
@@ -134,6 +148,45 @@ def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             found[name][f"{task}, temperature {temperature}"] = plain / costs.seconds
         print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in found[name].items()), flush=True)
     return found
+
+
+def same_tokens(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """By top_p: the share of tokens that are the same, at temperature 0.8."""
+    logits = []
+    for path in (options.bundle, options.same_tokens):
+        with LLM(path, threads=options.threads, memory="256MiB") as llm:
+            text = EVALUATION_TEXT.read_text(encoding="utf-8")
+            logits.append(llm.logits(llm.tokenizer.encode(text)[:SCORED]).astype(np.float64) / 0.8)
+    found: dict[str, dict[str, float]] = {}
+    for top_p in (1.0, 0.95):
+        random = np.random.default_rng(0)
+        inverse = gumbel = 0
+        most = []
+        for pair in zip(*logits, strict=True):
+            p, q = (probabilities(one, top_p) for one in pair)
+            most.append(float(np.minimum(p, q).sum()))
+            with np.errstate(divide="ignore"):
+                weights = np.log(p), np.log(q)
+            for _ in range(DRAWS):
+                uniform, noise = random.random(), -np.log(random.standard_exponential(len(p)))
+                one, other = (int(np.searchsorted(np.cumsum(of), uniform * of.sum(), "right")) for of in (p, q))
+                inverse += one == other
+                gumbel += int((weights[0] + noise).argmax()) == int((weights[1] + noise).argmax())
+        count = len(most) * DRAWS
+        rates = {"at_most": float(np.mean(most)), "inverse": inverse / count, "gumbel": gumbel / count}
+        found[f"top_p {top_p}"] = rates
+        print(f"{options.same_tokens.name}, top_p {top_p}:", {name: round(rate, 3) for name, rate in rates.items()})
+    return found
+
+
+def probabilities(logits: FloatArray, top_p: float) -> FloatArray:
+    """Softmax [V], of the most probable tokens that make ``top_p`` together."""
+    found: FloatArray = np.exp(logits - logits.max())
+    found /= found.sum()
+    order = np.argsort(-found, kind="stable")
+    before = np.cumsum(found[order]) - found[order]
+    found[order[before >= top_p]] = 0
+    return found / found.sum()
 
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
