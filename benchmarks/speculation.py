@@ -94,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peers", choices=FORMATS, help="other engines beside ours, with weights of this format")
     parser.add_argument("--page", type=Path, help="with --peers: the page whose table is to be replaced")
     options = parser.parse_args(arguments)
+    found: dict[str, Any]
     if options.row_costs:
         found = {"row_costs": row_costs(options)}
     elif options.replay:
@@ -186,7 +187,8 @@ def probabilities(logits: FloatArray, top_p: float) -> FloatArray:
     order = np.argsort(-found, kind="stable")
     before = np.cumsum(found[order]) - found[order]
     found[order[before >= top_p]] = 0
-    return found / found.sum()
+    found /= found.sum()
+    return found
 
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
@@ -253,7 +255,7 @@ def always_wrong(vocabulary: int) -> Iterator[None]:
         own(lookup, most)
         return Guess([vocabulary - 1] * most, OWN_GRAMS[0])
 
-    Lookup.next = wrong  # type: ignore[method-assign]
+    Lookup.next = wrong  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
