@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,14 @@ def in_place(array: Array) -> Array:
 
 
 def capsule_of(array: Array) -> Any:
-    """Its memory as DLPack has it, which NumPy gives away only if it may be written to."""
-    if not array.flags.writeable:
-        memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-        array = np.frombuffer(memory, array.dtype).reshape(array.shape)
-    return array.__dlpack__()
+    """Its memory as DLPack has it, which NumPy gives away only if it may be written to. The capsule holds the array."""
+    return (array if array.flags.writeable else np.asarray(_Writable(array))).__dlpack__()
+
+
+class _Writable:
+    """An array's memory as NumPy takes it from others: with a word that it may be written to."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # what NumPy makes of this holds this, and so the memory
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
