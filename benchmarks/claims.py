@@ -9,7 +9,8 @@
   together in the same engine, and with transformers' padded batches (``--hf``, the model's folder);
 - cache: what one more token costs at a length, with a KV cache and without;
 - attention: time and memory of a prompt's attention in tiles, and with all scores written down by torch;
-- formats: bytes, error and speed of KV caches (``--source``, the model to export).
+- formats: bytes, error and speed of KV caches (``--source``, the model to export);
+- rounding: what 4 bits would do, with a Hadamard rotation and without, by torch (``--hf``).
 
 Lengths are those of the default "chat" of ``optimize buckets``; all requests are there from the beginning. What was
 measured before and isn't asked for now is taken from the file of ``--json``.
@@ -45,6 +46,7 @@ from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
 """Of a request whose context is reserved; prompts and answers have half of it at most, which cuts few of them."""
@@ -86,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         if (found := PARTS[name](options)) is not None:
             figures[name] = found
             print(f"{name}: {time.perf_counter() - start:.0f} s\n{json.dumps(found, indent=1)}", flush=True)
-    figures |= {"rounds": options.rounds, "machine": machine(), "commit": commit()}
+    if set(options.parts) - UNTIMED:
+        figures |= {"rounds": options.rounds, "machine": machine(), "commit": commit()}
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if options.page:
@@ -324,13 +327,12 @@ def formats(options: argparse.Namespace) -> dict[str, Any] | None:
     if not options.source:
         return None
     found: dict[str, Any] = {}
-    wanted = None
+    wanted, ids = None, ids_of_text(options)
     with tempfile.TemporaryDirectory() as folder:
         for kind in CACHES:
             path = Path(folder) / f"{kind}.bundle"
             export(options.source, path, recipe="int8", kv_cache=kind, targets=["cpu"])
             with LLM(path, threads=options.threads, memory="1GiB", prefix_cache=False) as llm:
-                ids = llm.tokenizer.encode(english()[:8000])[:1500]
                 logits = llm.logits(ids)
                 wanted = logits if wanted is None else wanted
                 info = llm.info()
@@ -344,13 +346,30 @@ def formats(options: argparse.Namespace) -> dict[str, Any] | None:
     return found
 
 
+def rounding(options: argparse.Namespace) -> dict[str, Any] | None:
+    """See ``kv_rounding``."""
+    if not options.hf:
+        return None
+    from kv_rounding import rounded
+
+    return rounded(options.hf, ids_of_text(options), options.threads)
+
+
+def ids_of_text(options: argparse.Namespace) -> list[int]:
+    """1,500 tokens of English at most."""
+    return Tokenizer(Bundle.open(options.bundle).tokenizer_files()).encode(english()[:8000])[:1500]
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
     "reservation": reservation,
     "batching": batching,
     "cache": cache,
     "attention": attention,
     "formats": formats,
+    "rounding": rounding,
 }
+UNTIMED = {"rounding"}
+"""Parts whose figures are of no machine."""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 import claims
+import claims_page
+import kv_rounding
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture
@@ -44,3 +48,36 @@ def test_attention_is_measured_in_a_process_of_its_own(tiny_bundle: Path, capsys
     assert claims.main([str(tiny_bundle), "--threads", "1", "--attention", "tiles", "40"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["seconds"] > 0 and measured["bytes"] >= 0
+
+
+@pytest.mark.parametrize("rounding", kv_rounding.ROUNDINGS.values(), ids=list(kv_rounding.ROUNDINGS))
+def test_rounding_is_as_fine_as_it_says(rounding: kv_rounding.Rounding) -> None:
+    x = torch.randn(7, 3, 64, generator=torch.Generator().manual_seed(1))
+    apart = (rounding.of(x) - x).abs()
+    rows = x.reshape(-1, rounding.group or 64)
+    # Half a step; an offset is itself rounded to 11 bits.
+    step = (rows.amax(1) - rows.amin(1)) if rounding.offset else 2 * rows.abs().amax(1)
+    step = step / (2**rounding.bits - (1 if rounding.offset else 2))
+    assert (apart.reshape(rows.shape).amax(1) <= 0.5 * step + 2**-10 * rows.abs().amax(1)).all()
+    assert rounding.of(rounding.of(x)).sub(rounding.of(x)).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_a_rotation_changes_no_product(size: int) -> None:
+    turned = kv_rounding.hadamard(size)
+    torch.testing.assert_close(turned @ turned.T, torch.eye(size))
+    torch.testing.assert_close(turned.abs(), torch.full((size, size), size**-0.5))
+
+
+def test_the_page_says_what_rounding_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    kept = {name: kv_rounding.ROUNDINGS[name] for name in ("8 bits", "4 bits", "4 bits, rotated")}
+    monkeypatch.setattr(kv_rounding, "ROUNDINGS", kept)
+    found = kv_rounding.rounded(tmp_path, range(2, 90), 1)
+    assert 0 < found["8 bits"]["kl"] < found["4 bits"]["kl"] and found["4 bits"]["bits"] == 5
+    assert f"| 4 bits, rotated | 5.0 | {found['4 bits, rotated']['kl']:.2e} |" in claims_page.rounding(found)
