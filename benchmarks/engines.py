@@ -1,11 +1,12 @@
-"""Every target that runs here, side by side: the same model, the same weights, one table.
+"""Every target side by side: the same model, the same weights, one table.
 
-    python benchmarks/engines.py MODEL.gguf FOLDER [--rounds 3] [--json FILE] [--page docs/inside/engines.md]
+    python benchmarks/engines.py MODEL.gguf FOLDER --json FILE [--rounds 2] [--minutes 5] [--page PAGE.md]
 
-Exports two bundles of 32-bit floats into FOLDER, if they aren't there: one with every target that runs on a CPU, and
-one whose tvm and stablehlo call this project's kernels. Then each target, and each file of the onnx target, is measured
-in a process of its own, in turn: a prompt of 512 tokens, decoding of 1, 8 and 16 requests, the time from nothing to a
-first token, and memory; and transformers' eager. The best round of each counts: in the first one XLA compiles.
+Exports a bundle of 32-bit floats for each target into FOLDER, with this project's kernels in it where it may call
+them, and one with all targets, each in a process of its own; and compiles the model's steps by torch's AOTInductor.
+Then what runs on a CPU is measured, each in a process of its own, in turn: a prompt of 512 tokens, decoding of 1, 8 and
+16 requests, the time from nothing to a first token, and memory; and transformers' eager. The best round of each counts:
+in the first one XLA compiles. What is in FILE is kept, so that a run that --minutes ended goes on when started again.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from peers.machine import commit, machine
 from peers.processes import Command, run
@@ -40,26 +41,83 @@ batch = [1, 8, 16]
 [engines]
 context = {CONTEXT}
 """
-OURS = """
-[tvm]
-kernels = "enginewright"
+ONNX = """
+[onnx]
+contrib = true
+kernels = true
+"""
+IREE = """
 [stablehlo]
+iree = ["v4"]
+"""
+OURS = """
+[{}]
 kernels = "enginewright"
 """
-TARGETS = ("cpu", "onnx", "tvm", "stablehlo")
+EXPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("", ("cpu",)),
+    "onnx": (ONNX, ("onnx",)),
+    "tvm": ("", ("tvm",)),
+    "tvm, our kernels": (OURS.format("tvm"), ("tvm",)),
+    "stablehlo": ("", ("stablehlo",)),
+    "stablehlo, our kernels": (OURS.format("stablehlo"), ("stablehlo",)),
+    "stablehlo, IREE": (IREE, ("stablehlo",)),
+    "cuda": ("", ("cuda",)),
+    "tensorrt": ("", ("tensorrt",)),
+    "tensorrt-rtx": ("", ("tensorrt-rtx",)),
+    "all": (ONNX + IREE, ("cpu", "onnx", "tvm", "stablehlo", "cuda", "tensorrt", "tensorrt-rtx")),
+}
+"""What a recipe has besides, and the targets of a bundle."""
+
+BUILT_ONLY = ("cuda", "tensorrt", "tensorrt-rtx")
+
+
+class Row(NamedTuple):
+    """What is measured of which bundle, or by which other script."""
+
+    name: str
+    bundle: str
+    variant: str | None = None
+    provider: str | None = None
+    start: bool = True
+
+
 ROWS = (
-    ("cpu", "all", "cpu", None),
-    ("onnx, standard operators", "all", "onnx", "standard"),
-    ("onnx, contrib operators", "all", "onnx", "contrib"),
-    ("onnx, our kernels", "all", "onnx", "kernels"),
-    ("tvm", "all", "tvm", None),
-    ("tvm, our kernels", "ours", "tvm", None),
-    ("stablehlo", "all", "stablehlo", None),
-    ("stablehlo, our kernels", "ours", "stablehlo", None),
+    Row("cpu", "cpu"),
+    Row("onnx, standard operators", "onnx", "standard", start=False),  # LLM takes the fastest file
+    Row("onnx, contrib operators", "onnx", "contrib", start=False),
+    Row("onnx, our kernels", "onnx", "kernels"),
+    Row("tvm", "tvm"),
+    Row("tvm, our kernels", "tvm, our kernels"),
+    Row("stablehlo", "stablehlo"),
+    Row("stablehlo, our kernels", "stablehlo, our kernels"),
+    Row("stablehlo, IREE", "stablehlo, IREE", provider="iree"),
 )
-EAGER = "transformers, eager"
-PACKAGES = {"onnx": ("onnxruntime",), "tvm": ("apache-tvm", "apache-tvm-ffi"), "stablehlo": ("jaxlib",)}
+EAGER, AHEAD = "transformers, eager", "torch's AOTInductor"
+PACKAGES = {
+    "onnx": ("onnxruntime", "flatbuffers", "protobuf"),
+    "tvm": ("apache-tvm", "apache-tvm-ffi"),
+    "stablehlo": ("jaxlib", "scipy", "ml_dtypes"),
+    "stablehlo, IREE": ("iree-base-runtime",),
+    AHEAD: ("torch",),
+    EAGER: ("torch", "transformers"),
+}
+"""What it runs on, with what that asks for."""
+
 FIGURES = ("prefill", "decode_1", "decode_8", "decode_16")
+FOR_WHOM = {
+    "cpu": "who serves on x86-64: the fastest here with onnx's kernels file, and the same bits in any batch",
+    "onnx": "who has onnxruntime, on any processor or provider: its standard file needs nothing of this project",
+    "tvm": "who wants one compiled library and a runtime of 5 MB, and no compiler where it serves",
+    "stablehlo": "who runs XLA, or another device by a PJRT plugin; on a CPU take it with our kernels",
+    "stablehlo, IREE": "who may install little and compile nothing where it serves, and can do with less speed",
+    "cuda": "who has an NVIDIA GPU and torch there; nobody has run it on one",
+    "tensorrt": "who has TensorRT on a GPU, where engines are built from these networks",
+    "tensorrt-rtx": "who has an RTX GPU: engines are built here, without one",
+    AHEAD: "who has torch's C++ library and steps of fixed sizes, and writes the serving around them",
+    EAGER: "who tries a model out, or trains it",
+}
+"""As the page has it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,95 +125,142 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path, help="where the bundles are, or go")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, required=True, help="where the figures go; what is there is kept")
+    parser.add_argument("--rounds", type=int, default=2, help="0: exports alone")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="where the figures go; exports measured before are kept")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so many")
     parser.add_argument("--page", type=Path, help="where the page goes")
-    parser.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.eager:
-        return of_eager(options)
-    figures: dict[str, Any] = {}
-    if options.json and options.json.exists():
+    end = time.monotonic() + 60 * options.minutes if options.minutes else None
+    figures: dict[str, Any] = {"exports": {}, "measured": []}
+    if options.json.exists():
         figures = json.loads(options.json.read_text(encoding="utf-8"))
     options.folder.mkdir(parents=True, exist_ok=True)
-    for name, recipe, targets in (("all", RECIPE, TARGETS), ("ours", RECIPE + OURS, ("tvm", "stablehlo"))):
-        if not (options.folder / f"{name}.bundle").exists():
-            figures.setdefault("exports", {})[name] = exported(options, name, recipe, targets)
-    figures["rows"] = measured(options)
-    figures["packages"] = {target: sum(map(size_of_package, names)) for target, names in PACKAGES.items()}
-    figures |= {"machine": machine(), "commit": commit(), "rounds": options.rounds, "threads": options.threads}
+    while (step := next_step(figures, options.rounds)) is not None:
+        if end is not None and time.monotonic() > end:
+            print(f"next is {step}: run it again, and it goes on", file=sys.stderr)
+            return 0
+        take(options, figures, *step)
+        figures |= {"machine": machine(), "commit": commit(), "rounds": options.rounds, "threads": options.threads}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if not figures["measured"]:
+        return 0
+    figures["rows"] = best(figures["measured"])
+    figures["packages"] = {name: sum(map(size_of_package, names)) for name, names in PACKAGES.items()}
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     text = page(figures)
     print(text)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if options.page:
         options.page.write_text(text, encoding="utf-8")
     return 0
 
 
-def exported(options: argparse.Namespace, name: str, recipe: str, targets: tuple[str, ...]) -> dict[str, Any]:
-    """Seconds and the most memory of an export in a process of its own, and the size of each target's files."""
-    path = options.folder / f"{name}.toml"
-    path.write_text(recipe, encoding="utf-8")
-    bundle = options.folder / f"{name}.bundle"
-    command = [str(Path(sys.executable).parent / "optimize"), "export", str(options.model), "--recipe", str(path)]
+def next_step(figures: Mapping[str, Any], rounds: int) -> tuple[str, int] | None:
+    """The first of an export (round -1) or a row of a round that isn't measured; None: nothing is left."""
+    for name in (*EXPORTS, AHEAD):
+        if name not in figures["exports"]:
+            return name, -1
+    names = [*(row.name for row in ROWS), AHEAD, EAGER]
+    for index in range(rounds):
+        done = figures["measured"][index] if index < len(figures["measured"]) else {}
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            if name not in done:
+                return name, index
+    return None
+
+
+def take(options: argparse.Namespace, figures: dict[str, Any], name: str, index: int) -> None:
+    """Measures it, and adds what was found."""
+    if index < 0:
+        found = compiled_ahead(options) if name == AHEAD else exported(options, name)
+        figures["exports"][name] = found
+    else:
+        row = next((row for row in ROWS if row.name == name), None)
+        found = of_target(options, row) if row is not None else of_torch(options, name)
+        figures["measured"] += [{} for _ in range(index + 1 - len(figures["measured"]))]
+        figures["measured"][index][name] = found
+    print(index, name, found, file=sys.stderr, flush=True)
+
+
+def place(folder: Path, name: str) -> Path:
+    """Of a bundle."""
+    return folder / f"{name.replace(', ', '-').replace(' ', '-')}.bundle"
+
+
+def exported(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Seconds and the most memory of an export in a process of its own, and the bundle's bytes."""
+    more, targets = EXPORTS[name]
+    bundle = place(options.folder, name)
+    shutil.rmtree(bundle, ignore_errors=True)
+    recipe = bundle.with_suffix(".toml")
+    recipe.write_text(RECIPE + more, encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "optimize"), "export", str(options.model), "--recipe", str(recipe)]
+    seconds, peak, _ = timed([*command, "-o", str(bundle), *(part for t in targets for part in ("--target", t))])
+    found = {"seconds": seconds, "peak": peak, "bytes": size_of(bundle), "weights": size_of(bundle / "weights")}
+    if name == "all":
+        shutil.rmtree(bundle)
+    return found
+
+
+def compiled_ahead(options: argparse.Namespace) -> dict[str, Any]:
+    """The same of AOTInductor's packages, without reading the model."""
+    script = [sys.executable, str(Path(__file__).with_name("torch_steps.py")), "compile"]
+    _, _, printed = timed([*script, str(options.model), str(options.folder / "packages")])
+    found = json.loads(printed.splitlines()[-1])
+    return {key: sum(found[key].values()) for key in ("seconds", "bytes")} | {"peak": found["peak"]}
+
+
+def timed(command: Sequence[str]) -> tuple[float, int, str]:
+    """Seconds, bytes of its largest process, and what it prints. Raises CalledProcessError."""
     start = time.perf_counter()
-    subprocess.run(
-        [*command, "--output", str(bundle), *(part for t in targets for part in ("--target", t))],
-        check=True,
-        stdout=sys.stderr,
-    )
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    sizes = {part.name: size_of(part) for part in sorted(bundle.iterdir()) if part.is_dir()}
-    sizes |= {f"targets/{part.name}": size_of(part) for part in sorted((bundle / "targets").glob("*"))}
-    return {"seconds": seconds, "peak_bytes": peak, "bytes": size_of(bundle), "folders": sizes}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    printed = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return time.perf_counter() - start, usage.ru_maxrss * 1024, printed
 
 
-def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+def best(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
     """Each row's best of all rounds: tokens a second, seconds to a first token, and the most memory."""
     found: dict[str, dict[str, float]] = {}
-    for index in range(options.rounds):
-        rows = [*ROWS, (EAGER, "", "", None)]
-        for name, bundle, target, variant in rows[index % len(rows) :] + rows[: index % len(rows)]:
-            figures = eager(options) if not target else of_target(options, bundle, target, variant)
-            print(index, name, {key: round(value, 2) for key, value in figures.items()}, file=sys.stderr, flush=True)
-            best = found.setdefault(name, figures)
+    for of_round in rounds:
+        for name, figures in of_round.items():
+            kept = found.setdefault(name, dict(figures))
             for key, value in figures.items():
-                best[key] = (max if key in FIGURES else min)(best[key], value)
-    return {name: found[name] for name in [*(row[0] for row in ROWS), EAGER]}
+                kept[key] = (max if key in FIGURES else min)(kept[key], value)
+    return {name: found[name] for name in [*(row.name for row in ROWS), AHEAD, EAGER]}
 
 
-def of_target(options: argparse.Namespace, bundle: str, target: str, variant: str | None) -> dict[str, float]:
+def of_target(options: argparse.Namespace, row: Row) -> dict[str, float]:
     """Through our engine, a step at a time."""
-    path = options.folder / f"{bundle}.bundle"
+    path = place(options.folder, row.bundle)
     command = Command(Path(sys.executable), "ours")
-    work = Workload(threads=options.threads, target=target, variant=variant, context=CONTEXT)
+    work = Workload(
+        short_prompt=128,
+        threads=options.threads,
+        target=EXPORTS[row.bundle][1][0],
+        variant=row.variant,
+        provider=row.provider,
+        context=CONTEXT,
+    )
     report = run(command.line("speed", path, work))
-    figures = dict(report.figures) | {"peak": float(report.bytes["peak"])}
-    if variant in (None, "standard"):  # LLM takes the fastest file
+    figures = {key: report.figures[key] for key in FIGURES} | {"peak": float(report.bytes["peak"])}
+    if row.start:
         start = [sys.executable, "-m", "peers.processes", "1", *command.bare("start", path, work)]
         figures["start"] = run(start).figures["start"]
     return figures
 
 
-def eager(options: argparse.Namespace) -> dict[str, float]:
-    """transformers, in a process of its own."""
-    command = [sys.executable, __file__, str(options.model), str(options.folder), "--eager"]
-    done = subprocess.run([*command, "--threads", str(options.threads)], check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+def of_torch(options: argparse.Namespace, name: str) -> dict[str, float]:
+    """AOTInductor's packages, or transformers."""
+    script = [sys.executable, str(Path(__file__).with_name("torch_steps.py"))]
+    task = ["measure", str(options.folder / "packages")] if name == AHEAD else ["eager", str(options.model)]
+    _, _, printed = timed([*script, *task, "--threads", str(options.threads)])
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
     return found
-
-
-def of_eager(options: argparse.Namespace) -> int:
-    """What ``eager`` starts."""
-    import stablehlo
-    from peers.workload import memory
-
-    found = stablehlo.of_transformers(options.model, options.threads)
-    print(json.dumps(found | {"peak": memory("VmHWM")}))
-    return 0
 
 
 def size_of(folder: Path) -> int:
@@ -177,33 +282,44 @@ def page(figures: Mapping[str, Any]) -> str:
         start = f"{of['start']:.2f}" if "start" in of else ""
         speeds = " | ".join(f"{of[key]:,.0f}" if of[key] >= 100 else f"{of[key]:.1f}" for key in FIGURES)
         rows.append(f"| {name} | {speeds} | {start} | {of['peak'] / mebi:,.0f} |")
-    exports = [
-        f"| {name} | {of['seconds']:,.0f} | {of['peak_bytes'] / mebi:,.0f} | {of['bytes'] / mebi:,.0f} |"
-        for name, of in figures.get("exports", {}).items()
-    ]
-    packages = ", ".join(f"{target} {size / mebi:,.0f} MiB" for target, size in figures["packages"].items())
+    rows += [f"| {name} | built only: no GPU here | | | | | |" for name in BUILT_ONLY]
+    made = []
+    for name, of in figures["exports"].items():
+        weights = f"{of['weights'] / mebi:,.0f}" if "weights" in of else ""
+        needs = f"{figures['packages'][name] / mebi:,.0f}" if name in figures["packages"] else ""
+        sizes = f"{of['peak'] / mebi:,.0f} | {of['bytes'] / mebi:,.0f} | {weights} | {needs}"
+        made.append(f"| {name} | {of['seconds']:,.0f} | {sizes} |")
+    whom = [f"- **{name}**: {text}." for name, text in FOR_WHOM.items()]
     return f"""# All engines, one table
 
 SmolLM2-135M with the same 32-bit floats as weights and KV cache, {figures["threads"]} threads on
 {figures["machine"]["processor"]}: tokens a second of a prompt of 512 tokens and of decoding 1, 8 and 16 requests,
-seconds from nothing to a first token, and the process's largest memory. The best of {figures["rounds"]} rounds in
-turn, by `python benchmarks/engines.py MODEL.gguf FOLDER --page docs/inside/engines.md`.
+seconds from nothing to a first token of a short prompt, and the process's largest memory, mapped weights included. The
+best of {figures["rounds"]} rounds in turn, by `python benchmarks/engines.py MODEL.gguf FOLDER --json FILE --page
+docs/inside/engines.md`. A decode of one follows the prompt of 512; those of 8 and 16 have 128 tokens before them.
 
 | engine | prompt 512 | decode 1 | 8 | 16 | first token, s | memory, MiB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {chr(10).join(rows)}
 
-| export | seconds | most memory, MiB | bundle, MiB |
-| --- | ---: | ---: | ---: |
-{chr(10).join(exports)}
+All but the last two rows go through this project's scheduler and sampler. stablehlo's modules were compiled by an
+earlier start and kept; the first start compiles them. AOTInductor's packages are steps of fixed sizes whose caches are
+apart: no engine that generates, so it has no first token, and its memory is that of loading them one after the other.
+torch-tensorrt isn't here: its extra needs another torch than these.
 
-"all" has {", ".join(TARGETS)} from one command; "ours" is tvm and stablehlo with this project's kernels. What an
-engine needs besides this project: {packages}. cuda, tensorrt and tensorrt-rtx are built here and run nowhere yet;
-torch's AOTInductor isn't measured.
+## What it takes to make them
 
-Which one is for whom: **cpu** is the fastest here and promises the same bits in any batch. **onnx** runs where
-onnxruntime is and nothing else may be installed. **tvm** is one library of machine code for each level of x86-64,
-without our kernels too. **stablehlo** is for whoever has XLA: one artifact for any PJRT plugin.
+Seconds, the memory of the largest process, the bundle and the weights in it, and the packages that run it, in MiB. The
+first column's bundle is for that target alone, exported on one of two cores, with other work on the other one; "all" has cpu, onnx, tvm, stablehlo, cuda, tensorrt and tensorrt-rtx in
+one command. cpu needs this project alone; cuda and TensorRT need NVIDIA's libraries, which aren't installed here.
+
+| bundle | seconds | memory | bundle | weights | packages |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{chr(10).join(made)}
+
+## Which one is for whom
+
+{chr(10).join(whom)}
 """
 
 

@@ -40,9 +40,9 @@ class Workload:
     """Sizes of a run, in tokens.
 
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
-    ``vocabulary``; ``target`` is what runs a bundle of ours, and ``variant`` which of its files, if it has several.
-    ``conversation``: the file of an agent's; ``context``: of a start, None for the model's. ``texts``: the file of
-    those of ``ahead``, and ``draft`` the tokens that a peer computes ahead.
+    ``vocabulary``; ``target`` is what runs a bundle of ours, ``variant`` which of its files and ``provider`` by what,
+    if there are several. ``conversation``: the file of an agent's; ``context``: of a start, None for the model's.
+    ``texts``: the file of those of ``ahead``, and ``draft`` the tokens that a peer computes ahead.
     """
 
     prompt: int = 512
@@ -56,6 +56,7 @@ class Workload:
     vocabulary: int = 20_000
     target: str = "cpu"
     variant: str | None = None
+    provider: str | None = None
     conversation: str = ""
     context: int | None = None
     texts: str = ""

@@ -1,7 +1,8 @@
-"""The table of all engines: what is exported and measured is what the targets have."""
+"""The table of all engines: what it exports and measures is what there is, and a run goes on where it ended."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,52 @@ from enginewright.runtime.executors.open import TARGETS
 
 
 def test_rows_are_of_targets_that_run_here_and_recipes_load(tmp_path: Path) -> None:
-    assert {target for _, _, target, _ in engines.ROWS} == set(engines.TARGETS) <= set(TARGETS)
-    for text in (engines.RECIPE, engines.RECIPE + engines.OURS):
+    assert {target for _, targets in engines.EXPORTS.values() for target in targets} == set(TARGETS) - {
+        "torch-tensorrt"
+    }
+    assert {row.bundle for row in engines.ROWS} == set(engines.EXPORTS) - {*engines.BUILT_ONLY, "all"}
+    for more, _ in engines.EXPORTS.values():
         path = tmp_path / "recipe.toml"
-        path.write_text(text)
+        path.write_text(engines.RECIPE + more)
         assert load_recipe(str(path)).weights.default.storage == "f32"
 
 
-def test_the_best_round_counts_and_the_page_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(100))
+def test_a_run_goes_on_and_the_page_has_every_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = iter(range(1, 100))
+    made: list[str] = []
 
     def one(*_: Any) -> dict[str, float]:
-        n = next(calls) + 1.0
+        n = float(next(calls))
         return {**dict.fromkeys(engines.FIGURES, 200 + n), "start": 1 / n, "peak": 2**20 * n}
 
+    def export(options: Any, name: str) -> dict[str, float]:
+        made.append(name)
+        return {"seconds": 61.2, "peak": 2**30, "bytes": 2**31, "weights": 2**29}
+
     monkeypatch.setattr(engines, "of_target", one)
-    monkeypatch.setattr(engines, "eager", one)
-
-    class Options:
-        rounds = 2
-
-    rows = engines.measured(Options())  # type: ignore[arg-type]
-    assert list(rows) == [*(row[0] for row in engines.ROWS), engines.EAGER]
-    assert rows["cpu"]["prefill"] == 200 + 18 and rows["cpu"]["peak"] == 2**20  # last of the second round, first of all
-    export = {"seconds": 61.2, "peak_bytes": 2**30, "bytes": 2**31}
-    figures = {"rows": rows, "packages": {"tvm": 2**21}, "exports": {"all": export}}
-    text = engines.page(figures | {"machine": {"processor": "one"}, "rounds": 2, "threads": 2})
-    assert "| cpu | 218 | 218 | 218 | 218 | 0.06 | 1 |" in text
-    assert "| all | 61 | 1,024 | 2,048 |" in text and "tvm 2 MiB" in text
+    monkeypatch.setattr(engines, "of_torch", one)
+    monkeypatch.setattr(engines, "exported", export)
+    monkeypatch.setattr(engines, "compiled_ahead", lambda options: export(options, engines.AHEAD))
+    figures, text = tmp_path / "figures.json", tmp_path / "page.md"
+    asked = ["model.gguf", str(tmp_path), "--json", str(figures), "--page", str(text), "--threads", "2"]
+    engines.main([*asked, "--minutes", "1e-9"])
+    assert "next is ('cpu', -1): run it again" in capsys.readouterr().err and not made
+    names = [*(row.name for row in engines.ROWS), engines.AHEAD, engines.EAGER]
+    figures.write_text(json.dumps({"exports": {}, "measured": [{"cpu": {**one(), "peak": 2**20}}]}))
+    engines.main(asked)
+    assert made == [*engines.EXPORTS, engines.AHEAD]
+    found = json.loads(figures.read_text())
+    assert [set(of_round) for of_round in found["measured"]] == [set(names), set(names)]
+    assert list(found["rows"]) == names
+    last = 2 * len(names)  # of the second round, which begins with the second row
+    assert found["rows"]["cpu"] == pytest.approx(
+        {**dict.fromkeys(engines.FIGURES, 200 + last), "start": 1 / last, "peak": 2**20}
+    )
+    written = text.read_text()
+    assert f"| cpu | {200 + last} | {200 + last} | {200 + last} | {200 + last} | {1 / last:.2f} | 1 |" in written
+    assert "| all | 61 | 1,024 | 2,048 | 512 |  |" in written
+    assert "| cuda | built only: no GPU here |" in written
+    engines.main(asked)  # nothing is left to measure
+    assert json.loads(figures.read_text()) == found

@@ -31,7 +31,7 @@ class Served:
         bundle = Bundle.open(path)
         self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
         blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
-        placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant))
+        placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant), provider=work.provider)
         self.executor = make_executor(bundle, work.target, blocks, context, placement)
         self.engine = Engine(self.executor, SchedulerConfig())
         self.kv_bytes = sum(group.bytes_per_block * blocks[group.name] for group in self.groups)
@@ -60,8 +60,8 @@ class Served:
         return (sum(request.output_length for request in requests) - before) / seconds
 
     def warm_up(self, work: Workload) -> None:
-        """A short request."""
-        requests, _ = self.prefill(work.prompts(1, min(64, work.prompt), stream=1), 2)
+        """A request as long as the measured one: some targets compile a step of its size."""
+        requests, _ = self.prefill(work.prompts(1, work.prompt, stream=1), 2)
         self.decode(requests, 2)
         self.drop(requests)
 
@@ -84,7 +84,7 @@ def used_weights(bundle: Bundle, target: str) -> set[str]:
 
 
 def speed(model: str, work: Workload) -> Report:
-    """See ``workload``; a short prompt warms up: it maps the weights and starts the threads."""
+    """See ``workload``; a first prompt warms up: it maps the weights and starts the threads."""
     most, every = max(work.batches), work.steps * len(work.batches)
     alone = work.prompt + work.steps + SPARE  # a paged cache has room for it in what others have
     alone = -(-alone // most) if work.target == "cpu" else alone
@@ -97,6 +97,7 @@ def speed(model: str, work: Workload) -> Report:
     for batch in work.batches:
         served.drop(requests[batch:])
         requests = requests[:batch]
+        served.decode(requests, 1)
         figures[f"decode_{batch}"] = served.decode(requests, work.steps)
     return served.report(figures)
 
@@ -112,7 +113,7 @@ def long(model: str, work: Workload) -> Report:
 
 def start(model: str, work: Workload) -> Report:
     """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
-    with LLM(model, target=work.target, context=work.context, threads=work.threads) as llm:
+    with LLM(model, target=work.target, context=work.context, threads=work.threads, provider=work.provider) as llm:
         llm.generate([work.prompts(1, START_PROMPT)[0]], SamplingParams(max_tokens=1, ignore_eos=True))
         first_token()
     return Report(f"enginewright {__version__}")
