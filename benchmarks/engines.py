@@ -309,9 +309,10 @@ torch-tensorrt isn't here: its extra needs another torch than these.
 
 ## What it takes to make them
 
-Seconds, the memory of the largest process, the bundle and the weights in it, and the packages that run it, in MiB. The
-first column's bundle is for that target alone, exported on one of two cores, with other work on the other one; "all" has cpu, onnx, tvm, stablehlo, cuda, tensorrt and tensorrt-rtx in
-one command. cpu needs this project alone; cuda and TensorRT need NVIDIA's libraries, which aren't installed here.
+Seconds, the memory of the largest process, the bundle and the weights in it, and the packages that run it, in MiB. Each
+was exported on one of two cores, with other work on the other one. A bundle is for the target that its row names;
+"all" has cpu, onnx, tvm, stablehlo, cuda, tensorrt and tensorrt-rtx in one command. cpu needs this project alone; cuda
+and TensorRT need NVIDIA's libraries, which aren't installed here.
 
 | bundle | seconds | memory | bundle | weights | packages |
 | --- | ---: | ---: | ---: | ---: | ---: |

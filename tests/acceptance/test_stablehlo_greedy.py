@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.target_sections import EnginesSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, StableHloOptions
 
 from .test_greedy import LENGTHS, NEW_TOKENS, PASSAGE, TIE
 
@@ -26,10 +27,13 @@ RECIPE = Recipe(
 
 
 @pytest.mark.soak
-def test_tokens_are_the_cpu_target_s(smollm2_gguf: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [None, "enginewright"])
+def test_tokens_are_the_cpu_target_s(
+    kernels: Literal["enginewright"] | None, smollm2_gguf: Path, tmp_path: Path
+) -> None:
     """Where they differ, the two best logits of the cpu target lie closer than f32 can tell apart."""
     path = tmp_path / "smollm2.bundle"
-    export(smollm2_gguf, path, recipe=RECIPE)
+    export(smollm2_gguf, path, recipe=RECIPE.model_copy(update={"stablehlo": StableHloOptions(kernels=kernels)}))
     params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     with ew.LLM(path, target="cpu") as cpu:
         ids = cpu.tokenizer.encode(PASSAGE * 2)
