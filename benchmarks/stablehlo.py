@@ -1,7 +1,8 @@
 """The stablehlo target beside the cpu target and transformers' eager, in one run: prefill 512, decode 1, 8 and 16.
 
-``python benchmarks/stablehlo.py model.gguf model.bundle -o results/stablehlo.json``; the bundle has both targets, f32,
-for requests of 639 tokens or more. Times are medians; decode steps have a past of 512 tokens, of several requests 128.
+``python benchmarks/stablehlo.py model.gguf model.bundle --ours ours.bundle -o result.json``; the bundle has both
+targets, f32, for requests of 639 tokens or more, and that of --ours the target stablehlo with this project's kernels.
+Times are medians; decode steps have a past of 512 tokens, of several requests 128.
 """
 
 from __future__ import annotations
@@ -106,23 +107,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a GGUF file, which transformers reads")
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--ours", type=Path, help="a bundle whose stablehlo calls our kernels")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, required=True)
     asked = parser.parse_args()
     machine = look_at_machine()
-    found: dict[str, Any] = {
+    runs = {"stablehlo": of_target(asked.bundle, "stablehlo", asked.threads)}
+    if asked.ours is not None:
+        runs["stablehlo, our kernels"] = of_target(asked.ours, "stablehlo", asked.threads)
+    runs["transformers"] = of_transformers(asked.model, asked.threads)
+    runs["cpu"] = of_target(asked.bundle, "cpu", asked.threads)
+    found = {
         "model": asked.model.name,
         "processor": machine.processor,
         "threads": asked.threads,
         "versions": {name: metadata.version(name) for name in ("jaxlib", "torch", "transformers")},
         "unit": "tokens a second",
-        "stablehlo": of_target(asked.bundle, "stablehlo", asked.threads),
-        "transformers": of_transformers(asked.model, asked.threads),
-        "cpu": of_target(asked.bundle, "cpu", asked.threads),
+        **runs,
     }
     asked.output.write_text(json.dumps(found, indent=1) + "\n")
-    for name in ("stablehlo", "transformers", "cpu"):
-        figures = {key: value for key, value in found[name].items() if isinstance(value, float)}
+    for name, run in runs.items():
+        figures = {key: value for key, value in run.items() if isinstance(value, float)}
         print(name, " ".join(f"{key} {value:.1f}" for key, value in figures.items()))
 
 
