@@ -106,9 +106,9 @@ PACKAGES = {
 
 FIGURES = ("prefill", "decode_1", "decode_8", "decode_16")
 FOR_WHOM = {
-    "cpu": "who serves on x86-64: the fastest here with onnx's kernels file, and the same bits in any batch",
+    "cpu": "who serves on x86-64: every format, cache and feature of this project, and the same bits in any batch",
     "onnx": "who has onnxruntime, on any processor or provider: its standard file needs nothing of this project",
-    "tvm": "who wants one compiled library and a runtime of 5 MB, and no compiler where it serves",
+    "tvm": "who wants one compiled library and a runtime of 5 MB; as fast as cpu here, also without our kernels",
     "stablehlo": "who runs XLA, or another device by a PJRT plugin; on a CPU take it with our kernels",
     "stablehlo, IREE": "who may install little and compile nothing where it serves, and can do with less speed",
     "cuda": "who has an NVIDIA GPU and torch there; nobody has run it on one",
@@ -284,9 +284,11 @@ def page(figures: Mapping[str, Any]) -> str:
         rows.append(f"| {name} | {speeds} | {start} | {of['peak'] / mebi:,.0f} |")
     rows += [f"| {name} | built only: no GPU here | | | | | |" for name in BUILT_ONLY]
     made = []
-    for name, of in figures["exports"].items():
+    for name in (*EXPORTS, AHEAD):
+        of = figures["exports"][name]
         weights = f"{of['weights'] / mebi:,.0f}" if "weights" in of else ""
-        needs = f"{figures['packages'][name] / mebi:,.0f}" if name in figures["packages"] else ""
+        packages = figures["packages"].get(name) or figures["packages"].get(name.partition(",")[0])
+        needs = f"{packages / mebi:,.0f}" if packages else ""
         sizes = f"{of['peak'] / mebi:,.0f} | {of['bytes'] / mebi:,.0f} | {weights} | {needs}"
         made.append(f"| {name} | {of['seconds']:,.0f} | {sizes} |")
     whom = [f"- **{name}**: {text}." for name, text in FOR_WHOM.items()]
@@ -302,9 +304,10 @@ docs/inside/engines.md`. A decode of one follows the prompt of 512; those of 8 a
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {chr(10).join(rows)}
 
-All but the last two rows go through this project's scheduler and sampler. stablehlo's modules were compiled by an
+All but torch's two rows go through this project's scheduler and sampler. Such a machine's runs differ by a tenth, and
+where memory is the limit, as at a decode of one, by more: small differences in this table mean nothing. stablehlo's modules were compiled by an
 earlier start and kept; the first start compiles them. AOTInductor's packages are steps of fixed sizes whose caches are
-apart: no engine that generates, so it has no first token, and its memory is that of loading them one after the other.
+apart: no engine that generates, so it has no first token, and its memory is that of four packages, each with weights.
 torch-tensorrt isn't here: its extra needs another torch than these.
 
 ## What it takes to make them
@@ -312,7 +315,8 @@ torch-tensorrt isn't here: its extra needs another torch than these.
 Seconds, the memory of the largest process, the bundle and the weights in it, and the packages that run it, in MiB. Each
 was exported on one of two cores, with other work on the other one. A bundle is for the target that its row names;
 "all" has cpu, onnx, tvm, stablehlo, cuda, tensorrt and tensorrt-rtx in one command. cpu needs this project alone; cuda
-and TensorRT need NVIDIA's libraries, which aren't installed here.
+and TensorRT need NVIDIA's libraries, which aren't installed here. The weights of tensorrt-rtx are in its engine. Torch is
+its build for CPUs; transformers' eager needs {figures["packages"][EAGER] / mebi:,.0f} MiB.
 
 | bundle | seconds | memory | bundle | weights | packages |
 | --- | ---: | ---: | ---: | ---: | ---: |
