@@ -305,18 +305,18 @@ docs/inside/engines.md`. A decode of one follows the prompt of 512; those of 8 a
 {chr(10).join(rows)}
 
 All but torch's two rows go through this project's scheduler and sampler. Such a machine's runs differ by a tenth, and
-where memory is the limit, as at a decode of one, by more: small differences in this table mean nothing. stablehlo's modules were compiled by an
-earlier start and kept; the first start compiles them. AOTInductor's packages are steps of fixed sizes whose caches are
-apart: no engine that generates, so it has no first token, and its memory is that of four packages, each with weights.
-torch-tensorrt isn't here: its extra needs another torch than these.
+where memory is the limit, as at a decode of one, by more: small differences in this table mean nothing. stablehlo's
+modules were compiled by an earlier start and kept; the first start compiles them. AOTInductor's packages are steps of
+fixed sizes whose caches are apart: no engine that generates, so it has no first token, and its memory is that of four
+packages, each with weights. torch-tensorrt isn't here: it needs another torch.
 
 ## What it takes to make them
 
 Seconds, the memory of the largest process, the bundle and the weights in it, and the packages that run it, in MiB. Each
 was exported on one of two cores, with other work on the other one. A bundle is for the target that its row names;
 "all" has cpu, onnx, tvm, stablehlo, cuda, tensorrt and tensorrt-rtx in one command. cpu needs this project alone; cuda
-and TensorRT need NVIDIA's libraries, which aren't installed here. The weights of tensorrt-rtx are in its engine. Torch is
-its build for CPUs; transformers' eager needs {figures["packages"][EAGER] / mebi:,.0f} MiB.
+and TensorRT need NVIDIA's libraries, which aren't installed here. The weights of tensorrt-rtx are in its engine. Torch
+is its build for CPUs; transformers' eager needs {figures["packages"][EAGER] / mebi:,.0f} MiB.
 
 | bundle | seconds | memory | bundle | weights | packages |
 | --- | ---: | ---: | ---: | ---: | ---: |
