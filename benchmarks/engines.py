@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     figures["rows"] = best(figures["measured"])
     figures["packages"] = {name: sum(map(size_of_package, names)) for name, names in PACKAGES.items()}
     options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    text = page(figures)
+    text = page(figures, options.json.name)
     print(text)
     if options.page:
         options.page.write_text(text, encoding="utf-8")
@@ -274,8 +274,8 @@ def size_of_package(name: str) -> int:
     return sum(path.stat().st_size for file in files if (path := Path(str(file.locate()))).is_file())
 
 
-def page(figures: Mapping[str, Any]) -> str:
-    """docs/inside/engines.md."""
+def page(figures: Mapping[str, Any], result: str) -> str:
+    """docs/inside/engines.md, of a file in benchmarks/results."""
     mebi = 2.0**20
     rows = []
     for name, of in figures["rows"].items():
@@ -298,14 +298,15 @@ SmolLM2-135M with the same 32-bit floats as weights and KV cache, {figures["thre
 {figures["machine"]["processor"]}: tokens a second of a prompt of 512 tokens and of decoding 1, 8 and 16 requests,
 seconds from nothing to a first token of a short prompt, and the process's largest memory, mapped weights included. The
 best of {figures["rounds"]} rounds in turn, by `python benchmarks/engines.py MODEL.gguf FOLDER --json FILE --page
-docs/inside/engines.md`. A decode of one follows the prompt of 512; those of 8 and 16 have 128 tokens before them.
+docs/inside/engines.md` ([{result}](../../benchmarks/results/{result})).
+A decode of one follows the prompt of 512; those of 8 and 16 have 128 tokens before them.
 
 | engine | prompt 512 | decode 1 | 8 | 16 | first token, s | memory, MiB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {chr(10).join(rows)}
 
 All but torch's two rows go through this project's scheduler and sampler. Such a machine's runs differ by a tenth, and
-where memory is the limit, as at a decode of one, by more: small differences in this table mean nothing. stablehlo's
+where memory is the limit, as at a decode of one, by up to half from one round to the next. stablehlo's
 modules were compiled by an earlier start and kept; the first start compiles them. AOTInductor's packages are steps of
 fixed sizes whose caches are apart: no engine that generates, so it has no first token, and its memory is that of four
 packages, each with weights. torch-tensorrt isn't here: it needs another torch.
