@@ -1,6 +1,6 @@
-"""What computing likely tokens ahead gives: decoding speed with ``LLM(speculate="lookup")`` over plain decoding.
+"""What computing likely tokens ahead gives: decoding speed with ``LLM(speculate=...)`` over plain decoding.
 
-    python benchmarks/speculation.py BUNDLE [--rounds 5] [--tokens 128] [--only TASK ...] [--json FILE]
+    python benchmarks/speculation.py BUNDLE [--draft BUNDLE] [--rounds 5] [--tokens 128] [--only TASK ...] [--json FILE]
     python benchmarks/speculation.py BUNDLE --row-costs [--json FILE]
     python benchmarks/speculation.py BUNDLE --replay FILE [--json FILE]
     python benchmarks/speculation.py BUNDLE --same-tokens DRAFT [--json FILE]
@@ -21,6 +21,8 @@ model, whose row costs are in FILE, and what its steps would then take is added 
 With ``--same-tokens``: how often BUNDLE and another one, DRAFT, draw the same token behind the same text from the same
 random numbers: by the inverse of the distribution in the order of token ids, as the sampler does, and by the largest
 logit plus noise (Gumbel-max). "At most" is the mean of sum(min(p, q)), which no way to draw exceeds.
+
+With ``--draft`` a second bundle guesses too: ``LLM(speculate=BUNDLE)``.
 
 With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
 process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
@@ -86,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--draft", type=Path, help="a bundle that guesses")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--only", nargs="+", help="tasks by name, instead of all")
     parser.add_argument("--row-costs", action="store_true", help="what steps of more rows take")
@@ -106,7 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         about = {"rounds": options.rounds, "tokens": options.tokens, "machine": machine(), "commit": commit()}
-        results[options.bundle.name] = about | found
+        draft = f", draft {options.draft.name}" if options.draft else ""
+        results[f"{options.bundle.name}{draft}"] = about | found
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
@@ -193,11 +197,12 @@ def probabilities(logits: FloatArray, top_p: float) -> FloatArray:
 
 def alone(options: argparse.Namespace) -> dict[str, Any]:
     """Ours, greedy and sampled: the figures of each task."""
-    common: dict[str, Any] = {"threads": options.threads, "prefix_cache": False, "memory": "512MiB"}
+    common: dict[str, Any] = {"threads": options.threads, "prefix_cache": False, "memory": "1GiB"}
     common["max_requests"] = TOGETHER
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=0)
     found: dict[str, Any] = {}
-    with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate="lookup", **common) as ahead:
+    way = options.draft or "lookup"
+    with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate=way, **common) as ahead:
         prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
         prompts["random"] = [random_tokens(plain)]
         prompts[AGAIN] = prompts[WRONG] = [TASKS["chat"]]

@@ -6,15 +6,17 @@ from .executors.base import Executor
 from .kv_cache.block_pool import BlockPool
 from .requests.request import Request
 from .scheduler.continuous import ContinuousScheduler
+from .scheduler.drafts import Guesser
 from .scheduler.limits import SchedulerConfig
 
 
 class Engine:
-    """Requests in, tokens out."""
+    """Requests in, tokens out. ``guesser``: of tokens that are computed ahead, where ``config`` says so."""
 
-    def __init__(self, executor: Executor, config: SchedulerConfig) -> None:
-        self.executor = executor
-        self.scheduler = ContinuousScheduler(config, executor.caps, executor.cache_groups, executor.blocks)
+    def __init__(self, executor: Executor, config: SchedulerConfig, guesser: Guesser | None = None) -> None:
+        self.executor, self._guesser = executor, guesser
+        groups, blocks = executor.cache_groups, executor.blocks
+        self.scheduler = ContinuousScheduler(config, executor.caps, groups, blocks, guesser=guesser)
 
     @property
     def pools(self) -> dict[str, BlockPool]:
@@ -47,3 +49,9 @@ class Engine:
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()
+
+    def close(self) -> None:
+        """Frees the memory of what runs the steps, and of what guesses."""
+        self.executor.close()
+        if self._guesser is not None:
+            self._guesser.close()

@@ -40,11 +40,12 @@ def check_options(**given: object) -> None:
 
 
 def scheduler_config(
-    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: str | None = None
+    max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: object = None
 ) -> SchedulerConfig:
     """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
-    if speculate not in (None, "lookup"):
-        raise RequestError(f"speculate: {speculate!r} isn't a way to guess tokens", hint='Pass "lookup", or None.')
+    if speculate == "" or not isinstance(speculate, (str, os.PathLike, type(None))):
+        hint = 'Pass "lookup", the path of a draft model\'s bundle, or None.'
+        raise RequestError(f"speculate: {speculate!r} isn't a way to guess tokens", hint=hint)
     scheduling = scheduling_of(scheduling)
     most = ExecutorCaps().max_tokens
     usual = OFFLINE_PROMPT if scheduling is not None and scheduling.offline else SchedulerConfig().prefill_tokens

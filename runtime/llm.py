@@ -14,6 +14,7 @@ from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from . import arguments
 from .arguments import Encoded, Params, Prompt, check_int
 from .bundle.reader import Bundle, Load
+from .draft_model import open_draft
 from .engine import Engine
 from .engine_loop import EngineLoop
 from .executors.base import Executor
@@ -26,7 +27,6 @@ from .request_maker import RequestMaker, Terms
 from .requests.outputs import RequestOutput, StreamPiece
 from .requests.sampling import SamplingParams
 from .run_requests import aanswers, answers, astream, scored, stream, wanted
-from .scheduler.limits import SchedulerConfig
 from .scheduler.options import Scheduling
 from .text.tokenizer import Tokenizer
 
@@ -61,7 +61,8 @@ class LLM:
         verify: check the hashes of all files first (reads the whole bundle).
         prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
-        speculate: "lookup" computes tokens ahead that stood behind the same few before; the cpu target alone has it.
+        speculate: "lookup" computes tokens ahead that stood behind the same few before; the path of a faster bundle
+            with the same vocabulary, those that it guesses too. The tokens are the same. The cpu target alone has it.
         scheduling: None or "fcfs": first come, first served. Else "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
             as conversations would lie there. Made if it isn't there; it must be the user's alone.
@@ -94,7 +95,7 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
-        speculate: str | None = None,
+        speculate: str | os.PathLike[str] | None = None,
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
@@ -116,15 +117,14 @@ class LLM:
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
         placement = Placement(threads, isa, provider, load=load)
-        budget = None if memory is None else parse_size(memory)
-        executor = open_executor(
-            bundle, target, model.context_length, placement, config, memory=budget, buckets=buckets
-        )
+        context, budget = model.context_length, None if memory is None else parse_size(memory)
+        draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
+        executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
         if isinstance(executor, StaticShapes) and not prefill_chunk:
             config = replace(config, prefill_tokens=executor.caps.max_tokens)
         del files
         return_freed_memory()
-        self._start(executor, model, tokenizer, config)
+        self._start(Engine(executor, config, draft), model, tokenizer)
         if prefix_folder is not None:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
 
@@ -143,15 +143,13 @@ class LLM:
         """Serves an executor that you made yourself; it is closed with the LLM."""
         llm = cls.__new__(cls)
         config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling)
-        llm._start(executor, model, tokenizer, config)
+        llm._start(Engine(executor, config), model, tokenizer)
         return llm
 
-    def _start(
-        self, executor: Executor, model: ModelInfo, tokenizer: Tokenizer | None, config: SchedulerConfig
-    ) -> None:
+    def _start(self, engine: Engine, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
         self.model = model
-        self._executor = executor
-        self.engine = Engine(executor, config)
+        self.engine = engine
+        self._executor = engine.executor
         self._requests = RequestMaker(model, tokenizer, self.engine.scheduler)
         self._loop = EngineLoop(self.engine)
         self._cache = self.engine.scheduler.cache
@@ -380,7 +378,7 @@ class LLM:
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
         """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
-        return self._loop.call(partial(self._cache.forget, None if tenant is None else (tenant,)))
+        return self._loop.call(partial(self.engine.scheduler.forget, None if tenant is None else (tenant,)))
 
     def close(self) -> None:
         """Ends every request, writes what is kept to ``prefix_folder``, and frees the memory. May be called again."""
@@ -389,7 +387,7 @@ class LLM:
             if disk is not None:
                 self._cache.save_all(disk)
                 disk.store.close()
-            self._executor.close()
+            self.engine.close()
 
     def __enter__(self) -> LLM:
         return self

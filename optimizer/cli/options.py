@@ -62,7 +62,11 @@ SchedulingGiven = Annotated[
 ]
 Speculate = Annotated[
     str | None,
-    typer.Option(metavar="lookup", help="Compute likely tokens ahead: the same tokens, sooner. The cpu target alone."),
+    typer.Option(
+        metavar="lookup|BUNDLE",
+        help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. The cpu "
+        "target alone.",
+    ),
 ]
 Target = Annotated[
     str | None,

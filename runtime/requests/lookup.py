@@ -19,8 +19,11 @@ PAST_TOKENS = 1 << 15
 PAST_TENANTS = 8
 """Tenants whose past answers are kept: those that ended a request last."""
 
-_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25}
-"""How often a token is right behind so many that are the same, until that is measured."""
+MODEL = 0
+"""The kind of guesses that another model makes; see ``Guess.by``."""
+
+_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25, MODEL: 0.7}
+"""How often a token is right behind so many that are the same, or of a model's, until that is measured."""
 _WEIGHT = 4.0
 """Of what was expected, in tokens."""
 _MEMORY = 100.0
@@ -36,7 +39,7 @@ class Guess:
     Attributes:
         tokens: at least one.
         by: how they were found, for statistics: how many tokens are the same before them, and less than 0 so many of a
-            past answer.
+            past answer; or ``MODEL``.
     """
 
     tokens: Sequence[int]
@@ -121,6 +124,11 @@ class PastAnswers:
         self._tenants.move_to_end(tenant)
         # A few tokens of its prompt too, so that the same question finds the answer's first.
         self._tenants[tenant].add(array("i", tokens[max(answer - PAST_GRAMS[0], 0) : answer + PAST_TOKENS // 2]))
+
+    def forget(self, tenant: str | None) -> None:
+        """Of one tenant or of all."""
+        for name in [tenant] if tenant is not None else list(self._tenants):
+            self._tenants.pop(name, None)
 
     def next(self, tenant: str, tokens: Sequence[int], most: int, longer_than: int) -> Guess | None:
         """Up to ``most`` tokens behind more than ``longer_than`` that are the same."""

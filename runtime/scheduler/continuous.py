@@ -22,7 +22,7 @@ from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
 from .base import Batch, Chunk
 from .branching import branch, places, places_taken, together
-from .drafts import Drafts
+from .drafts import Drafts, Guesser
 from .limits import SchedulerConfig, check_request
 from .policy import Policy
 from .step_inputs import StepInputs
@@ -45,6 +45,7 @@ class ContinuousScheduler:
         groups: Sequence[CacheGroup],
         blocks: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
+        guesser: Guesser | None = None,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -65,7 +66,7 @@ class ContinuousScheduler:
             self.policy = Policy(config.scheduling, self._most_running, most_prompt, clock, self._found)
             self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        self.drafts = Drafts(caps) if config.speculate else None
+        self.drafts = Drafts(caps, guesser) if config.speculate else None
         self.preemptions = 0
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
@@ -216,14 +217,25 @@ class ContinuousScheduler:
         for queue in (self.running, self.waiting):
             if request in queue:
                 queue.remove(request)
-        self.cache.release(request)
+        self._release(request)
         if self.policy is not None:
             self.policy.ended(request)
+
+    def _release(self, request: Request) -> None:
+        self.cache.release(request)
+        if self.drafts is not None:
+            self.drafts.release(request)
+
+    def forget(self, namespace: tuple[str, ...] | None) -> int:
+        """As ``CacheManager.forget``, and of what drafts are made by."""
+        if self.drafts is not None:
+            self.drafts.forget(namespace)
+        return self.cache.forget(namespace)
 
     def _retire(self, request: Request) -> None:
         if request.finished:
             self.running.remove(request)
-            self.cache.release(request)
+            self._release(request)
             if self.policy is not None:
                 self.policy.ended(request)
             if self.drafts is not None:
@@ -250,7 +262,7 @@ class ContinuousScheduler:
         chunks, preemptions = [], self.preemptions
         paused = None if self.policy is None else self.policy.paused
         if self.drafts is not None:
-            self.drafts.begin_step(self.running)
+            self.drafts.begin_step(self.running, paused or ())
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
@@ -360,7 +372,7 @@ class ContinuousScheduler:
     def _preempt(self, requests: Sequence[Request]) -> None:
         for request in reversed(requests):
             self.running.remove(request)
-            self.cache.release(request)
+            self._release(request)
             self.waiting.appendleft(request)
             if request.search is not None:
                 request.search.forget()

@@ -5,20 +5,22 @@ behind a draft is what plain decoding would have drawn there: a draft is accepte
 but time depends on it. Keys and values of what wasn't accepted lie behind the request's last token, where nobody looks,
 until they are overwritten.
 
-How long a draft is follows from two things that are measured meanwhile: how often guesses of its kind were right, and
-what steps of more rows take. Where it wouldn't pay there is none.
+How long a draft is follows from what is measured meanwhile: how often guesses of its kind were right, what steps of
+more rows take, and what a guess takes where another model makes it. Where it wouldn't pay there is none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import Guess, Guesses, PastAnswers, RightTokens
+from enginewright.runtime.requests.lookup import MODEL, Guess, Guesses, PastAnswers, RightTokens
 from enginewright.runtime.requests.request import Request
 
 from .base import Batch, Chunk
@@ -28,6 +30,8 @@ ROWS = 16
 """Rows of all requests that decode in a step, drafts among them: more cost as much as they bring."""
 LEAST_GAIN = 1.03
 """A draft is expected to give so many times as many tokens a second, as what it costs besides isn't measured."""
+LEAST_LEFT = 32
+"""An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
 
 
 class RowCosts:
@@ -110,72 +114,199 @@ class RowCosts:
         return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
 
 
+class Guesser(Protocol):
+    """What guesses at a price, such as another model (``runtime.draft_model``). It fails without raising.
+
+    A token that has to come next, as a grammar may say, would be a guess that is free and always right.
+    """
+
+    @property
+    def off(self) -> str | None:
+        """Why it makes no guesses any more."""
+
+    def seconds(self, rows: int) -> float:
+        """Of one more token for so many requests."""
+
+    def behind(self, request: Request) -> float:
+        """Seconds that it takes to compute tokens of a request before it can guess; 0 if they are few."""
+
+    def guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+        """For each request up to so many tokens that may follow its own; none while it is behind, or without room."""
+
+    def release(self, request: Request) -> None:
+        """Frees what it holds for a request, which may come back."""
+
+    def forget(self, namespace: tuple[str, ...] | None) -> None:
+        """Finds nothing again that it has computed for a namespace, or for any."""
+
+    def describe(self) -> dict[str, Any]:
+        """For ``LLM.info``."""
+
+    def close(self) -> None:
+        """Frees its memory."""
+
+
 class Drafts:
     """Of all requests. Raises RequestError if the executor can't compute several rows of a request ahead.
 
     Attributes:
-        drafted, accepted: tokens so far; past: of both, those that were found in past answers.
+        drafted, accepted: tokens so far; by_source: both, of each source.
         costs: of steps.
+        guesser: makes guesses where none is looked up that is expected to give more.
     """
 
-    def __init__(self, caps: ExecutorCaps) -> None:
+    def __init__(self, caps: ExecutorCaps, guesser: Guesser | None = None) -> None:
         if not caps.verifies:
             raise RequestError(
                 "speculate: this target doesn't promise a token's bits with others behind it",
                 hint="Use the cpu target.",
             )
         self.drafted = self.accepted = 0
-        self.past = [0, 0]
+        self.by_source = {name: [0, 0] for name in ("own_text", "past_answers", "model")}
         self.costs = RowCosts(caps.row_seconds)
+        self.guesser = guesser
         self._answers = PastAnswers()
         self._right = RightTokens()
         self._rows = 0  # of the step that is being made
         self._tokens = 0.0  # that are expected of it
+        self._guessing = 0.0  # seconds that guesses for it are expected to take
+        self._guessed_in = 0.0  # seconds that they took
+        self._guessed: dict[Request, Sequence[int]] = {}  # for it
 
     def describe(self) -> dict[str, object]:
         """For ``LLM.info``."""
-        found = {"drafted": self.drafted, "accepted": self.accepted}
-        found |= {"drafted_from_past_answers": self.past[0], "accepted_from_past_answers": self.past[1]}
-        return {**found, **self.costs.describe()}
+        found: dict[str, object] = {"drafted": self.drafted, "accepted": self.accepted}
+        sources = {name: dict(zip(("drafted", "accepted"), of, strict=True)) for name, of in self.by_source.items()}
+        found |= {"sources": sources, **self.costs.describe()}
+        if self.guesser is not None:
+            found["draft_model"] = self.guesser.describe() | {"off": self.guesser.off or self._too_slow()}
+        return found
 
-    def begin_step(self, running: Sequence[Request]) -> None:
-        """These decode in the next one, at most."""
+    def _too_slow(self) -> str | None:
+        assert self.guesser is not None
+        own, least = self.guesser.seconds(1), self.costs.of(1)
+        return (
+            f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms" if own > least else None
+        )
+
+    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
+        """These decode in the next one, at most, and not the paused ones. Guesses are made, if any are to be."""
         self._rows, self._tokens = len(running), float(len(running))
+        self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
         if self.costs.measured and running:
             self.costs.at(sum(request.computed for request in running) / len(running))
+        if self.guesser is not None and self.guesser.off is None:
+            self._guess(self.guesser, [one for one in running if one.remaining == 1 and one not in paused])
 
     def of(self, request: Request) -> Sequence[int]:
         """A draft for a request that decodes; empty where there is none that would pay."""
-        most = min(ROWS - self._rows, request.max_tokens - request.output_length - 1)
-        if most < 1 or not request.params.speculate or request.search is not None:
+        if (guessed := self._guessed.get(request)) is not None:
+            return guessed
+        most = min(ROWS - self._rows, self._most(request))
+        if most < 1:
             return ()
-        if request.guesses is None:
-            request.guesses = Guesses(request.tokens, self._right)
-        own = request.guesses
-        guess = own.lookup.next(most)
-        found = 0 if guess is None else guess.by
-        guess = self._answers.next(request.tenant, request.tokens, most, found) or guess
+        own = self._guesses_of(request)
+        guess = self._looked_up(request, own, most)
         if guess is None:
             return ()
-        length = self._length(own.right.share(guess.by), len(guess.tokens))
+        _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens))
         if not length:
             own.right.forget(guess.by)
             self._right.forget(guess.by)
             return ()
+        self._rows, self._tokens = self._rows + length, expected
         own.last = Guess(guess.tokens[:length], guess.by)
         return own.last.tokens
 
-    def _length(self, share: float, most: int) -> int:
-        """How many tokens of a guess make the step's tokens a second the most, each right with this probability."""
-        seconds, rows, tokens = self.costs.of(self._rows), self._rows, self._tokens
-        best, found, expected, right = LEAST_GAIN * tokens / seconds, 0, tokens, 1.0
+    def _most(self, request: Request) -> int:
+        """Tokens that may be drafted for a request."""
+        if not request.params.speculate or request.search is not None:
+            return 0
+        return request.max_tokens - request.output_length - 1
+
+    def _guesses_of(self, request: Request) -> Guesses:
+        if request.guesses is None:
+            request.guesses = Guesses(request.tokens, self._right)
+        return request.guesses
+
+    def _looked_up(self, request: Request, own: Guesses, most: int) -> Guess | None:
+        guess = own.lookup.next(most)
+        found = 0 if guess is None else guess.by
+        return self._answers.next(request.tenant, request.tokens, most, found) or guess
+
+    def _best(self, share: float, most: int, each: float = 0.0) -> tuple[float, int, float]:
+        """Of a guess whose tokens are right with this probability, each behind right ones, and cost ``each`` seconds.
+
+        Returns:
+            The step's tokens a second, how many tokens of the guess make these the most, and the step's tokens then.
+        """
+        rows, tokens, seconds = self._rows, self._tokens, self._guessing
+        best, found, with_found = LEAST_GAIN * tokens / (self.costs.of(rows) + seconds), 0, tokens
+        expected, right = tokens, 1.0
         for length in range(1, most + 1):
             right *= share
             expected += right
-            if (rate := expected / self.costs.of(rows + length)) > best:
-                best, found, self._tokens = rate, length, expected
-        self._rows += found
-        return found
+            if (rate := expected / (self.costs.of(rows + length) + seconds + length * each)) > best:
+                best, found, with_found = rate, length, expected
+        return best, found, with_found
+
+    def _guess(self, guesser: Guesser, requests: Sequence[Request]) -> None:
+        """Has guesses made for the requests for which that pays, and pays more than what is looked up."""
+        # A guesser draws by rules that stay as they are.
+        requests = [one for one in requests if one.rules is None or not one.rules.changing]
+        able = [(most, request) for request in requests if (most := self._most(request)) > 0]
+        if not able or (room := ROWS - self._rows) < 1:
+            return
+        each = guesser.seconds(len(able)) / len(able)
+        candidates = []  # share, most tokens, request
+        for most, request in able:
+            own = self._guesses_of(request)
+            share = own.right.share(MODEL)
+            if (looked_up := self._looked_up(request, own, room)) is not None:
+                rate, length, _ = self._best(own.right.share(looked_up.by), len(looked_up.tokens))
+                if length and rate >= self._best(share, min(most, room), each)[0]:
+                    continue
+            candidates.append((share, most, request))
+        candidates.sort(key=lambda candidate: -candidate[0])
+        count, length, gain = self._plan(guesser, [share for share, _, _ in candidates])
+        if not count:
+            for _, _, request in candidates:
+                self._guesses_of(request).right.forget(MODEL)
+            self._right.forget(MODEL)
+            return
+        wanted, shares = [], []
+        for share, most, request in candidates[:count]:
+            left = min(most, max(request.output_length, LEAST_LEFT))
+            if guesser.behind(request) <= gain * left:
+                wanted.append((request, min(length, most)))
+                shares.append(share)
+        began = time.perf_counter()
+        found = guesser.guess(wanted) if wanted else []
+        self._guessed_in = time.perf_counter() - began
+        for (request, _), share, tokens in zip(wanted, shares, found, strict=True):
+            if tokens:
+                self._guesses_of(request).last = Guess(tokens, MODEL)
+                self._guessed[request] = tokens
+                self._rows += len(tokens)
+                self._tokens += sum(share**at for at in range(1, len(tokens) + 1))
+        if self._guessed:
+            self._guessing = length * guesser.seconds(len(self._guessed))
+
+    def _plan(self, guesser: Guesser, shares: Sequence[float]) -> tuple[int, int, float]:
+        """How many of the requests, those of the largest shares first, get guesses of how many tokens; and the seconds
+        that are saved then for each token."""
+        rows, tokens = self._rows, self._tokens
+        plain = tokens / self.costs.of(rows)
+        best, found = LEAST_GAIN * plain, (0, 0)
+        for count in range(1, min(len(shares), ROWS - rows) + 1):
+            each, expected = guesser.seconds(count), tokens
+            rights = [1.0] * count
+            for length in range(1, (ROWS - rows) // count + 1):
+                rights = [right * share for right, share in zip(rights, shares, strict=False)]
+                expected += sum(rights)
+                if (rate := expected / (self.costs.of(rows + count * length) + length * each)) > best:
+                    best, found = rate, (count, length)
+        return *found, 1 / plain - 1 / best
 
     def verify(self, chunk: Chunk, tokens: Sequence[int], output: StepOutput, first: int) -> None:
         """Gives a request what was drawn, ``tokens`` in rows from ``first`` on, as far as its draft is equal to it."""
@@ -193,8 +324,8 @@ class Drafts:
         request.drafted, request.accepted = request.drafted + drafted, request.accepted + accepted
         assert request.guesses is not None
         guesses, by = request.guesses, request.guesses.last.by
-        if by < 0:
-            self.past = [self.past[0] + drafted, self.past[1] + accepted]
+        source = self.by_source["model" if by == MODEL else "own_text" if by > 0 else "past_answers"]
+        source[0], source[1] = source[0] + drafted, source[1] + accepted
         tried = accepted if request.finished else min(accepted + 1, drafted)
         guesses.right.saw(by, accepted, tried)
         self._right.saw(by, accepted, tried)
@@ -202,8 +333,19 @@ class Drafts:
     def stepped(self, batch: Batch, seconds: float) -> None:
         """A step took so long, with making it; what it teaches, if there were no prompts in it."""
         if all(chunk.count == 1 + len(chunk.draft) for chunk in batch.chunks):
-            self.costs.took(len(batch.step.ids), seconds)
+            self.costs.took(len(batch.step.ids), seconds - self._guessed_in)
 
     def ended(self, request: Request) -> None:
         """Its answer may come again."""
         self._answers.add(request.tenant, request.tokens, request.prompt_length)
+
+    def release(self, request: Request) -> None:
+        """It has given its place up, maybe for a while."""
+        if self.guesser is not None:
+            self.guesser.release(request)
+
+    def forget(self, namespace: tuple[str, ...] | None) -> None:
+        """Nothing is known any more of what requests of a namespace, or of any, have said."""
+        self._answers.forget(None if namespace is None else namespace[0])
+        if self.guesser is not None:
+            self.guesser.forget(namespace)

@@ -33,7 +33,7 @@ class StepInputs:
         requests = [chunk.request for chunk in chunks]
         starts = [chunk.start for chunk in chunks]
         again = self._last is not None and requests == self._requests and starts == self._starts
-        if self._last is not None and again and not any(chunk.draft for chunk in chunks):
+        if self._last is not None and again and all(chunk.count == 1 for chunk in chunks):
             step = self._next(self._last)
         else:
             step = step_input(chunks, self._groups)

@@ -56,6 +56,11 @@ class Tokenizer:
             self.chat_templates["default"] = files.chat_template
         self._compiled: dict[str, ChatTemplate] = {}
 
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Token id -> what the tokenizer's file calls it, special tokens included."""
+        return {index: token for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; with the tokens that the model expects around a text unless told otherwise.
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.prefixes import open_tier
@@ -26,6 +27,7 @@ from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
+from enginewright.runtime.scheduler.drafts import RowCosts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 
 from .test_formats import RECIPES
@@ -115,11 +117,12 @@ def alone(executor: CpuExecutor, request: Request) -> RequestOutput:
 
 
 def obeys_the_law(
-    bundle: Path, rng: np.random.Generator, count: int, folder: Path, *, speculate: bool = False
+    bundle: Path, rng: np.random.Generator, count: int, folder: Path, *, speculate: bool = False, draft: bool = False
 ) -> Counter[str]:
     """Runs ``count`` requests in company, and each of them alone. Counts what happened on the way.
 
-    Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are.
+    Half of the times, or always if ``speculate``, tokens are computed ahead in company; alone they never are. With
+    ``draft`` the model guesses them itself too, with a KV cache of its own, which may be smaller.
 
     Half of the times prefixes go to a folder, and the second half of the requests comes to an engine that begins with
     nothing else.
@@ -136,7 +139,11 @@ def obeys_the_law(
     seen: Counter[str] = Counter()
     for _ in range(1 + disk):
         together = CpuExecutor(opened, blocks, threads=2)
-        engine = Engine(together, config)
+        guesser = None
+        if draft:
+            own = CpuExecutor(opened, dict.fromkeys(names, int(rng.integers(5, 16))), threads=1)
+            guesser = DraftModel(own, 512)
+        engine = Engine(together, config, guesser)
         cache = engine.scheduler.cache
         if disk:
             cache.disk = open_tier(together, cache, folder / "kept")
@@ -147,6 +154,12 @@ def obeys_the_law(
         seen["from_disk"] += cache.use.from_disk
         seen["preemptions"] += engine.preemptions
         seen["accepted"] += engine.scheduler.drafts.accepted if engine.scheduler.drafts is not None else 0
+        if guesser is not None and engine.scheduler.drafts is not None:
+            assert guesser.off is None and all(p.free_blocks == p.total_blocks for p in guesser.cache.pools.values())
+            seen["drafted"] += engine.scheduler.drafts.by_source["model"][0]
+            seen["wrong"] += (
+                engine.scheduler.drafts.by_source["model"][0] - engine.scheduler.drafts.by_source["model"][1]
+            )
         seen["evictions"] += sum(pool.evictions for pool in engine.pools.values())
         if cache.disk is not None:
             cache.save_all(cache.disk)
@@ -238,3 +251,16 @@ def test_two_thousand_requests_computed_ahead(family: str, exported: Exported, t
         seen += obeys_the_law(bundle, np.random.default_rng(seed), 40, tmp_path / str(seed), speculate=True)
     assert seen["length"] + seen["stop"] + seen["abort"] >= 1900
     assert all(seen[what] for what in ("accepted", "hits", "preemptions", "beams", "from_disk")), seen
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_draft_model_changes_nothing(
+    family: str, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the same model, so every guess is right: its cache follows prefixes, preemption and windows."""
+    monkeypatch.setattr(DraftModel, "seconds", lambda self, rows: 0.0)
+    monkeypatch.setattr(RowCosts, "took", lambda *given: None)  # so that drafts don't hang on this machine's times
+    seen = obeys_the_law(
+        exported(family, "int8", "f32"), np.random.default_rng(5), 40, tmp_path, speculate=True, draft=True
+    )
+    assert seen["drafted"] > 20 and not seen["wrong"], seen

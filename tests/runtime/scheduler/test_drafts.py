@@ -95,8 +95,10 @@ def test_rules_that_change_with_each_token_see_the_draft_before_it(tiny_bundle: 
 
 
 def test_what_can_not_be_is_said(tiny_bundle: Path) -> None:
-    with pytest.raises(ew.RequestError, match="speculate: 'draft' isn't a way to guess tokens"):
-        ew.LLM(tiny_bundle, speculate="draft")
+    with pytest.raises(ew.RequestError, match="speculate: '' isn't a way to guess tokens"):
+        ew.LLM(tiny_bundle, speculate="")
+    with pytest.raises(ew.BundleError, match="speculate: looking doesn't exist"):
+        ew.LLM(tiny_bundle, speculate="looking")
 
 
 @pytest.mark.usefixtures("steps_are_not_timed")
@@ -115,10 +117,10 @@ def test_an_answer_that_comes_again_is_known(tiny_bundle: Path) -> None:
     with ew.LLM(tiny_bundle, speculate="lookup") as llm:
         first, again = (llm.generate([prompt], params)[0] for _ in range(2))
         (other,) = llm.generate([prompt], params, tenant="other")
-        found = llm.info()["speculation"]
+        found = llm.info()["speculation"]["sources"]["past_answers"]
     assert first.token_ids == again.token_ids == other.token_ids
     assert again.metrics.accepted > 40 > 10 > max(first.metrics.accepted, other.metrics.accepted)
-    assert 40 < found["accepted_from_past_answers"] <= found["drafted_from_past_answers"]
+    assert 40 < found["accepted"] <= found["drafted"]
 
 
 def some_costs(each: float) -> RowCosts:
@@ -131,15 +133,15 @@ def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) ->
     drafts = Drafts(ExecutorCaps(verifies=True))
     drafts.costs = some_costs(each)
     drafts.begin_step([Request([1, 2], PARAMS) for _ in range(decoding)])
-    found = drafts._length(share, ROWS - decoding)
+    _, found, drafts._tokens = drafts._best(share, ROWS - decoding)
     rates = [
         (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
         for length in range(ROWS - decoding + 1)
     ]
     best = max(range(len(rates)), key=rates.__getitem__)
     assert found == (best if rates[best] > LEAST_GAIN * rates[0] else 0)
-    second = drafts._length(share, ROWS - decoding - found)
-    assert decoding + found + second <= ROWS
+    drafts._rows += found
+    assert drafts._best(share, ROWS - decoding - found)[1] <= ROWS - decoding - found
 
 
 def test_costs_are_those_that_were_measured() -> None:

@@ -1,0 +1,284 @@
+"""A second, faster model whose guesses the first one checks: ``LLM(speculate=BUNDLE)``.
+
+Speculative decoding (Leviathan et al. 2023; Chen et al. 2023) without rejection sampling: at each place both models
+draw with the request's own random number, so they often draw the same token (a coupling: Daliri et al. 2024), and what
+the first one draws is what it draws alone.
+
+The second model has a KV cache of its own, which follows the requests: before it guesses it computes the tokens that it
+hasn't seen, and behind a wrong guess it goes back to the last right one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from enginewright.plugins.shared.contracts import NO_TOKEN
+from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+
+from .bundle.reader import Bundle
+from .bundle.tokenizer_files import TokenizerFiles
+from .executors.base import Executor
+from .executors.open import Placement, make_executor, target_groups
+from .kv_cache.cache_groups import PoolPlan, default_budget, enough_for_windows, format_bytes, plan_pools
+from .kv_cache.cache_manager import CacheManager
+from .requests.request import Request
+from .scheduler.base import Chunk
+from .scheduler.drafts import ROWS, RowCosts
+from .scheduler.limits import SchedulerConfig
+from .scheduler.step_inputs import StepInputs
+from .text.tokenizer import Tokenizer
+
+CHUNK = 256
+"""Most tokens that it catches up on between two steps of the first model."""
+_TRIED = 16
+"""Steps after which its time is believed; before that they count as free, so that they are tried."""
+_TARGET = "cpu"
+
+
+@dataclass(eq=False)
+class _Follower:
+    """A request as the second model has it.
+
+    Attributes:
+        request: its tokens and blocks; the tokens end with guesses.
+        known: how many of the tokens are the first model's.
+        ran: whether a step has written to its blocks.
+    """
+
+    request: Request
+    known: int
+    ran: bool = False
+
+
+class DraftModel:
+    """See the module, and ``scheduler.drafts.Guesser``.
+
+    Args:
+        executor: of the second model, with its KV cache; closed with this.
+        context: most tokens that it takes.
+        name: for people.
+        prefix_cache: whether requests begin with what it has computed of others of the same tenant.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        context: int,
+        name: str = "",
+        *,
+        prefix_cache: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._executor, self._context, self._name, self._clock = executor, context, name, clock
+        self.cache = CacheManager(
+            executor.cache_groups,
+            executor.blocks,
+            step_tokens=CHUNK,
+            shared_blocks=executor.caps.shared_blocks,
+            prefix_cache=prefix_cache,
+        )
+        self.off: str | None = None
+        self._inputs = StepInputs(self.cache.groups, self.cache.windows)
+        self._followers: dict[Request, _Follower] = {}
+        self._costs, self._steps = RowCosts(), 0
+
+    def seconds(self, rows: int) -> float:
+        return self._costs.of(min(rows, ROWS)) if self._steps >= _TRIED else 0.0
+
+    def behind(self, request: Request) -> float:
+        follower = self._followers.get(request)
+        if follower is not None:
+            computed = min(follower.request.computed, follower.known)
+        elif self.cache.index is not None:
+            computed = self.cache.index.find(request.namespace, request.tokens, len(request.tokens) - 1).tokens
+        else:
+            computed = 0
+        lacking = len(request.tokens) - computed
+        return lacking * self.seconds(ROWS) / ROWS if lacking > ROWS else 0.0
+
+    def guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+        if self.off is None:
+            try:
+                return self._guess(wanted)
+            except Exception as e:  # noqa: BLE001  whatever it is, no request needs a guess
+                self._switch_off(e)
+        return [()] * len(wanted)
+
+    def release(self, request: Request) -> None:
+        if (follower := self._followers.pop(request, None)) is not None:
+            self.cache.release(follower.request)
+
+    def forget(self, namespace: tuple[str, ...] | None) -> None:
+        self.cache.forget(namespace)
+
+    def describe(self) -> dict[str, Any]:
+        plan = PoolPlan.of(self._executor.cache_groups, self._executor.blocks)
+        about: dict[str, Any] = {"model": self._name, "kv_cache_bytes": plan.bytes}
+        about["kv_blocks_free"] = {name: pool.free_blocks for name, pool in self.cache.pools.items()}
+        return about | self._costs.describe()
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._executor.close()
+
+    def _guess(self, wanted: Sequence[tuple[Request, int]]) -> list[Sequence[int]]:
+        found: list[list[int]] = [[] for _ in wanted]
+        chunks: list[tuple[int, Chunk]] = []  # of which request, and what is computed of it next
+        tokens_left = CHUNK
+        for i, (request, length) in enumerate(wanted):
+            if (own := self._following(request, length)) is not None and tokens_left:
+                count = min(own.remaining, tokens_left)
+                chunks.append((i, Chunk(own, own.computed, count)))
+                tokens_left -= count
+        while chunks:
+            drawn = iter(self._run([chunk for _, chunk in chunks]))
+            drawing, chunks = [(i, chunk.request) for i, chunk in chunks if chunk.samples], []
+            for i, own in drawing:
+                token = next(drawn)
+                if token == NO_TOKEN:
+                    raise EnginewrightError("its logits aren't finite")
+                own.tokens.append(token)
+                found[i].append(token)
+                if len(found[i]) < wanted[i][1] and token not in wanted[i][0].end_tokens:
+                    chunks.append((i, Chunk(own, own.computed, 1)))
+        return list(found)
+
+    def _run(self, chunks: Sequence[Chunk]) -> list[int]:
+        """A step; what it draws for those that have their last token in it."""
+        step = self._inputs.of(chunks)
+        step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
+        began = self._clock()
+        output = self._executor.submit(step).result()
+        if len(step.ids) <= ROWS:
+            self._costs.took(len(step.ids), self._clock() - began)
+            self._steps += 1
+        self.cache.copies = {}
+        for chunk in chunks:
+            chunk.request.computed = chunk.start + chunk.count
+        return [] if output.tokens is None else output.tokens.tolist()
+
+    def _following(self, request: Request, length: int) -> Request | None:
+        """A request as this model has it, with all its tokens and blocks for a guess; None if there is no room."""
+        if len(request.tokens) + length > self._context:
+            return None
+        follower = self._followers.get(request)
+        if follower is None:
+            if (follower := self._begun(request)) is None:
+                return None
+        else:
+            self._go_back(follower, request)
+        own = follower.request
+        if not self.cache.grow(own, len(own.tokens) + length - 1):
+            return None
+        follower.ran = True
+        return own
+
+    def _begun(self, request: Request) -> _Follower | None:
+        params = replace(request.params, logprobs=None, prompt_logprobs=None)
+        own = Request(request.tokens, params, max_tokens=request.max_tokens, tenant=request.tenant)
+        own.prompt_length, own.seed, own.rules = request.prompt_length, request.seed, request.rules
+        others = [follower.request for follower in self._followers.values()]
+        if not self.cache.begin(own, others, dict.fromkeys(self.cache.pools, 0), force=False):
+            return None
+        self._followers[request] = follower = _Follower(own, len(request.tokens))
+        return follower
+
+    def _go_back(self, follower: _Follower, request: Request) -> None:
+        """To the last token that is the request's, of which one at least is to be computed."""
+        own, known = follower.request, request.tokens
+        end = min(own.computed, len(known) - 1)
+        at = min(follower.known, end)
+        while at < end and own.tokens[at] == known[at]:
+            at += 1
+        own.computed = at
+        own.tokens[follower.known :] = known[follower.known :]
+        follower.known = len(known)
+        if follower.ran:
+            self.cache.stepped(own)
+
+    def _switch_off(self, cause: Exception) -> None:
+        message = cause.message if isinstance(cause, EnginewrightError) else repr(cause)
+        self.off = f"it failed: {message}"
+        self.cache.copies = {}
+        for request in list(self._followers):
+            self.release(request)
+        warnings.warn(f"speculate: {self._name}: {self.off}; no more guesses of it", RuntimeWarning, stacklevel=2)
+
+
+def open_draft(
+    speculate: str | os.PathLike[str] | None,
+    bundle: Bundle,
+    target: str,
+    context: int,
+    placement: Placement,
+    config: SchedulerConfig,
+    memory: int | None,
+) -> tuple[DraftModel | None, int | None]:
+    """The second model that ``speculate`` names, and what it leaves of ``memory`` for the first one's KV cache.
+
+    Both caches hold the same number of tokens. None and "lookup" name none.
+
+    Raises:
+        BundleError: it is missing or damaged, or has no cpu target.
+        RequestError: it has another vocabulary than ``bundle``, or ``target`` can't check guesses.
+        CapacityError: the memory doesn't hold its weights and a block of both caches.
+    """
+    if speculate is None or speculate == "lookup":
+        return None, memory
+    if target != _TARGET:
+        hint = "Use the cpu target."
+        raise RequestError(f"speculate: target {target!r} can't check guesses of another model", hint=hint)
+    try:
+        draft = Bundle.open(speculate)
+        groups = target_groups(draft, _TARGET, context) if draft.target(_TARGET) else ()
+        tokenizer = draft.tokenizer_files()
+    except BundleError as e:
+        raise BundleError(f"speculate: {e.message}", hint=f'{e.hint or ""} Or pass "lookup".'.strip()) from e
+    if (problem := _disagreement(bundle, draft, tokenizer)) is not None:
+        hint = "Pass a bundle of the same family of models, such as the same model in int4."
+        raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)
+    weights = sum(draft.tensor(use.name).bytes for use in draft.program(_TARGET).weights)
+    budget = default_budget() if memory is None else memory
+    both = (*target_groups(bundle, target, context), *(replace(g, name=f"draft {g.name}") for g in groups))
+    enough = enough_for_windows(both, config.max_requests, max(config.prefill_tokens, CHUNK))
+    try:
+        plan = plan_pools(both, budget - weights, config.max_requests * context, 0, enough)
+    except CapacityError as e:
+        least = weights + sum(g.bytes_per_block for g in both)
+        raise CapacityError(
+            f"speculate: memory of {format_bytes(budget)} doesn't hold the draft model's weights of "
+            f"{format_bytes(weights)} and a block of both KV caches",
+            hint=f"Pass memory of {least} bytes ({format_bytes(least)}) or more, a smaller draft model, or no draft.",
+        ) from e
+    blocks = {g.name: plan.blocks[f"draft {g.name}"] for g in groups}
+    try:
+        executor = make_executor(draft, _TARGET, blocks, context, placement)
+    except (BundleError, CapacityError) as e:
+        raise type(e)(f"speculate: {e.message}", hint=e.hint) from e
+    taken = weights + sum(g.bytes_per_block * blocks[g.name] for g in groups)
+    most = min(context, draft.model.context_length)
+    return DraftModel(executor, most, draft.model.name, prefix_cache=config.prefix_cache), budget - taken
+
+
+def _disagreement(bundle: Bundle, draft: Bundle, tokenizer: TokenizerFiles) -> str | None:
+    """What differs in two bundles' vocabularies: their sizes, or the text of a token."""
+    sizes = draft.model.vocab_size, bundle.model.vocab_size
+    if sizes[0] != sizes[1]:
+        return f"{sizes[0]} tokens, and {sizes[1]} there"
+    own = bundle.tokenizer_files()
+    if own.tokenizer_json == tokenizer.tokenizer_json:
+        return None
+    if own.tokenizer_json is None or tokenizer.tokenizer_json is None:
+        return "one of the two has no tokenizer"
+    found, wanted = Tokenizer(tokenizer).vocabulary, Tokenizer(own).vocabulary
+    for index in sorted(found.keys() | wanted.keys()):
+        if found.get(index) != wanted.get(index):
+            return f"token {index} is {found.get(index)!r}, and {wanted.get(index)!r} there"
+    return None
