@@ -133,9 +133,9 @@ class DraftModel:
         chunks: list[tuple[int, Chunk]] = []  # of which request, and what is computed of it next
         tokens_left = CHUNK
         for i, (request, length) in enumerate(wanted):
-            if (own := self._following(request, length)) is not None and tokens_left:
-                count = min(own.remaining, tokens_left)
-                chunks.append((i, Chunk(own, own.computed, count)))
+            if (its := self._following(request, length)) is not None and tokens_left:
+                count = min(its.remaining, tokens_left)
+                chunks.append((i, Chunk(its, its.computed, count)))
                 tokens_left -= count
         while chunks:
             drawn = iter(self._run([chunk for _, chunk in chunks]))

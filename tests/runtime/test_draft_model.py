@@ -166,6 +166,7 @@ def test_what_a_tenant_said_is_forgotten(tiny_bundle: Path, tiny_int8: Path) -> 
         assert index.find(("a",), PROMPTS[0] * 20, 99).tokens > 0
         llm.delete_prefixes(tenant="a")
         assert index.find(("a",), PROMPTS[0] * 20, 99).tokens == 0
+        assert llm.engine.scheduler.drafts is not None
         assert llm.engine.scheduler.drafts._answers.next("a", PROMPTS[0] * 20, 9, 0) is None
 
 
