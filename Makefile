@@ -73,7 +73,11 @@ try:  ## show commands to try after the demo
 	@echo "  $(PY) examples/stream.py $(BUNDLE)"
 	@echo "or 'source $(BIN)/activate' and 'optimize --help'."
 
-test: lint types test-cpp pytest  ## check what a change must pass (lint, types, C++ and Python tests)
+# Types are checked on one core; on another, Python compiles the tests meanwhile, which every worker would do for itself.
+test: setup  ## check what a change must pass (lint, types, C++ and Python tests)
+	@mkdir -p build; $(PY) -m pytest --collect-only -qq >build/collect.log 2>&1 & \
+	status=0; $(MAKE) --silent --no-print-directory lint types || status=$$?; wait; exit $$status
+	@$(MAKE) --silent --no-print-directory test-cpp pytest
 
 check: setup  ## check what has changed since the last commit, or FILES="...": lint, types, their tests, one export
 	@$(PY) tests/check.py $(FILES)

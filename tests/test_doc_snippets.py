@@ -66,7 +66,8 @@ def test_a_block_that_fails_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_the_page_on_python(tiny_bundle: Path, repository: Path, tmp_path: Path) -> None:
     page = repository / "docs" / "use" / "python-api.md"
-    done = run_python(page, tmp_path, {"smollm2.bundle": tiny_bundle})
+    names = ("smollm2.bundle", "smollm2-f32.bundle", "smollm2-int8.bundle")
+    done = run_python(page, tmp_path, dict.fromkeys(names, tiny_bundle))
     assert "prompts[0]: 'Hello' at place 0 isn't a token id" in done.stdout
     assert "[1, 1]" in done.stdout
     assert done.stderr == ""

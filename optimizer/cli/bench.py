@@ -49,7 +49,11 @@ def command(
     memory: Memory = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
     speculate: Annotated[
-        str | None, typer.Option(help='Also decode texts with tokens computed ahead, and without: "lookup".')
+        str | None,
+        typer.Option(
+            metavar="lookup|BUNDLE",
+            help="Also decode texts with tokens computed ahead, looked up or guessed by a faster bundle, and without.",
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the speeds into this SVG file.")] = None,
     as_json: AsJson = False,
