@@ -30,6 +30,9 @@ BUNDLE := build/smollm2.bundle
 # Every built-in recipe of this small model answers it (tests/acceptance/test_formats.py).
 QUESTION := Write one sentence about the ocean.
 
+# By this name "make -n" doesn't run the lines that it stands in.
+AGAIN = $(MAKE) --silent --no-print-directory
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -76,8 +79,8 @@ try:  ## show commands to try after the demo
 # Types are checked on one core; on another, Python compiles the tests meanwhile, which every worker would do for itself.
 test: setup  ## check what a change must pass (lint, types, C++ and Python tests)
 	@mkdir -p build; $(PY) -m pytest --collect-only -qq >build/collect.log 2>&1 & \
-	status=0; $(MAKE) --silent --no-print-directory lint types || status=$$?; wait; exit $$status
-	@$(MAKE) --silent --no-print-directory test-cpp pytest
+	status=0; $(AGAIN) lint types || status=$$?; wait; exit $$status
+	@$(AGAIN) test-cpp pytest
 
 check: setup  ## check what has changed since the last commit, or FILES="...": lint, types, their tests, one export
 	@$(PY) tests/check.py $(FILES)
