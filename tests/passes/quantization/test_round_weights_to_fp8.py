@@ -9,6 +9,7 @@ from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.fast_evaluation import FastEvaluation
 from enginewright.passes.framework.weight_formats import FormatOverride, WeightFormats
 from enginewright.passes.ir.program import Program
+from enginewright.passes.ir.weights import Source
 from enginewright.passes.quantization.choose_formats import FORMAT, ChooseFormats
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
 from enginewright.plugins.shared.errors import PassError, SourceError
@@ -91,8 +92,10 @@ def test_norms_and_positions_stay_floats_and_so_do_few_outputs() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_not_finite_are_an_error_when_they_are_written(bad: float) -> None:
     program = decoder(Shape())
-    weight = program.weights["layers.1.up_proj.weight"].evaluate()
-    weight[3, 5] = bad  # the very tensor that the program reads
+    name = "layers.1.up_proj.weight"
+    weight = program.weights[name].evaluate().clone()  # other tests have the same decoder
+    weight[3, 5] = bad
+    program.weights.change(name, Source(name, tuple(weight.shape), weight.dtype, lambda: weight))
     run(program, WeightFormats(default=FP8))
     with pytest.raises(SourceError, match=r"weight layers\.1\.up_proj\.weight: it has NaN or infinite values"):
         program.weights["layers.1.up_proj.weight.fp8"].evaluate()
