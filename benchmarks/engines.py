@@ -308,7 +308,7 @@ A decode of one follows the prompt of 512; those of 8 and 16 have 128 tokens bef
 All but torch's two rows go through this project's scheduler and sampler. Such a machine's runs differ by a tenth, and
 where memory is the limit, as at a decode of one, by up to half from one round to the next. stablehlo's
 modules were compiled by an earlier start and kept; the first start compiles them. AOTInductor's packages are steps of
-fixed sizes whose caches are apart: no engine that generates, so it has no first token, and its memory is that of four
+fixed sizes whose caches are apart: they don't generate, so a first token isn't measured, and its memory is that of four
 packages, each with weights. torch-tensorrt isn't here: it needs another torch.
 
 ## What it takes to make them

@@ -165,7 +165,7 @@ class DraftModel:
         return [] if output.tokens is None else output.tokens.tolist()
 
     def _following(self, request: Request, length: int) -> Request | None:
-        """A request as this model has it, with all its tokens and blocks for a guess; None if there is no room."""
+        """A request as this model has it, with all its tokens and blocks for a guess; None if they don't fit."""
         if len(request.tokens) + length > self._context:
             return None
         follower = self._followers.get(request)

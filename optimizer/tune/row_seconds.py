@@ -31,7 +31,7 @@ def row_seconds(
     """Context -> seconds of steps of 1, 2, ... ``ROWS`` rows of one request: the least of some rounds, as what else
     runs only slows.
 
-    Every row's token is drawn, greedily. A context that there is no time for is left out, and so are those after it.
+    Every row's token is drawn, greedily. A context for which time runs out is left out, and so are those after it.
 
     Args:
         bundle: opened, with a ready target cpu.
