@@ -30,6 +30,12 @@ _MEMORY = 100.0
 """Tokens that a share goes back to."""
 _FORGET = 0.98
 """What is left of a share's weight after a guess that wasn't worth a draft, so that it is tried again some day."""
+CREDIT = 1.0
+"""Steps' time that guesses of a kind may cost before any of their tokens was right."""
+MORE_CREDIT = 0.003
+"""And more for each step, so that what was wrong is tried again."""
+_MOST_CREDIT = 3.0
+"""So what was right once doesn't pay for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,27 @@ class RightTokens:
         """A guess of this kind wasn't worth it."""
         if (seen := self._seen.get(kind)) is not None:
             seen[0], seen[1] = seen[0] * _FORGET, seen[1] * _FORGET
+
+
+class Credit:
+    """What guesses may cost, by their kind: in plain steps' time, and those that were right have earned it.
+
+    Attributes:
+        steps: so far.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._left: dict[int, tuple[float, int]] = {}  # kind -> credit, after so many steps
+
+    def of(self, kind: int) -> float:
+        """Of guesses of this kind now."""
+        found, steps = self._left.get(kind, (CREDIT, self.steps))
+        return found + MORE_CREDIT * (self.steps - steps)
+
+    def pay(self, kind: int, steps: float) -> None:
+        """A guess cost so much, or has saved it where that is less than 0."""
+        self._left[kind] = min(self.of(kind) - steps, _MOST_CREDIT), self.steps
 
 
 class Guesses:

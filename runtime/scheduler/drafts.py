@@ -6,7 +6,8 @@ but time depends on it. Keys and values of what wasn't accepted lie behind the r
 until they are overwritten.
 
 How long a draft is follows from what is measured meanwhile: how often guesses of its kind were right, what steps of
-more rows take, and what a guess takes where another model makes it. Where it wouldn't pay there is none.
+more rows take, and what a guess takes where another model makes it. Where it wouldn't pay there is none. Guesses of a
+kind that were wrong more often than was expected have cost time, and what they may cost is bounded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import MODEL, Guess, Guesses, PastAnswers, RightTokens
+from enginewright.runtime.requests.lookup import MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens
 from enginewright.runtime.requests.request import Request
 
 from .base import Batch, Chunk
@@ -99,6 +100,11 @@ class RowCosts:
         apart = seconds / self._line(rows)
         self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
 
+    @property
+    def known(self) -> bool:
+        """Whether a step was timed."""
+        return self._weight > 0
+
     def _line(self, rows: int) -> float:
         return max(self._base + self._slope * self._expected[rows], 1e-9)
 
@@ -108,7 +114,7 @@ class RowCosts:
 
     def describe(self) -> dict[str, float]:
         """Microseconds."""
-        if not self._weight:
+        if not self.known:
             return {}
         one = self._line(1)
         return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
@@ -169,6 +175,9 @@ class Drafts:
         self._right = RightTokens()
         self._rows = 0  # of the step that is being made
         self._tokens = 0.0  # that are expected of it
+        self._decoding, self._step_seconds = 1, 0.0  # requests in it, and what it takes without drafts
+        self._off = 0.0  # seconds of a drafted row of the last step beyond those that were expected
+        self._credit = Credit()
         self._guessing = 0.0  # seconds that guesses for it are expected to take
         self._guessed_in = 0.0  # seconds that they took
         self._guessed: dict[Request, Sequence[int]] = {}  # for it
@@ -192,9 +201,12 @@ class Drafts:
     def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
         """These decode in the next one, at most, and not the paused ones. Guesses are made, if any are to be."""
         self._rows, self._tokens = len(running), float(len(running))
+        self._decoding = max(len(running), 1)
         self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
         if self.costs.measured and running:
             self.costs.at(sum(request.computed for request in running) / len(running))
+        self._step_seconds = self.costs.of(self._decoding)
+        self._credit.steps += 1
         if self.guesser is not None and self.guesser.off is None:
             self._guess(self.guesser, [one for one in running if one.remaining == 1 and one not in paused])
 
@@ -209,14 +221,23 @@ class Drafts:
         guess = self._looked_up(request, own, most)
         if guess is None:
             return ()
-        _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens))
+        _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens), self._credit_of(guess.by))
         if not length:
             own.right.forget(guess.by)
             self._right.forget(guess.by)
             return ()
+        self._pay(guess.by, self.costs.of(self._rows + length) - self.costs.of(self._rows))
         self._rows, self._tokens = self._rows + length, expected
         own.last = Guess(guess.tokens[:length], guess.by)
         return own.last.tokens
+
+    def _credit_of(self, kind: int) -> float:
+        """Seconds that drafts of this kind may cost now."""
+        return self._credit.of(kind) * self._step_seconds
+
+    def _pay(self, kind: int, seconds: float) -> None:
+        """Drafts of this kind cost so much, or have saved it if it's less than 0."""
+        self._credit.pay(kind, seconds / self._step_seconds)
 
     def _most(self, request: Request) -> int:
         """Tokens that may be drafted for a request."""
@@ -234,19 +255,27 @@ class Drafts:
         found = 0 if guess is None else guess.by
         return self._answers.next(request.tenant, request.tokens, most, found) or guess
 
-    def _best(self, share: float, most: int, each: float = 0.0) -> tuple[float, int, float]:
+    def _best(self, share: float, most: int, credit: float, each: float = 0.0) -> tuple[float, int, float]:
         """Of a guess whose tokens are right with this probability, each behind right ones, and cost ``each`` seconds.
+
+        Args:
+            share, most: the probability, and how many tokens the guess has at most.
+            credit: seconds that the guess and its rows may cost.
+            each: seconds of a guessed token.
 
         Returns:
             The step's tokens a second, how many tokens of the guess make these the most, and the step's tokens then.
         """
-        rows, tokens, seconds = self._rows, self._tokens, self._guessing
-        best, found, with_found = LEAST_GAIN * tokens / (self.costs.of(rows) + seconds), 0, tokens
+        rows, tokens, seconds = self._rows, self._tokens, self.costs.of(self._rows) + self._guessing
+        best, found, with_found = LEAST_GAIN * tokens / seconds, 0, tokens
         expected, right = tokens, 1.0
         for length in range(1, most + 1):
             right *= share
             expected += right
-            if (rate := expected / (self.costs.of(rows + length) + seconds + length * each)) > best:
+            more = self.costs.of(rows + length) + self._guessing + length * each
+            if more - seconds > credit:
+                break
+            if (rate := expected / more) > best:
                 best, found, with_found = rate, length, expected
         return best, found, with_found
 
@@ -257,14 +286,15 @@ class Drafts:
         able = [(most, request) for request in requests if (most := self._most(request)) > 0]
         if not able or (room := ROWS - self._rows) < 1:
             return
-        each = guesser.seconds(len(able)) / len(able)
+        each, credit = guesser.seconds(len(able)) / len(able), self._credit_of(MODEL)
         candidates = []  # share, most tokens, request
         for most, request in able:
             own = self._guesses_of(request)
             share = own.right.share(MODEL)
             if (looked_up := self._looked_up(request, own, room)) is not None:
-                rate, length, _ = self._best(own.right.share(looked_up.by), len(looked_up.tokens))
-                if length and rate >= self._best(share, min(most, room), each)[0]:
+                by, length = looked_up.by, len(looked_up.tokens)
+                rate, length, _ = self._best(own.right.share(by), length, self._credit_of(by))
+                if length and rate >= self._best(share, min(most, room), credit, each)[0]:
                     continue
             candidates.append((share, most, request))
         candidates.sort(key=lambda candidate: -candidate[0])
@@ -291,11 +321,12 @@ class Drafts:
                 self._tokens += sum(share**at for at in range(1, len(tokens) + 1))
         if self._guessed:
             self._guessing = length * guesser.seconds(len(self._guessed))
+            self._pay(MODEL, self.costs.of(self._rows) - self._step_seconds + self._guessing)
 
     def _plan(self, guesser: Guesser, shares: Sequence[float]) -> tuple[int, int, float]:
         """How many of the requests, those of the largest shares first, get guesses of how many tokens; and the seconds
         that are saved then for each token."""
-        rows, tokens = self._rows, self._tokens
+        rows, tokens, credit = self._rows, self._tokens, self._credit_of(MODEL)
         plain = tokens / self.costs.of(rows)
         best, found = LEAST_GAIN * plain, (0, 0)
         for count in range(1, min(len(shares), ROWS - rows) + 1):
@@ -304,7 +335,10 @@ class Drafts:
             for length in range(1, (ROWS - rows) // count + 1):
                 rights = [right * share for right, share in zip(rights, shares, strict=False)]
                 expected += sum(rights)
-                if (rate := expected / (self.costs.of(rows + count * length) + length * each)) > best:
+                seconds = self.costs.of(rows + count * length) + length * each
+                if seconds - self._step_seconds > credit:
+                    break
+                if (rate := expected / seconds) > best:
                     best, found = rate, (count, length)
         return *found, 1 / plain - 1 / best
 
@@ -329,11 +363,17 @@ class Drafts:
         tried = accepted if request.finished else min(accepted + 1, drafted)
         guesses.right.saw(by, accepted, tried)
         self._right.saw(by, accepted, tried)
+        self._pay(by, drafted * self._off - accepted * self._step_seconds / self._decoding)
 
     def stepped(self, batch: Batch, seconds: float) -> None:
         """A step took so long, with making it; what it teaches, if there were no prompts in it."""
-        if all(chunk.count == 1 + len(chunk.draft) for chunk in batch.chunks):
-            self.costs.took(len(batch.step.ids), seconds - self._guessed_in)
+        rows, drafted = len(batch.step.ids), sum(len(chunk.draft) for chunk in batch.chunks)
+        self._off = 0.0
+        if rows == len(batch.chunks) + drafted:
+            if drafted and self.costs.known:
+                expected = self.costs.of(rows) + self._guessing
+                self._off = (min(seconds, 2 * expected) - expected) / drafted
+            self.costs.took(rows, seconds - self._guessed_in)
 
     def ended(self, request: Request) -> None:
         """Its answer may come again."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import enginewright as ew
-from enginewright.plugins.shared.contracts import ExecutorCaps
+from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepOutput
+from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Lookup
 from enginewright.runtime.requests.request import Request
+from enginewright.runtime.scheduler.base import Batch, Chunk
 from enginewright.runtime.scheduler.drafts import LEAST_GAIN, ROWS, Drafts, RowCosts
 
 LOOPING = [70, 71, 72, 73] * 8
@@ -133,7 +137,7 @@ def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) ->
     drafts = Drafts(ExecutorCaps(verifies=True))
     drafts.costs = some_costs(each)
     drafts.begin_step([Request([1, 2], PARAMS) for _ in range(decoding)])
-    _, found, drafts._tokens = drafts._best(share, ROWS - decoding)
+    _, found, drafts._tokens = drafts._best(share, ROWS - decoding, math.inf)
     rates = [
         (decoding + sum(share**i for i in range(1, length + 1))) / (1 + each * (decoding + length - 1))
         for length in range(ROWS - decoding + 1)
@@ -141,7 +145,7 @@ def test_drafts_are_as_long_as_pays(each: float, share: float, decoding: int) ->
     best = max(range(len(rates)), key=rates.__getitem__)
     assert found == (best if rates[best] > LEAST_GAIN * rates[0] else 0)
     drafts._rows += found
-    assert drafts._best(share, ROWS - decoding - found)[1] <= ROWS - decoding - found
+    assert drafts._best(share, ROWS - decoding - found, math.inf)[1] <= ROWS - decoding - found
 
 
 def test_costs_are_those_that_were_measured() -> None:
@@ -179,3 +183,38 @@ def test_costs_begin_with_what_was_measured() -> None:
     assert (costs.of(1), costs.of(16)) == pytest.approx((3, 6), rel=0.05)
     costs.at(0)
     assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)
+
+
+@pytest.mark.parametrize("decoding", [1, 4])
+def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, decoding: int) -> None:
+    """Guesses look like the best ones and are never right; a row costs a fifth of a step, more than is expected."""
+    monkeypatch.setattr(Lookup, "next", lambda self, most: Guess([5] * most, 8))
+    drafts, requests = (
+        Drafts(ExecutorCaps(verifies=True)),
+        [Request([1, 2], replace(PARAMS, logprobs=None)) for _ in range(decoding)],
+    )
+    for request in requests:
+        request.max_tokens = 10_000
+    drafts.costs.took(decoding, 1.0)
+    lost = 0.0
+    tried = 0
+    for steps in range(1, 1001):
+        drafts.begin_step(requests)
+        chunks = []
+        for request in requests:
+            request.computed = len(request.tokens) - 1
+            draft = drafts.of(request)
+            chunks.append(Chunk(request, request.computed, 1 + len(draft), draft))
+        rows = sum(chunk.count for chunk in chunks)
+        more = 0.2 * (rows - decoding)
+        lost, tried = lost + more, tried + (more > 0)
+        ints = np.zeros(rows, np.int32)
+        step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
+        drafts.stepped(Batch(tuple(chunks), step), 1.0 + more)
+        for chunk in chunks:
+            if chunk.draft:
+                drafts.verify(chunk, [6] * chunk.count, StepOutput(None), 0)
+            else:
+                chunk.request.accept(6, None)
+        assert lost <= 3 * CREDIT + MORE_CREDIT * steps  # the first ones are tried before their costs are known
+    assert tried > 3
