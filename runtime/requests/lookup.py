@@ -52,24 +52,30 @@ class Guess:
     by: int
 
 
+_BITS = 32
+"""Of a token in a number that stands for a few."""
+_MASKS = {count: (1 << _BITS * count) - 1 for count in OWN_GRAMS}
+
+
 class Lookup:
     """Guesses by what a request's own tokens have, a list that grows."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
         self._known = 0  # of these places, what comes before is in ``_places``
-        self._places: dict[tuple[int, ...], int] = {}  # a few tokens -> where the last such ones end
+        self._last = 0  # the last eight tokens of these as a number, each plus one; so fewer are a smaller number
+        self._places: dict[int, int] = {}  # a few tokens as a number -> where the last such ones end
 
     def next(self, most: int) -> Guess | None:
         """Up to ``most`` tokens."""
-        tokens, end, places = self._tokens, len(self._tokens), self._places
-        for place in range(max(self._known, 1), end):
-            for count in OWN_GRAMS:
-                if place >= count:
-                    places[tuple(tokens[place - count : place])] = place
-        self._known = end
-        for count in OWN_GRAMS:
-            if end > count and (place := places.get(tuple(tokens[-count:]), 0)):
+        tokens, end, places, last = self._tokens, len(self._tokens), self._places, self._last
+        eight, four, three, two = _MASKS.values()
+        for place in range(self._known, end):
+            places[last] = places[last & four] = places[last & three] = places[last & two] = place
+            last = (last << _BITS | tokens[place] + 1) & eight
+        self._known, self._last = end, last
+        for count, mask in _MASKS.items():
+            if end > count and (place := places.get(last & mask, 0)):
                 # What follows may repeat itself up to the end.
                 return Guess([tokens[place + i % (end - place)] for i in range(most)], count)
         return None
@@ -128,10 +134,18 @@ class Guesses:
         lookup: its own tokens.
         right: how often its guesses were right; before there were many, how often all requests' were.
         last: what its draft was.
+        misses: steps since then.
     """
 
     def __init__(self, tokens: Sequence[int], right: RightTokens) -> None:
-        self.lookup, self.right, self.last = Lookup(tokens), RightTokens(right), Guess((), 0)
+        self.lookup, self.right, self.last, self.misses = Lookup(tokens), RightTokens(right), Guess((), 0), 0
+
+    @property
+    def due(self) -> bool:
+        """Whether to look in this step: not in each one where nothing has been found for long, as looking takes time,
+        and what repeats itself can be found some tokens later."""
+        misses = self.misses
+        return misses < 8 or (not misses % 2 and (misses < 32 or not misses % 4))
 
 
 class PastAnswers:

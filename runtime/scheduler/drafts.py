@@ -218,8 +218,8 @@ class Drafts:
         if most < 1:
             return ()
         own = self._guesses_of(request)
-        guess = self._looked_up(request, own, most)
-        if guess is None:
+        own.misses += 1
+        if not own.due or (guess := self._looked_up(request, own, most)) is None:
             return ()
         _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens), self._credit_of(guess.by))
         if not length:
@@ -228,7 +228,7 @@ class Drafts:
             return ()
         self._pay(guess.by, self.costs.of(self._rows + length) - self.costs.of(self._rows))
         self._rows, self._tokens = self._rows + length, expected
-        own.last = Guess(guess.tokens[:length], guess.by)
+        own.last, own.misses = Guess(guess.tokens[:length], guess.by), 0
         return own.last.tokens
 
     def _credit_of(self, kind: int) -> float:
@@ -367,12 +367,16 @@ class Drafts:
 
     def stepped(self, batch: Batch, seconds: float) -> None:
         """A step took so long, with making it; what it teaches, if there were no prompts in it."""
-        rows, drafted = len(batch.step.ids), sum(len(chunk.draft) for chunk in batch.chunks)
+        rows, drafted = len(batch.step.ids), 0
+        for chunk in batch.chunks:
+            drafted += len(chunk.draft)
         self._off = 0.0
-        if rows == len(batch.chunks) + drafted:
-            if drafted and self.costs.known:
-                expected = self.costs.of(rows) + self._guessing
-                self._off = (min(seconds, 2 * expected) - expected) / drafted
+        if rows != len(batch.chunks) + drafted:
+            return
+        if drafted and self.costs.known:
+            expected = self.costs.of(rows) + self._guessing
+            self._off = (min(seconds, 2 * expected) - expected) / drafted
+        if drafted or self._credit.steps < 32 or not self._credit.steps % 4:  # what it teaches isn't worth more time
             self.costs.took(rows, seconds - self._guessed_in)
 
     def ended(self, request: Request) -> None:
