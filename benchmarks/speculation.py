@@ -61,7 +61,7 @@ from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.optimizer.tune.row_seconds import CONTEXTS, row_seconds
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
-from enginewright.runtime.scheduler.drafts import RowCosts
+from enginewright.runtime.scheduler.row_costs import RowCosts
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]

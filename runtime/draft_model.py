@@ -30,8 +30,8 @@ from .kv_cache.cache_groups import PoolPlan, default_budget, enough_for_windows,
 from .kv_cache.cache_manager import CacheManager
 from .requests.request import Request
 from .scheduler.base import Chunk
-from .scheduler.drafts import ROWS, RowCosts
 from .scheduler.limits import SchedulerConfig
+from .scheduler.row_costs import ROWS, RowCosts
 from .scheduler.step_inputs import StepInputs
 from .text.tokenizer import Tokenizer
 

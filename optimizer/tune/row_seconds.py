@@ -12,7 +12,7 @@ from enginewright.plugins.shared.contracts import StepInput
 from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
-from enginewright.runtime.scheduler.drafts import ROWS
+from enginewright.runtime.scheduler.row_costs import ROWS
 
 CONTEXTS = (64, 1024, 4096)
 _FEWEST, _MOST = 3, 25

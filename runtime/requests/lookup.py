@@ -134,18 +134,20 @@ class Guesses:
         lookup: its own tokens.
         right: how often its guesses were right; before there were many, how often all requests' were.
         last: what its draft was.
-        misses: steps since then.
+        found: the step in which it had one, or began.
     """
 
-    def __init__(self, tokens: Sequence[int], right: RightTokens) -> None:
-        self.lookup, self.right, self.last, self.misses = Lookup(tokens), RightTokens(right), Guess((), 0), 0
+    def __init__(self, tokens: Sequence[int], right: RightTokens, step: int) -> None:
+        self.lookup, self.right, self.last, self.found = Lookup(tokens), RightTokens(right), Guess((), 0), step
 
-    @property
-    def due(self) -> bool:
-        """Whether to look in this step: not in each one where nothing has been found for long, as looking takes time,
-        and what repeats itself can be found some tokens later."""
-        misses = self.misses
-        return misses < 8 or (not misses % 2 and (misses < 32 or not misses % 4))
+
+def due(step: int, found: int) -> bool:
+    """Whether to look for guesses in a step; the last one was found in step ``found``.
+
+    Looking takes time, so where none was found for long not each step looks. What repeats itself is found later, too.
+    """
+    misses = step - found
+    return misses < 4 or not step % (2 if misses < 16 else 4 if misses < 32 else 8)
 
 
 class PastAnswers:

@@ -261,13 +261,12 @@ class ContinuousScheduler:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
         chunks, preemptions = [], self.preemptions
         paused = None if self.policy is None else self.policy.paused
-        if self.drafts is not None:
-            self.drafts.begin_step(self.running, paused or ())
+        drafts = self.drafts is not None and self.drafts.begin_step(self.running, paused or ())
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
             if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                chunks.append(Chunk(request, request.computed, 1) if self.drafts is None else self._drafted(request))
+                chunks.append(self._drafted(request) if drafts else Chunk(request, request.computed, 1))
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _drafted(self, request: Request) -> Chunk:

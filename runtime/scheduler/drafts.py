@@ -12,112 +12,23 @@ kind that were wrong more often than was expected have cost time, and what they 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
-
-import numpy as np
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens
+from enginewright.runtime.requests.lookup import MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens, due
 from enginewright.runtime.requests.request import Request
 
 from .base import Batch, Chunk
+from .row_costs import ROWS, RowCosts
 from .step_outputs import logprobs_of
 
-ROWS = 16
-"""Rows of all requests that decode in a step, drafts among them: more cost as much as they bring."""
 LEAST_GAIN = 1.03
 """A draft is expected to give so many times as many tokens a second, as what it costs besides isn't measured."""
 LEAST_LEFT = 32
 """An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
-
-
-class RowCosts:
-    """What steps in which requests decode take, by how many rows they have.
-
-    Expected is what ``optimize tune`` measured, or else a line as of small models on CPUs with 512-bit vectors. What
-    steps take is a line through what is expected of the last ones, and how far those of each number of rows are from
-    it: kernels take rows by twos, fours or sixteens, and the machine may have become slower.
-
-    Args:
-        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
-
-    Attributes:
-        measured: the same; empty where nobody measured that.
-    """
-
-    _ROW = 0.07
-    """Seconds of a further row, in steps of one row."""
-    _KEPT = 0.995
-    """Of the weight of a step, at each further one: the load of a machine changes."""
-    _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
-    """Rows and weights of steps that take what is expected."""
-
-    def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
-        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == ROWS}
-        self._expected = [1 + self._ROW * (rows - 1) for rows in range(ROWS + 1)]
-        self._context = -math.inf
-        self.at(0)
-        self._base, self._slope = 0.0, 1.0  # seconds are base + slope * expected
-        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
-        self._scale = 0.0  # seconds of a step, over what is expected
-        self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
-        self._counts = [2] * (ROWS + 1)  # steps whose mean that is; two that are on the line to begin with
-
-    def at(self, context: float) -> None:
-        """Steps are now of requests with so many tokens each, on average."""
-        if not self.measured or abs(context - self._context) < 32:
-            return
-        self._context = context
-        known, seconds = list(self.measured), list(self.measured.values())
-        self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
-
-    def took(self, rows: int, seconds: float) -> None:
-        """A step took so long."""
-        if rows > ROWS:
-            return
-        if self._weight:
-            seconds = min(seconds, 2 * self.of(rows))  # something else ran
-        expected = self._expected[rows]
-        self._weight = self._KEPT * self._weight + 1
-        self._sum = self._KEPT * self._sum + expected
-        self._squares = self._KEPT * self._squares + expected * expected
-        self._seconds = self._KEPT * self._seconds + seconds
-        self._products = self._KEPT * self._products + expected * seconds
-        self._scale += (seconds / expected - self._scale) / self._weight
-        weight, x, xx, y, xy = self._weight, self._sum, self._squares, self._seconds, self._products
-        for at, prior in self._PRIOR:
-            value = self._expected[at]
-            weight, x, xx = weight + prior, x + prior * value, xx + prior * value * value
-            y, xy = y + prior * self._scale * value, xy + prior * self._scale * value * value
-        spread = weight * xx - x * x
-        self._slope = max((weight * xy - x * y) / spread, 0.0) if spread > 0 else self._scale
-        self._base = (y - self._slope * x) / weight
-        self._counts[rows] = min(self._counts[rows] + 1, 32)
-        apart = seconds / self._line(rows)
-        self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
-
-    @property
-    def known(self) -> bool:
-        """Whether a step was timed."""
-        return self._weight > 0
-
-    def _line(self, rows: int) -> float:
-        return max(self._base + self._slope * self._expected[rows], 1e-9)
-
-    def of(self, rows: int) -> float:
-        """Seconds of a step of so many rows."""
-        return self._line(rows) * self._apart[rows]
-
-    def describe(self) -> dict[str, float]:
-        """Microseconds."""
-        if not self.known:
-            return {}
-        one = self._line(1)
-        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
 
 
 class Guesser(Protocol):
@@ -176,6 +87,8 @@ class Drafts:
         self._rows = 0  # of the step that is being made
         self._tokens = 0.0  # that are expected of it
         self._decoding, self._step_seconds = 1, 0.0  # requests in it, and what it takes without drafts
+        self._found, self._looks = 0, True  # the step of the last draft or new request; whether this one may have some
+        self._newest: Request | None = None
         self._off = 0.0  # seconds of a drafted row of the last step beyond those that were expected
         self._credit = Credit()
         self._guessing = 0.0  # seconds that guesses for it are expected to take
@@ -198,17 +111,27 @@ class Drafts:
             f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms" if own > least else None
         )
 
-    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
-        """These decode in the next one, at most, and not the paused ones. Guesses are made, if any are to be."""
+    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> bool:
+        """These decode in the next one, at most, and not the paused ones. Guesses are made, if any are to be.
+
+        Returns:
+            Whether there may be drafts; ``of`` isn't called otherwise.
+        """
+        self._credit.steps += 1
+        if running and running[-1] is not self._newest:
+            self._newest, self._found = running[-1], self._credit.steps
+        self._looks = due(self._credit.steps, self._found)
+        if not self._looks:
+            return False
         self._rows, self._tokens = len(running), float(len(running))
         self._decoding = max(len(running), 1)
         self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
         if self.costs.measured and running:
             self.costs.at(sum(request.computed for request in running) / len(running))
         self._step_seconds = self.costs.of(self._decoding)
-        self._credit.steps += 1
         if self.guesser is not None and self.guesser.off is None:
             self._guess(self.guesser, [one for one in running if one.remaining == 1 and one not in paused])
+        return True
 
     def of(self, request: Request) -> Sequence[int]:
         """A draft for a request that decodes; empty where there is none that would pay."""
@@ -218,8 +141,7 @@ class Drafts:
         if most < 1:
             return ()
         own = self._guesses_of(request)
-        own.misses += 1
-        if not own.due or (guess := self._looked_up(request, own, most)) is None:
+        if not due(self._credit.steps, own.found) or (guess := self._looked_up(request, own, most)) is None:
             return ()
         _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens), self._credit_of(guess.by))
         if not length:
@@ -228,7 +150,8 @@ class Drafts:
             return ()
         self._pay(guess.by, self.costs.of(self._rows + length) - self.costs.of(self._rows))
         self._rows, self._tokens = self._rows + length, expected
-        own.last, own.misses = Guess(guess.tokens[:length], guess.by), 0
+        own.last = Guess(guess.tokens[:length], guess.by)
+        own.found = self._found = self._credit.steps
         return own.last.tokens
 
     def _credit_of(self, kind: int) -> float:
@@ -247,7 +170,7 @@ class Drafts:
 
     def _guesses_of(self, request: Request) -> Guesses:
         if request.guesses is None:
-            request.guesses = Guesses(request.tokens, self._right)
+            request.guesses = Guesses(request.tokens, self._right, self._credit.steps)
         return request.guesses
 
     def _looked_up(self, request: Request, own: Guesses, most: int) -> Guess | None:
@@ -315,7 +238,9 @@ class Drafts:
         self._guessed_in = time.perf_counter() - began
         for (request, _), share, tokens in zip(wanted, shares, found, strict=True):
             if tokens:
-                self._guesses_of(request).last = Guess(tokens, MODEL)
+                own = self._guesses_of(request)
+                own.last = Guess(tokens, MODEL)
+                own.found = self._found = self._credit.steps
                 self._guessed[request] = tokens
                 self._rows += len(tokens)
                 self._tokens += sum(share**at for at in range(1, len(tokens) + 1))
@@ -367,6 +292,8 @@ class Drafts:
 
     def stepped(self, batch: Batch, seconds: float) -> None:
         """A step took so long, with making it; what it teaches, if there were no prompts in it."""
+        if not self._looks:
+            return
         rows, drafted = len(batch.step.ids), 0
         for chunk in batch.chunks:
             drafted += len(chunk.draft)
@@ -376,8 +303,7 @@ class Drafts:
         if drafted and self.costs.known:
             expected = self.costs.of(rows) + self._guessing
             self._off = (min(seconds, 2 * expected) - expected) / drafted
-        if drafted or self._credit.steps < 32 or not self._credit.steps % 4:  # what it teaches isn't worth more time
-            self.costs.took(rows, seconds - self._guessed_in)
+        self.costs.took(rows, seconds - self._guessed_in)
 
     def ended(self, request: Request) -> None:
         """Its answer may come again."""

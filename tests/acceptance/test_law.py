@@ -27,8 +27,8 @@ from enginewright.runtime.requests.beam_search import BeamSearch
 from enginewright.runtime.requests.outputs import RequestOutput
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
-from enginewright.runtime.scheduler.drafts import RowCosts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.row_costs import RowCosts
 
 from .test_formats import RECIPES
 from .tiny_configs import tiny_family

@@ -18,8 +18,8 @@ from enginewright.runtime.draft_model import DraftModel
 from enginewright.runtime.engine import Engine
 from enginewright.runtime.executors.cpu_blocks import CpuExecutor
 from enginewright.runtime.requests.request import Request
-from enginewright.runtime.scheduler.drafts import RowCosts
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from enginewright.runtime.scheduler.row_costs import RowCosts
 
 PARAMS = ew.SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2)
 PROMPTS = [[9, 40, 22, 7, 80 + i] for i in range(4)]

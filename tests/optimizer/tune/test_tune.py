@@ -17,7 +17,7 @@ from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.bundle.reader import Bundle, tuning_path
 from enginewright.runtime.executors.cpu_tuning import load_tuning
-from enginewright.runtime.scheduler.drafts import ROWS
+from enginewright.runtime.scheduler.row_costs import ROWS
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from enginewright.plugins.shared.contracts import ExecutorCaps, StepInput, StepO
 from enginewright.runtime.requests.lookup import CREDIT, MORE_CREDIT, Guess, Lookup
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.base import Batch, Chunk
-from enginewright.runtime.scheduler.drafts import LEAST_GAIN, ROWS, Drafts, RowCosts
+from enginewright.runtime.scheduler.drafts import LEAST_GAIN, Drafts
+from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
 
 LOOPING = [70, 71, 72, 73] * 8
 PARAMS = ew.SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)

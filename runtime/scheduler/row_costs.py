@@ -1,0 +1,96 @@
+"""What steps in which requests decode take, by their rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+ROWS = 16
+"""Rows of all requests that decode in a step, drafts among them: more cost as much as they bring."""
+
+
+class RowCosts:
+    """What steps in which requests decode take, by how many rows they have.
+
+    Expected is what ``optimize tune`` measured, or else a line as of small models on CPUs with 512-bit vectors. What
+    steps take is a line through what is expected of the last ones, and how far those of each number of rows are from
+    it: kernels take rows by twos, fours or sixteens, and the machine may have become slower.
+
+    Args:
+        measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
+
+    Attributes:
+        measured: the same; empty where nobody measured that.
+    """
+
+    _ROW = 0.07
+    """Seconds of a further row, in steps of one row."""
+    _KEPT = 0.995
+    """Of the weight of a step, at each further one: the load of a machine changes."""
+    _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
+    """Rows and weights of steps that take what is expected."""
+
+    def __init__(self, measured: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.measured = {context: of for context, of in sorted((measured or {}).items()) if len(of) == ROWS}
+        self._expected = [1 + self._ROW * (rows - 1) for rows in range(ROWS + 1)]
+        self._context = -math.inf
+        self.at(0)
+        self._base, self._slope = 0.0, 1.0  # seconds are base + slope * expected
+        self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
+        self._scale = 0.0  # seconds of a step, over what is expected
+        self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
+        self._counts = [2] * (ROWS + 1)  # steps whose mean that is; two that are on the line to begin with
+
+    def at(self, context: float) -> None:
+        """Steps are now of requests with so many tokens each, on average."""
+        if not self.measured or abs(context - self._context) < 32:
+            return
+        self._context = context
+        known, seconds = list(self.measured), list(self.measured.values())
+        self._expected[1:] = [float(np.interp(context, known, of)) for of in zip(*seconds, strict=True)]
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step took so long."""
+        if rows > ROWS:
+            return
+        if self._weight:
+            seconds = min(seconds, 2 * self.of(rows))  # something else ran
+        expected = self._expected[rows]
+        self._weight = self._KEPT * self._weight + 1
+        self._sum = self._KEPT * self._sum + expected
+        self._squares = self._KEPT * self._squares + expected * expected
+        self._seconds = self._KEPT * self._seconds + seconds
+        self._products = self._KEPT * self._products + expected * seconds
+        self._scale += (seconds / expected - self._scale) / self._weight
+        weight, x, xx, y, xy = self._weight, self._sum, self._squares, self._seconds, self._products
+        for at, prior in self._PRIOR:
+            value = self._expected[at]
+            weight, x, xx = weight + prior, x + prior * value, xx + prior * value * value
+            y, xy = y + prior * self._scale * value, xy + prior * self._scale * value * value
+        spread = weight * xx - x * x
+        self._slope = max((weight * xy - x * y) / spread, 0.0) if spread > 0 else self._scale
+        self._base = (y - self._slope * x) / weight
+        self._counts[rows] = min(self._counts[rows] + 1, 32)
+        apart = seconds / self._line(rows)
+        self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
+
+    @property
+    def known(self) -> bool:
+        """Whether a step was timed."""
+        return self._weight > 0
+
+    def _line(self, rows: int) -> float:
+        return max(self._base + self._slope * self._expected[rows], 1e-9)
+
+    def of(self, rows: int) -> float:
+        """Seconds of a step of so many rows."""
+        return self._line(rows) * self._apart[rows]
+
+    def describe(self) -> dict[str, float]:
+        """Microseconds."""
+        if not self.known:
+            return {}
+        one = self._line(1)
+        return {"step_us": 1e6 * one, "row_us": 1e6 * (self._line(ROWS) - one) / (ROWS - 1)}
