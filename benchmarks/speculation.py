@@ -4,7 +4,7 @@
     python benchmarks/speculation.py BUNDLE --row-costs [--json FILE]
     python benchmarks/speculation.py BUNDLE --replay FILE [--json FILE]
     python benchmarks/speculation.py BUNDLE --same-tokens DRAFT [--json FILE]
-    python benchmarks/speculation.py BUNDLE --peers int8 [--rounds 3] [--json FILE] [--page docs/use/python-api.md]
+    python benchmarks/speculation.py BUNDLE --peers int8 [--draft BUNDLE] [--rounds 3] [--json FILE] [--page FILE]
 
 Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed, "code" continue code that repeats
 itself, "chat" write freely; "random" is random tokens, which nothing follows but by chance. One request each, then 24
@@ -25,8 +25,11 @@ logit plus noise (Gumbel-max). "At most" is the mean of sum(min(p, q)), which no
 With ``--draft`` a second bundle guesses too: ``LLM(speculate=BUNDLE)``.
 
 With ``--peers``: llama.cpp and OpenVINO GenAI with their prompt lookup and without, in turn with ours, each in a
-process of its own; one request, greedy, the same tokens as prompts, SmolLM2 in a format of as many bits (BUNDLE must be
-that model). Whose tokens its speculation changed is counted, and who crashed is named with what it said.
+process of its own; one request, greedy, the same tokens as prompts, the same model in a format of as many bits (BUNDLE
+must be of a model that examples/fetch_model.py fetches). With ``--draft`` they have draft models too, in the format of
+that bundle's recipe. Whose tokens its speculation changed is counted, and who crashed is named with what it said.
+``--page`` has the table replaced between marks such as ``<!-- table: benchmarks/speculation.py smollm2 int8 -->``, or
+``... smollm2 bf16 draft int8 -->``.
 """
 
 from __future__ import annotations
@@ -36,9 +39,8 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -47,14 +49,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from peers.ahead import Texts
-from peers.engines import FORMATS, OURS, TITLES
+from peers.beside import beside
+from peers.engines import FORMATS
 from peers.loading import REPOSITORY
 from peers.machine import commit, machine
-from peers.marked_table import MarkedTable, line
-from peers.prepare import Asked, prepare
-from peers.processes import Command, WorkerError, run
-from peers.workload import Report, Workload
+from peers.marked_table import line
 
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.bench.speculation import TASKS
@@ -75,10 +74,6 @@ SHOWN = 1, 2, 3, 4, 6, 8, 12, 16
 """Rows in a table."""
 RANDOM = 256
 """Tokens of the random text."""
-
-PEERS = (("llama.cpp", 2), ("llama.cpp", 10), ("openvino", 5), ("openvino", 10))
-"""Each with the tokens that it computes ahead: llama-cpp-python's page has 2 for processors and 10 by default,
-OpenVINO's samples 5."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -105,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.same_tokens:
         found = {"same_tokens": same_tokens(options)}
     else:
-        found = beside(options) if options.peers else {"tasks": alone(options)}
+        found = beside(options, prompts(options)) if options.peers else {"tasks": alone(options)}
     if options.json:
         results = json.loads(options.json.read_text()) if options.json.exists() else {}
         about = {"rounds": options.rounds, "tokens": options.tokens, "machine": machine(), "commit": commit()}
@@ -222,6 +217,12 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def prompts(options: argparse.Namespace) -> dict[str, list[int]]:
+    """The tasks that are compared with peers, in the bundle's tokens."""
+    with LLM(options.bundle, memory="64MiB", threads=1) as llm:
+        return {name: llm.tokenizer.encode(text) for name, text in TASKS.items()} | {"random": random_tokens(llm)}
+
+
 def random_tokens(llm: LLM) -> list[int]:
     """Random tokens."""
     found: list[int] = np.random.default_rng(0).integers(10, llm.model.vocab_size, RANDOM).tolist()
@@ -265,76 +266,6 @@ def always_wrong(vocabulary: int) -> Iterator[None]:
         yield
     finally:
         Lookup.next = own  # type: ignore[method-assign]
-
-
-def beside(options: argparse.Namespace) -> dict[str, Any]:
-    """Ours and the peers: what each engine is and was told, its figures of each task, and why one is missing."""
-    asked = Asked(["smollm2"], [options.peers], list(dict.fromkeys(name for name, _ in PEERS)))
-    peers, missing = prepare(asked, lambda text: print(text, file=sys.stderr))
-    commands = {TITLES[OURS]: (Command(Path(sys.executable), "ours"), options.bundle.resolve(), 0)}
-    for peer in peers:
-        for draft in (ahead for name, ahead in PEERS if name == peer.engine):
-            commands[f"{TITLES[peer.engine]}, {draft} ahead"] = (peer.command, peer.path, draft)
-    reports: dict[str, list[Report]] = {name: [] for name in commands}
-    failed = {TITLES[one.engine]: one.reason for one in missing}
-    with LLM(options.bundle, memory="64MiB", threads=1) as llm:
-        prompts = {name: llm.tokenizer.encode(text) for name, text in TASKS.items()} | {"random": random_tokens(llm)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "texts.json"
-        Texts(prompts, options.tokens).write(path)
-        for index in range(options.rounds):
-            names = list(commands)
-            for name in names[index % len(names) :] + names[: index % len(names)]:
-                command, model, draft = commands[name]
-                work = Workload(threads=options.threads, texts=str(path), draft=draft)
-                try:
-                    reports[name].append(run(command.line("ahead", model, work)))
-                except WorkerError as e:  # a peer may crash; ours may not
-                    if name == TITLES[OURS]:
-                        raise
-                    failed[name] = f"round {index}: {e}"
-    engines = {
-        name: {"engine": of[0].engine, "settings": of[0].settings, "tasks": medians(of, list(prompts))}
-        for name, of in reports.items()
-        if of
-    }
-    changed = {name: of["same"] for name, of in engines[TITLES[OURS]]["tasks"].items() if of["same"] < options.tokens}
-    assert not changed, f"speculation changed a token: {changed}"
-    text = table(engines, failed, options.tokens)
-    print(text)
-    if options.page:
-        MarkedTable("speculation.py").put(options.page, text)
-    return {"engines": engines, "failed": failed}
-
-
-def medians(rounds: Sequence[Report], tasks: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Of each task's figures; ``ratio`` is of one round's speeds, and ``same`` the fewest tokens of all rounds."""
-    found: dict[str, dict[str, float]] = {}
-    for task in tasks:
-        every = [
-            {key.removeprefix(f"{task}."): value for key, value in of.figures.items() if key.startswith(f"{task}.")}
-            for of in rounds
-        ]
-        one = {key: median(of[key] for of in every) for key in every[0]}
-        one["ratio"] = median(of["on"] / of["off"] for of in every)
-        found[task] = one | {"same": min(of["same"] for of in every)}
-    return found
-
-
-def table(engines: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], tokens: int) -> str:
-    """Markdown: a line for each task and engine, and one for each engine that crashed or is missing."""
-    lines = [
-        line(("task", "engine", "off, tok/s", "on, tok/s", "ratio", "tokens a step", "accepted", "its own tokens"))
-    ]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |")
-    for task in next(iter(engines.values()))["tasks"]:
-        for name, engine in engines.items():
-            of = engine["tasks"][task]
-            accepted = f"{of['accepted']:.0f} of {of['drafted']:.0f}" if "drafted" in of else "not counted"
-            same = "the same" if of["same"] == tokens else f"others from token {of['same'] + 1:.0f} on"
-            speeds = f"{of['off']:,.0f}", f"{of['on']:,.0f}", f"{of['ratio']:.2f}", f"{of['tokens_per_step']:.1f}"
-            lines.append(line((task, name, *speeds, accepted, same)))
-    return "\n".join([*lines, *(f"\n{name} is missing, or some of its rounds: {why}" for name, why in failed.items())])
 
 
 if __name__ == "__main__":

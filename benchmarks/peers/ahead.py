@@ -48,8 +48,8 @@ class Texts:
 
     def figures(self, plain: Ask, ahead: Ask) -> dict[str, float]:
         """Of each text: tokens a second ``off`` and ``on``; tokens that a step gives; ``same``: tokens of the answer
-        before the first that differs; ``drafted`` and ``accepted``, where that is known. Both are warm after the
-        first."""
+        before the first that differs; ``accepted``: those that no step of their own was needed for; ``drafted``,
+        where that is known. Both are warm after the first."""
         warm = next(iter(self.prompts.values()))
         plain(warm), ahead(warm)
         found: dict[str, float] = {}
@@ -61,7 +61,8 @@ class Texts:
             differs = [a != b for a, b in zip(off.tokens, on.tokens, strict=True)]
             of = {"off": more / off.seconds, "on": more / on.seconds, "tokens_per_step": more / on.steps}
             of["same"] = differs.index(True) if any(differs) else self.tokens
+            of["accepted"] = more - on.steps
             if on.drafted is not None:
-                of |= {"drafted": on.drafted, "accepted": more - on.steps}
+                of["drafted"] = on.drafted
             found |= {f"{name}.{key}": float(value) for key, value in of.items()}
         return found

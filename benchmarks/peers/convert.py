@@ -13,19 +13,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from peers.engines import FORMATS, GGUF, Format
 
-def openvino(folder: Path, kind: str, target: Path) -> None:
+
+def openvino(folder: Path, kind: Format, target: Path) -> None:
     """OpenVINO's own reader of GGUF, which can save what it read."""
     import openvino_genai
 
-    source = folder / {"int8": "q8_0.gguf", "int4": "q4_0.gguf"}[kind]
+    source = folder / f"{GGUF[kind]}.gguf"
     link = target / "model.gguf"
     os.link(source, link)
     openvino_genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
     link.unlink()
 
 
-def onnxruntime_genai(folder: Path, kind: str, target: Path) -> None:
+def onnxruntime_genai(folder: Path, kind: Format, target: Path) -> None:
     """The model builder: symmetric groups of 32, products of 8-bit integers (accuracy level 4), the head in 8 bits."""
     options = ["accuracy_level=4", "block_size=32", "is_symmetric=true"]
     if kind == "int4":
@@ -35,14 +37,14 @@ def onnxruntime_genai(folder: Path, kind: str, target: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def ctranslate2(folder: Path, kind: str, target: Path) -> None:
+def ctranslate2(folder: Path, kind: Format, target: Path) -> None:
     """Its converter for Hugging Face folders: 8 bits with a scale for each row."""
     from ctranslate2.converters import TransformersConverter
 
     TransformersConverter(str(folder / "hf")).convert(str(target), quantization=kind, force=True)
 
 
-CONVERTERS: dict[str, Callable[[Path, str, Path], None]] = {
+CONVERTERS: dict[str, Callable[[Path, Format, Path], None]] = {
     "openvino": openvino,
     "onnxruntime-genai": onnxruntime_genai,
     "ctranslate2": ctranslate2,
@@ -53,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=CONVERTERS)
-    parser.add_argument("format", choices=("int8", "int4"))
+    parser.add_argument("format", choices=FORMATS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("target", type=Path)
     options = parser.parse_args(arguments)

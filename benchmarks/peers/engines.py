@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["int8", "int4", "q4_k_m"]
-FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m")
+Format = Literal["int8", "int4", "q4_k_m", "bf16"]
+FORMATS: tuple[Format, ...] = ("int8", "int4", "q4_k_m", "bf16")
 OURS = "enginewright"
-GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "q4_k_m": "source"}
-"""What llama.cpp loads of a model; "source" is the file that the model comes as."""
+GGUF: Mapping[Format, str] = {"int8": "q8_0", "int4": "q4_0", "q4_k_m": "source", "bf16": "f16"}
+"""What llama.cpp loads of a model, and OpenVINO converts; "source" is the file that the model comes as."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ ENGINES = {
             packages=(),
             module="enginewright",
             worker="ours",
-            formats={"int8": "recipe int8", "int4": "recipe int4", "q4_k_m": "recipe int8"},
+            formats={"int8": "recipe int8", "int4": "recipe int4", "q4_k_m": "recipe int8", "bf16": "recipe bf16"},
             model="{format}.bundle",
             made_by="export",
         ),
@@ -57,7 +57,7 @@ ENGINES = {
             packages=("llama-cpp-python==0.3.36",),
             module="llama_cpp",
             worker="llama_cpp",
-            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "q4_k_m": "the file's own blocks"},
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "q4_k_m": "the file's own blocks", "bf16": "F16"},
             model="{gguf}.gguf",
             made_by="make_models",
         ),
@@ -66,7 +66,7 @@ ENGINES = {
             packages=("openvino-genai==2026.4.1.0",),
             module="openvino_genai",
             worker="openvino_cpu",
-            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0"},
+            formats={"int8": "Q8_0", "int4": "Q4_0, head Q8_0", "bf16": "F16"},
             model="openvino-{format}",
             made_by="convert",
         ),

@@ -1,9 +1,9 @@
 """Makes the files that engines read of a model, once: python -m peers.make_models MODEL FOLDER [--kinds KIND ...]
 
 Everything starts from one GGUF (``source``): a real model's, or one with random weights and SmolLM2's tokenizer. Of it
-come ``hf`` (a Hugging Face folder for those that convert), ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of tokens,
-which is the head too, has 8 bits, as our recipe int4 has) and ``reference`` (logits of the package's text in float32,
-by transformers).
+come ``hf`` (a Hugging Face folder for those that convert), ``f16``, ``q8_0`` and ``q4_0`` (GGUF; in q4_0 the table of
+tokens, which is the head too, has 8 bits, as our recipe int4 has) and ``reference`` (logits of the package's text in
+float32, by transformers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from peers.models import MODELS, RANDOM_SIZES, TEXT_TOKENS
 
 SEED = 0
 STD = 0.02
-KINDS = ("source", "hf", "q8_0", "q4_0", "reference")
+KINDS = ("source", "hf", "f16", "q8_0", "q4_0", "reference")
 
 
 def fetched_gguf(model: str) -> Path:
@@ -137,7 +137,7 @@ def make(model: str, folder: Path, kinds: list[str]) -> None:
     if "source" in kinds and not (folder / "source.gguf").exists():
         shutil.copyfile(source, folder / "source.unfinished")
         os.replace(folder / "source.unfinished", folder / "source.gguf")
-    for kind, table in (("q8_0", None), ("q4_0", "Q8_0")):
+    for kind, table in (("f16", None), ("q8_0", None), ("q4_0", "Q8_0")):
         if kind in kinds and not (folder / f"{kind}.gguf").exists():
             convert_gguf(source, folder / f"{kind}.gguf", kind.upper(), table=table)
     if "reference" in kinds:

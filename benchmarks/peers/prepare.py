@@ -52,7 +52,8 @@ class Missing:
 @dataclass(frozen=True)
 class Asked:
     """What is to be compared. ``prefix`` comes before every run; ``keep``: bundles stay as they are;
-    ``kv_cache``: what ours store keys and values in, instead of what their recipes say."""
+    ``kv_cache``: what ours store keys and values in, instead of what their recipes say; ``every_format``: formats too
+    that models aren't compared in by default."""
 
     models: Sequence[str]
     formats: Sequence[Format]
@@ -60,6 +61,11 @@ class Asked:
     prefix: tuple[str, ...] = ()
     keep: bool = False
     kv_cache: str | None = None
+    every_format: bool = False
+
+    def formats_of(self, model: str) -> list[Format]:
+        """Those of a model."""
+        return [kind for kind in self.formats if self.every_format or kind in MODELS[model].formats]
 
 
 def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
@@ -79,9 +85,9 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
     for model in asked.models:
         folder = BUILD / model
         tell(f"make {model}")
-        kinds = ["hf", "reference", *(GGUF[kind] for kind in MODELS[model].formats)]
+        kinds = ["hf", "reference", *(GGUF[kind] for kind in asked.formats_of(model))]
         quietly([sys.executable, "-m", "peers.make_models", model, str(folder), "--kinds", *kinds])
-        for kind in (kind for kind in MODELS[model].formats if kind in asked.formats):
+        for kind in asked.formats_of(model):
             for engine in able:
                 if kind not in engine.formats:
                     missing.append(Missing(engine.name, model, kind, f"it has no weights like {kind}'s"))

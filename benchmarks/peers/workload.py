@@ -42,7 +42,8 @@ class Workload:
     ``batches``: requests that are decoded at a time, the most first. ``seed`` chooses the prompts, of tokens below
     ``vocabulary``; ``target`` is what runs a bundle of ours, ``variant`` which of its files and ``provider`` by what,
     if there are several. ``conversation``: the file of an agent's; ``context``: of a start, None for the model's.
-    ``texts``: the file of those of ``ahead``, and ``draft`` the tokens that a peer computes ahead.
+    ``texts``: the file of those of ``ahead``, ``draft`` the tokens that a peer computes ahead, and ``draft_model`` what
+    guesses them, in place of a prompt lookup.
     """
 
     prompt: int = 512
@@ -61,6 +62,7 @@ class Workload:
     context: int | None = None
     texts: str = ""
     draft: int = 0
+    draft_model: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Workload:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import speculation
+from peers import beside
 from peers.ahead import Answer, Texts
 from peers.loading import BENCHMARKS
 from peers.marked_table import END, MarkedTable
@@ -15,6 +16,8 @@ from peers.prepare import Contender, Missing
 from peers.processes import Command, WorkerError
 from peers.workers import ours
 from peers.workload import Report, Workload
+
+from enginewright.runtime.bundle.reader import Bundle
 
 
 def test_every_task_is_measured_and_compared(
@@ -55,7 +58,8 @@ def test_an_answer_that_changes_or_is_short_is_noticed() -> None:
     assert (found["copy.off"], found["copy.on"], found["copy.tokens_per_step"]) == (2, 4, 2)
     assert (found["copy.same"], found["edit.same"]) == (5, 0)
     assert (found["copy.drafted"], found["copy.accepted"]) == (6, 2)
-    assert "copy.drafted" not in texts.figures(plain, plain)
+    uncounted = texts.figures(plain, plain)
+    assert "copy.drafted" not in uncounted and uncounted["copy.accepted"] == 0
     with pytest.raises(ValueError, match="edit: 5 and 4 tokens of 5"):
         texts.figures(plain, lambda prompt: Answer([1] * (5 if prompt[0] == 1 else 4), 1.0, 2))
 
@@ -64,14 +68,14 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fakes give 100 tokens a second without, and with speculation 30 for each token of a step; one crashes."""
-    asked: list[tuple[str, int]] = []
+    asked: list[tuple[str, int, str]] = []
 
     def run(command: Sequence[str]) -> Report:
         worker, task, work = command[2].removeprefix("peers.workers."), command[3], Workload.parse(command[5])
         assert task == "ahead"
         texts = Texts.read(work.texts)
-        asked.append((worker, work.draft))
-        if worker == "openvino_cpu":
+        asked.append((worker, work.draft, Path(work.draft_model).name))
+        if worker == "openvino_cpu" and not work.draft_model:
             raise WorkerError("it ended with -11")
         per_step = work.draft or 6
 
@@ -82,25 +86,31 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
 
         more = texts.tokens - 1
         figures = texts.figures(
-            lambda p: answer(p, 100, more, None), lambda p: answer(p, 30 * per_step, more // per_step, more)
+            lambda p: answer(p, 100, more, None),
+            lambda p: answer(p, 30 * per_step, more // per_step, None if work.draft == 3 else more),
         )
         return Report(worker, "told", figures)
 
     contenders = [
         Contender("llama.cpp", "smollm2", "int8", Command(Path("python"), "llama_cpp"), tmp_path / "a.gguf"),
         Contender("openvino", "smollm2", "int8", Command(Path("python"), "openvino_cpu"), tmp_path / "b"),
+        Contender("openvino", "smollm2", "int4", Command(Path("python"), "openvino_cpu"), tmp_path / "b4"),
     ]
-    monkeypatch.setattr(speculation, "prepare", lambda *_: (contenders, [Missing("llama.cpp", "", "", "no wheel")]))
-    monkeypatch.setattr(speculation, "run", run)
+    missing = [Missing("llama.cpp", "", "", "no wheel"), Missing("llama.cpp", "smollm2", "int4", "no room")]
+    monkeypatch.setattr(beside, "prepare", lambda *_: (contenders, missing))
+    monkeypatch.setattr(beside, "run", run)
+    monkeypatch.setattr(beside, "model_of", lambda _: "smollm2")
+    monkeypatch.setattr(beside, "format_of", lambda *_: "int4")
     page, path = tmp_path / "page.md", tmp_path / "found.json"
-    table = MarkedTable("speculation.py")
-    page.write_text(f"before\n{table.begin}\nold\n{END}\nafter\n")
+    table, drafts = MarkedTable("speculation.py smollm2 int8"), beside.marked("smollm2", "int8", "int4")
+    page.write_text(f"before\n{table.begin}\nold\n{END}\n{drafts.begin}\nother\n{END}\nafter\n")
     sizes = ["--rounds", "2", "--tokens", "61", "--threads", "1"]
     told = [str(tiny_bundle), "--peers", "int8", *sizes, "--json", str(path), "--page", str(page)]
     assert speculation.main(told) == 0
     assert sorted(asked[:5]) == sorted(asked[5:])
-    assert set(asked) == {("ours", 0), ("llama_cpp", 2), ("llama_cpp", 10), ("openvino_cpu", 5), ("openvino_cpu", 10)}
-    assert asked[0] == ("ours", 0) and asked[5] == ("llama_cpp", 2), "another begins each round"
+    peers = {(name, ahead, "") for name, ahead in (("llama_cpp", 2), ("llama_cpp", 10), ("openvino_cpu", 5))}
+    assert set(asked) == {("ours", 0, ""), *peers, ("openvino_cpu", 10, "")}
+    assert asked[0] == ("ours", 0, "") and asked[5] == ("llama_cpp", 2, ""), "another begins each round"
     (found,) = json.loads(path.read_text()).values()
     engines = found["engines"]
     assert set(engines) == {"Enginewright", "llama.cpp, 2 ahead", "llama.cpp, 10 ahead"}
@@ -110,18 +120,48 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "random"}
     assert found["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
     text = page.read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text and "other" in text
     assert "| edit | Enginewright | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
     assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead is missing" in text
     assert "llama.cpp is missing, or some of its rounds: no wheel" in text
+    assert "- llama.cpp, 2 ahead: llama_cpp, told." in text
+    asked.clear()
+    assert speculation.main([*told, "--draft", str(tiny_bundle)]) == 0
+    guesser = tiny_bundle.resolve().name
+    assert {one for one in asked if one[2]} == {
+        ("ours", 0, guesser),
+        ("openvino_cpu", 3, "b4"),
+        ("openvino_cpu", 5, "b4"),
+    }
+    name = f"{tiny_bundle.name}, draft {tiny_bundle.name}"
+    assert "OpenVINO GenAI, draft model, 5 ahead" in json.loads(path.read_text())[name]["engines"]
+    text = page.read_text().partition(drafts.begin)[2]
+    assert "| copy | Enginewright, draft model | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
+    assert "| copy | OpenVINO GenAI, draft model, 3 ahead | 100 | 90 | 0.90 | 3.0 | 40, drafted not counted |" in text
+    assert "- llama.cpp int4 is missing, or some of its rounds: no room" in text and "other" not in text
+
+
+def test_the_model_follows_from_the_bundle(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="which peers aren't given; --peers needs a bundle of SmolLM2"):
+        speculation.main([str(tiny_bundle), "--peers", "int8"])
+    monkeypatch.setattr(beside, "model_of", lambda bundle: bundle.name)
+    with pytest.raises(SystemExit, match="give one of the same model"):
+        beside.format_of(tiny_bundle, "smollm2")
+    recipe = Bundle.open(tiny_bundle).manifest.recipe["name"]
+    monkeypatch.setattr(beside, "FORMATS", (recipe,))
+    assert beside.format_of(tiny_bundle, tiny_bundle.name) == recipe
+    monkeypatch.setattr(beside, "FORMATS", ("other",))
+    with pytest.raises(SystemExit, match=f"recipe {recipe}; peers have other"):
+        beside.format_of(tiny_bundle, tiny_bundle.name)
 
 
 def test_ours_that_changes_a_token_is_an_error(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = {f"{name}.{key}": 3.0 for name in (*speculation.TASKS, "random") for key in ("off", "on", "same")}
-    monkeypatch.setattr(speculation, "prepare", lambda *_: ([], []))
-    monkeypatch.setattr(speculation, "run", lambda _: Report("ours", "", figures | {"copy.tokens_per_step": 1.0}))
+    monkeypatch.setattr(beside, "prepare", lambda *_: ([], []))
+    monkeypatch.setattr(beside, "model_of", lambda _: "smollm2")
+    monkeypatch.setattr(beside, "run", lambda _: Report("ours", "", figures | {"copy.tokens_per_step": 1.0}))
     with pytest.raises(AssertionError, match="speculation changed a token"):
         speculation.main([str(tiny_bundle), "--peers", "int8", "--rounds", "1", "--tokens", "4"])
 

@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
 from peers.agent import Conversation
 from peers.ahead import Answer, Texts
@@ -185,28 +185,66 @@ def agent(path: str, work: Workload) -> Report:
     return Report(ENGINE, SETTINGS, figures)
 
 
-class Counted(LlamaPromptLookupDecoding):  # type: ignore[misc]
-    """Its lookup; counts drafts, one for each step behind that of the prompt, and their tokens."""
+class Guesser(LlamaDraftModel):  # type: ignore[misc]
+    """A second model that guesses the most probable tokens; llama-cpp-python has the interface alone. What it computed
+    of a text before stays in its cache, as ``held`` says."""
 
-    steps = drafted = 0
+    def __init__(self, path: str, threads: int, tokens: int, ahead: int) -> None:
+        model = load(path)
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._context = Context(model, threads, tokens, 1)
+        self.held: list[int] = []
+        self._ahead = ahead
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
-        draft: npt.NDArray[np.intc] = super().__call__(input_ids, **kwargs)
+        ids, same = input_ids.tolist(), 0
+        while same < min(len(self.held), len(ids) - 1) and self.held[same] == ids[same]:
+            same += 1
+        self._context.keep(same)
+        self._context.decode(ids[same:], range(same, len(ids)), [0] * (len(ids) - same))
+        draft = [self._likeliest()]
+        while len(draft) < self._ahead:
+            self._context.decode(draft[-1:], [len(ids) + len(draft) - 1], [0])
+            draft.append(self._likeliest())
+        self.held[:] = ids + draft[:-1]
+        return np.asarray(draft, np.intc)
+
+    def _likeliest(self) -> int:
+        return int(self._context.logits(1, self._vocabulary).argmax())
+
+
+class Counted(LlamaDraftModel):  # type: ignore[misc]
+    """Another's drafts; counts them, one for each step behind that of the prompt, and their tokens."""
+
+    def __init__(self, guesser: Any) -> None:
+        self.guesser, self.steps, self.drafted = guesser, 0, 0
+
+    def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
+        draft: npt.NDArray[np.intc] = self.guesser(input_ids, **kwargs)
         self.steps, self.drafted = self.steps + 1, self.drafted + len(draft)
         return draft
 
 
 def ahead(path: str, work: Workload) -> Report:
-    """See ``workload``: through the package's ``Llama.generate``, which is what has the lookup; so its steps have its
-    sampling in Python with and without."""
+    """See ``workload``: through the package's ``Llama.generate``, which is what has the lookup and takes a draft model;
+    so its steps have its sampling in Python with and without."""
     texts = Texts.read(work.texts)
     about = {"n_ctx": texts.context + 64, "n_threads": work.threads, "n_threads_batch": work.threads}
-    draft = Counted(num_pred_tokens=work.draft)
+    held: list[int] = []
+    if work.draft_model:
+        guesser = Guesser(work.draft_model, work.threads, texts.context + work.draft + 64, work.draft)
+        held = guesser.held
+        how = f"draft model, {work.draft} ahead, by a loop of ours in Python, as the package has none"
+    else:
+        guesser = LlamaPromptLookupDecoding(num_pred_tokens=work.draft)
+        how = f"lookup of the last {guesser.max_ngram_size} tokens, {work.draft} ahead"
+    draft = Counted(guesser)
     plain = llama_cpp.Llama(path, flash_attn=True, verbose=False, **about)
     guessing = llama_cpp.Llama(path, flash_attn=True, verbose=False, draft_model=draft, **about)
 
     def ask(engine: Any, prompt: list[int]) -> Answer:
         engine.reset()
+        held.clear()
         draft.steps = draft.drafted = 0
         answer: list[int] = []
         first = last = 0.0
@@ -218,8 +256,7 @@ def ahead(path: str, work: Workload) -> Report:
                 break
         return Answer(answer, last - first, draft.steps or len(answer) - 1, draft.drafted)
 
-    settings = f"Llama.generate; lookup of the last {draft.max_ngram_size} tokens, {work.draft} ahead"
-    return Report(ENGINE, settings, texts.figures(partial(ask, plain), partial(ask, guessing)))
+    return Report(ENGINE, f"Llama.generate; {how}", texts.figures(partial(ask, plain), partial(ask, guessing)))
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -136,10 +136,11 @@ def agent(path: str, work: Workload) -> Report:
 
 
 def ahead(path: str, work: Workload) -> Report:
-    """See ``workload``. It doesn't count what it computes ahead, but has the time of each step and what that gave."""
+    """See ``workload``. Its lookup doesn't count what it computes ahead, but has the time of each step and what that
+    gave; of a draft model it has the steps, each of a token."""
     texts = Texts.read(work.texts)
 
-    def opened(**more: bool) -> Any:
+    def opened(**more: object) -> Any:
         config = openvino_genai.SchedulerConfig()
         config.num_kv_blocks = -(-texts.context // BLOCK) + 8
         config.max_num_batched_tokens = max(texts.context, 512)
@@ -153,15 +154,23 @@ def ahead(path: str, work: Workload) -> Report:
         config.max_new_tokens = config.min_new_tokens = texts.tokens
         config.ignore_eos, config.do_sample = True, False
         if draft:
-            config.num_assistant_tokens, config.max_ngram_size = draft, LAST
+            config.num_assistant_tokens = draft
+        if draft and not work.draft_model:
+            config.max_ngram_size = LAST
         found = pipeline.generate(openvino.Tensor(np.asarray([prompt], np.int64)), config)
         at = found.perf_metrics.raw_metrics.m_new_token_times  # in milliseconds
-        return Answer([int(token) for token in found.tokens[0]], (at[-1] - at[0]) / 1e3, len(at) - 1)
+        counted = found.extended_perf_metrics
+        drafted = len(counted.draft_model_metrics.raw_metrics.m_batch_sizes) if counted else None
+        return Answer([int(token) for token in found.tokens[0]], (at[-1] - at[0]) / 1e3, len(at) - 1, drafted)
 
-    plain, guessing = opened(), opened(prompt_lookup=True)
+    plain = opened()
+    if work.draft_model:
+        draft_model = openvino_genai.draft_model(work.draft_model, "CPU", **properties(work.draft_model, work.threads))
+        guessing, how = opened(draft_model=draft_model), "draft model"
+    else:
+        guessing, how = opened(prompt_lookup=True), f"prompt lookup of the last {LAST} tokens"
     figures = texts.figures(partial(ask, plain), partial(ask, guessing, draft=work.draft))
-    settings = f"LLMPipeline; prompt lookup of the last {LAST} tokens, {work.draft} ahead"
-    return Report(ENGINE, settings, figures)
+    return Report(ENGINE, f"LLMPipeline; {how}, {work.draft} ahead", figures)
 
 
 def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -154,11 +154,14 @@ def ahead(model: str, work: Workload) -> Report:
         return Answer(list(output.token_ids), seconds, steps, output.metrics.drafted)
 
     def opened(speculate: str | None) -> LLM:
-        return LLM(model, threads=work.threads, memory="256MiB", prefix_cache=False, speculate=speculate)
+        return LLM(model, threads=work.threads, memory=memory, prefix_cache=False, speculate=speculate)
 
-    with opened(None) as plain, opened("lookup") as guessing:
+    memory = "1GiB" if work.draft_model else "256MiB"  # which has a draft model's weights too
+    with opened(None) as plain, opened(work.draft_model or "lookup") as guessing:
         figures = texts.figures(partial(asked, plain), partial(asked, guessing))
-    return Report(f"enginewright {__version__}", "lookup of the last 8, 4, 3 or 2 tokens, up to 15 ahead", figures)
+    draft = "a draft model, or " if work.draft_model else ""
+    settings = f"{draft}lookup of the last 8, 4, 3 or 2 tokens, up to 15 ahead"
+    return Report(f"enginewright {__version__}", settings, figures)
 
 
 def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
