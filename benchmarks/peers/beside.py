@@ -52,13 +52,13 @@ def beside(options: argparse.Namespace, prompts: Mapping[str, list[int]]) -> dic
         for name, ahead in LOOKUPS:
             if one := paths.get((name, options.peers)):
                 runs[f"{TITLES[name]}, {ahead} ahead"] = (*one, replace(work, draft=ahead))
-        for name, ahead in DRAFTS if guesser else ():
-            one, draft = paths.get((name, options.peers)), paths.get((name, guesser))
+        for name, ahead in DRAFTS:
+            one, draft = paths.get((name, options.peers)), guesser and paths.get((name, guesser))
             if one and draft:
                 told = replace(work, draft=ahead, draft_model=str(draft[1]))
                 runs[f"{TITLES[name]}, draft model, {ahead} ahead"] = (*one, told)
         reports = in_turn(runs, options.rounds, failed)
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {"engine": of[0].engine, "settings": of[0].settings, "tasks": medians(of, list(prompts))}
         for name, of in reports.items()
         if of

@@ -103,7 +103,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     monkeypatch.setattr(beside, "format_of", lambda *_: "int4")
     page, path = tmp_path / "page.md", tmp_path / "found.json"
     table, drafts = MarkedTable("speculation.py smollm2 int8"), beside.marked("smollm2", "int8", "int4")
-    page.write_text(f"before\n{table.begin}\nold\n{END}\n{drafts.begin}\nother\n{END}\nafter\n")
+    page.write_text(f"before\n{table.begin}\nstale\n{END}\n{drafts.begin}\nuntouched\n{END}\nafter\n")
     sizes = ["--rounds", "2", "--tokens", "61", "--threads", "1"]
     told = [str(tiny_bundle), "--peers", "int8", *sizes, "--json", str(path), "--page", str(page)]
     assert speculation.main(told) == 0
@@ -120,7 +120,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     assert set(engines["Enginewright"]["tasks"]) == {*speculation.TASKS, "random"}
     assert found["failed"]["OpenVINO GenAI, 10 ahead"] == "round 1: it ended with -11"
     text = page.read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "old" not in text and "other" in text
+    assert text.startswith("before") and text.endswith("after\n") and "stale" not in text and "untouched" in text
     assert "| edit | Enginewright | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
     assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead is missing" in text
     assert "llama.cpp is missing, or some of its rounds: no wheel" in text
@@ -138,7 +138,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     text = page.read_text().partition(drafts.begin)[2]
     assert "| copy | Enginewright, draft model | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
     assert "| copy | OpenVINO GenAI, draft model, 3 ahead | 100 | 90 | 0.90 | 3.0 | 40, drafted not counted |" in text
-    assert "- llama.cpp int4 is missing, or some of its rounds: no room" in text and "other" not in text
+    assert "- llama.cpp int4 is missing, or some of its rounds: no room" in text and "untouched" not in text
 
 
 def test_the_model_follows_from_the_bundle(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
