@@ -86,6 +86,10 @@ class LogitRules:
         self.counted.append(token)
         self.counts.append(1)
 
+    def forced(self, most: int) -> Sequence[int]:
+        """Up to ``most`` tokens that come next, as no other may; empty where others may, too."""
+        return self.allowed * most if len(self.allowed) == 1 else ()
+
     def ahead(self, draft: Sequence[int]) -> list[LogitRules]:
         """They, and what they are behind each token of a draft."""
         found = [self]

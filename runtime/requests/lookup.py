@@ -19,10 +19,10 @@ PAST_TOKENS = 1 << 15
 PAST_TENANTS = 8
 """Tenants whose past answers are kept: those that ended a request last."""
 
-MODEL = 0
-"""The kind of guesses that another model makes; see ``Guess.by``."""
+MODEL, FORCED = 0, 1
+"""Kinds of guesses: another model's, and tokens that have to come; see ``Guess.by``."""
 
-_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25, MODEL: 0.7}
+_EXPECTED = {8: 0.8, 4: 0.6, 3: 0.4, 2: 0.25, MODEL: 0.7, FORCED: 1.0}
 """How often a token is right behind so many that are the same, or of a model's, until that is measured."""
 _WEIGHT = 4.0
 """Of what was expected, in tokens."""
@@ -45,7 +45,7 @@ class Guess:
     Attributes:
         tokens: at least one.
         by: how they were found, for statistics: how many tokens are the same before them, and less than 0 so many of a
-            past answer; or ``MODEL``.
+            past answer; or ``MODEL`` or ``FORCED``.
     """
 
     tokens: Sequence[int]

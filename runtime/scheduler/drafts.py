@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens, due
+from enginewright.runtime.requests.lookup import FORCED, MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens, due
 from enginewright.runtime.requests.request import Request
 
 from .base import Batch, Chunk
@@ -29,13 +29,11 @@ LEAST_GAIN = 1.03
 """A draft is expected to give so many times as many tokens a second, as what it costs besides isn't measured."""
 LEAST_LEFT = 32
 """An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
+_SOURCES = {MODEL: "model", FORCED: "forced"}
 
 
 class Guesser(Protocol):
-    """What guesses at a price, such as another model (``runtime.draft_model``). It fails without raising.
-
-    A token that has to come next, as a grammar may say, would be a guess that is free and always right.
-    """
+    """What guesses at a price, such as another model (``runtime.draft_model``). It fails without raising."""
 
     @property
     def off(self) -> str | None:
@@ -79,7 +77,7 @@ class Drafts:
                 hint="Use the cpu target.",
             )
         self.drafted = self.accepted = 0
-        self.by_source = {name: [0, 0] for name in ("own_text", "past_answers", "model")}
+        self.by_source = {name: [0, 0] for name in ("own_text", "past_answers", "model", "forced")}
         self.costs = RowCosts(caps.row_seconds)
         self.guesser = guesser
         self._answers = PastAnswers()
@@ -174,6 +172,8 @@ class Drafts:
         return request.guesses
 
     def _looked_up(self, request: Request, own: Guesses, most: int) -> Guess | None:
+        if request.rules is not None and (forced := request.rules.forced(most)):
+            return Guess(forced, FORCED)
         guess = own.lookup.next(most)
         found = 0 if guess is None else guess.by
         return self._answers.next(request.tenant, request.tokens, most, found) or guess
@@ -283,7 +283,7 @@ class Drafts:
         request.drafted, request.accepted = request.drafted + drafted, request.accepted + accepted
         assert request.guesses is not None
         guesses, by = request.guesses, request.guesses.last.by
-        source = self.by_source["model" if by == MODEL else "own_text" if by > 0 else "past_answers"]
+        source = self.by_source[_SOURCES.get(by, "own_text" if by > 0 else "past_answers")]
         source[0], source[1] = source[0] + drafted, source[1] + accepted
         tried = accepted if request.finished else min(accepted + 1, drafted)
         guesses.right.saw(by, accepted, tried)
