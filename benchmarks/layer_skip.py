@@ -31,7 +31,7 @@ import numpy.typing as npt
 import torch
 from draft_beside_target import drawn
 from peers.machine import commit, machine
-from speculation import EVALUATION_TEXT, probabilities
+from speculation import EVALUATION_TEXT
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from enginewright import LLM, SamplingParams
@@ -139,7 +139,7 @@ def shares(full: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> dic
     random = np.random.default_rng(0).random((len(full), DRAWS))
     equal = 0
     for uniforms, *pair in zip(random, full, other, strict=True):
-        sums = [np.cumsum(probabilities(one.astype(np.float64) / TEMPERATURE, 1.0)) for one in pair]
+        sums = [np.cumsum(np.exp((one.astype(np.float64) - one.max()) / TEMPERATURE)) for one in pair]
         drawn, guessed = (np.searchsorted(of, uniforms * of[-1], "right") for of in sums)
         equal += int((drawn == guessed).sum())
     greedy = float((full.argmax(-1) == other.argmax(-1)).mean())
@@ -167,6 +167,11 @@ def sublayer_seconds(bundle: Bundle, context: int) -> dict[str, float]:
             found["mlp" if {"mlp", "post_attention_layernorm"} & {*where} else "attention"] += float(took)
     rest = median(whole[2:]) - sum(found.values())
     return {kind: of / len(layers) for kind, of in found.items()} | {"rest": rest, "step": median(whole[2:])}
+
+
+def size(bundle: Bundle) -> int:
+    """Bytes of its weights."""
+    return sum(bundle.tensor(use.name).bytes for use in bundle.program("cpu").weights)
 
 
 def gain(share: float, each: float, rows: Sequence[float]) -> tuple[float, int]:
@@ -227,6 +232,11 @@ def skip(options: argparse.Namespace) -> dict[str, Any]:
             costs = {int(context): of for context, of in rows[key]["row_costs"]["alone"].items()}
         else:
             costs = row_seconds(bundle, CONTEXTS, 12.0)
+        drafts = {
+            other: {n: shares(logits[behind[n] :], others[n][behind[n] :]) for n, logits in everything[stem].items()}
+            for other, others in everything.items()
+            if f"{other}.bundle" in rows and size(bundles[other]) < size(bundle)
+        }
         results[stem] = of = {}
         for context in CONTEXTS:
             parts = sublayer_seconds(bundle, context)
@@ -239,23 +249,18 @@ def skip(options: argparse.Namespace) -> dict[str, Any]:
                     for way, a in w.items()
                 }
                 of[context]["gains"].append(by)
-            for other in bundles:
-                if other != stem and f"{other}.bundle" in rows:
-                    cost = rows[f"{other}.bundle"]["row_costs"]["alone"][str(context)][0] / costs[context][0]
-                    equal = {
-                        name: shares(logits[behind[name] :], everything[other][name][behind[name] :])
-                        for name, logits in everything[stem].items()
-                    }
-                    gains = {
-                        f"{n}, {way}": gain(a, cost, costs[context]) for n, w in equal.items() for way, a in w.items()
-                    }
-                    of[context]["drafts"][other] = {"cost": cost, "equal": equal, "gains": gains}
+            for other, equal in drafts.items():
+                cost = rows[f"{other}.bundle"]["row_costs"]["alone"][str(context)][0] / costs[context][0]
+                gains = {f"{n}, {way}": gain(a, cost, costs[context]) for n, w in equal.items() for way, a in w.items()}
+                of[context]["drafts"][other] = {"cost": cost, "equal": equal, "gains": gains}
             print(stem, context, {k: round(1e3 * v, 3) for k, v in parts.items()})
             for way in of[context]["gains"][0]:
                 at = max(range(len(order)), key=lambda n: of[context]["gains"][n][way][0])
                 best = of[context]["gains"][at][way]
-                drafts = {o: tuple(round(x, 2) for x in d["gains"][way]) for o, d in of[context]["drafts"].items()}
-                print(f"  {way}: {best[0]:.2f} without {at + 1}, drafts of {best[1]}, cost {each[at]:.2f}; {drafts}")
+                other_ways = {o: round(d["gains"][way][0], 2) for o, d in of[context]["drafts"].items()}
+                print(
+                    f"  {way}: {best[0]:.2f} without {at + 1}, drafts of {best[1]}, cost {each[at]:.2f}; {other_ways}"
+                )
     return {"skip": results}
 
 
