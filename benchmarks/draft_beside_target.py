@@ -2,10 +2,10 @@
 
     python benchmarks/draft_beside_target.py TARGET DRAFT [--rounds 5] [--json FILE]
 
-The draft goes on as if all that is being checked were right, and what doesn't follow is thrown away ("Mirror
-Speculative Decoding", Bhendawade et al. 2025, has two devices for that). Against it: both in turns, with all threads
-each, as ``LLM(speculate=BUNDLE)`` has it, and plain decoding. One greedy text, drafts of each length; the tokens must
-be the same. Before that, what steps take with all threads, with one, and with one while the other model runs.
+The draft goes on as if all that is being checked were right, and what doesn't follow is thrown away (a simple form of
+"Mirror Speculative Decoding", Bhendawade et al. 2025, which has two devices). Against it: both alternating, with all
+threads each, as ``LLM(speculate=BUNDLE)`` has it, and plain decoding. One greedy text, drafts of each length.
+All tokens must be the same. Before that, what steps take: with all threads, with one, and with one beside the other.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def agreed(tokens: list[int], guesses: Sequence[int], found: Sequence[int]) -> N
             break
 
 
-def in_turns(target: Decoder, draft: Decoder, prompt: list[int], length: int) -> tuple[list[int], float]:
+def alternating(target: Decoder, draft: Decoder, prompt: list[int], length: int) -> tuple[list[int], float]:
     """A text, and seconds; drafts of ``length`` tokens, or none."""
     guessing, tokens = Guessing(draft), [*prompt, target.after(prompt, 0)[-1]]
     guessing.known(prompt)
@@ -114,7 +114,7 @@ def in_turns(target: Decoder, draft: Decoder, prompt: list[int], length: int) ->
 
 
 def together(target: Decoder, draft: Decoder, prompt: list[int], least: int) -> tuple[list[int], float]:
-    """As ``in_turns``, with both at once. Behind a wrong guess the target waits for ``least`` guesses."""
+    """As ``alternating``, with both at once. Behind a wrong guess the target waits for ``least`` guesses."""
     guessing, tokens = Guessing(draft), [*prompt, target.after(prompt, 0)[-1]]
     guessing.known(prompt)
     guessing.guess()
@@ -167,9 +167,11 @@ def against(options: argparse.Namespace) -> dict[str, Any]:
             rows = range(1, 9) if kind == "target" else (1,)
             steps[f"{kind}, {name}"] = found = {n: step_seconds(models[i], n, other) for n in rows}
             print(f"{kind}, {name}:", *(f"{1e3 * took:.2f}" for took in found.values()), flush=True)
-    ways: dict[str, Any] = {f"in turns, {n}": partial(in_turns, *all_threads, prompt, n) for n in range(1, LONGEST + 1)}
+    ways: dict[str, Any] = {
+        f"alternating, {n}": partial(alternating, *all_threads, prompt, n) for n in range(1, LONGEST + 1)
+    }
     ways |= {f"together, {n}": partial(together, *one, prompt, n) for n in range(LONGEST)}
-    ways = {"plain": partial(in_turns, *all_threads, prompt, 0)} | ways
+    ways = {"plain": partial(alternating, *all_threads, prompt, 0)} | ways
     rates: dict[str, list[float]] = {name: [] for name in ways}
     wanted = ways["plain"]()[0]
     for number in range(options.rounds):
