@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def opened(options: argparse.Namespace, **more: Any) -> LLM:
     """The model, with a cache for the longest prompts."""
-    return LLM(options.bundle, threads=options.threads, memory=options.memory, **more)
+    return LLM(options.bundle, threads=options.threads, memory=options.memory, speculate=None, **more)
 
 
 def first_token(llm: LLM, prompt: list[int]) -> tuple[float, tuple[int, ...]]:

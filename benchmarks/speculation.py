@@ -58,9 +58,11 @@ from peers.marked_table import line
 from enginewright import LLM, SamplingParams
 from enginewright.optimizer.bench.speculation import TASKS
 from enginewright.optimizer.tune.row_seconds import CONTEXTS, row_seconds
+from enginewright.plugins.shared.contracts import StepInput
 from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
-from enginewright.runtime.scheduler.row_costs import RowCosts
+from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]
@@ -123,12 +125,10 @@ def row_costs(options: argparse.Namespace) -> dict[str, dict[int, tuple[float, .
 
 
 class Replayed(RowCosts):
-    """Costs that stay as they were measured; adds up what steps would take."""
-
-    seconds = 0.0
+    """Costs that stay as they were measured."""
 
     def took(self, rows: int, seconds: float) -> None:
-        self.seconds += self.of(rows)
+        pass
 
 
 def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -143,9 +143,16 @@ def replayed(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                 drafts = llm.engine.scheduler.drafts
                 assert drafts is not None
                 drafts.costs = costs = Replayed(measured)
+                submit, taken = llm.engine.executor.submit, []
+
+                def counted(step: StepInput) -> Pending:
+                    taken.append(costs.of(len(step.ids)) if len(step.ids) <= ROWS else 0.0)  # noqa: B023
+                    return submit(step)  # noqa: B023
+
+                llm.engine.executor.submit = counted  # type: ignore[method-assign]
                 (answer,) = llm.generate([TASKS[task]], replace(params, temperature=temperature, seed=1))
-            plain = (len(answer.token_ids) - 1) * costs.of(1)
-            found[name][f"{task}, temperature {temperature}"] = plain / costs.seconds
+                plain = (len(answer.token_ids) - 1) * costs.of(1)
+            found[name][f"{task}, temperature {temperature}"] = plain / sum(taken)
         print(name, ", ".join(f"{task}: {ratio:.2f}" for task, ratio in found[name].items()), flush=True)
     return found
 
@@ -197,7 +204,7 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, logprobs=0)
     found: dict[str, Any] = {}
     way = options.draft or "lookup"
-    with LLM(options.bundle, **common) as plain, LLM(options.bundle, speculate=way, **common) as ahead:
+    with LLM(options.bundle, speculate=None, **common) as plain, LLM(options.bundle, speculate=way, **common) as ahead:
         prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
         prompts["random"] = [random_tokens(plain)]
         prompts[AGAIN] = prompts[WRONG] = [TASKS["chat"]]

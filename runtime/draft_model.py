@@ -223,14 +223,14 @@ def open_draft(
 ) -> tuple[DraftModel | None, int | None]:
     """The second model that ``speculate`` names, and what it leaves of ``memory`` for the first one's KV cache.
 
-    Both caches hold the same number of tokens. None and "lookup" name none.
+    Both caches hold the same number of tokens. None, "auto" and "lookup" name none.
 
     Raises:
         BundleError: it is missing or damaged, or has no cpu target.
         RequestError: it has another vocabulary than ``bundle``, or ``target`` can't check guesses.
         CapacityError: the memory doesn't hold its weights and a block of both caches.
     """
-    if speculate is None or speculate == "lookup":
+    if speculate in (None, "auto", "lookup"):
         return None, memory
     if target != _TARGET:
         hint = "Use the cpu target."
@@ -240,7 +240,7 @@ def open_draft(
         groups = target_groups(draft, _TARGET, context) if draft.target(_TARGET) else ()
         tokenizer = draft.tokenizer_files()
     except BundleError as e:
-        raise BundleError(f"speculate: {e.message}", hint=f'{e.hint or ""} Or pass "lookup".'.strip()) from e
+        raise BundleError(f"speculate: {e.message}", hint=f'{e.hint or ""} Or pass "auto".'.strip()) from e
     if (problem := _disagreement(bundle, draft, tokenizer)) is not None:
         hint = "Pass a bundle of the same family of models, such as the same model in int4."
         raise RequestError(f"speculate: {draft.path} has another vocabulary than {bundle.path}: {problem}", hint=hint)

@@ -44,7 +44,7 @@ def scheduler_config(
 ) -> SchedulerConfig:
     """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
     if speculate == "" or not isinstance(speculate, (str, os.PathLike, type(None))):
-        hint = 'Pass "lookup", the path of a draft model\'s bundle, or None.'
+        hint = 'Pass "auto", "lookup", the path of a draft model\'s bundle, or None.'
         raise RequestError(f"speculate: {speculate!r} isn't a way to guess tokens", hint=hint)
     scheduling = scheduling_of(scheduling)
     most = ExecutorCaps().max_tokens
@@ -52,7 +52,7 @@ def scheduler_config(
     chunk = usual if prefill_chunk is None else prefill_chunk
     check_int("max_requests", max_requests, 1, most)
     check_int("prefill_chunk", chunk, 1, most)
-    ahead = speculate is not None
+    ahead = None if speculate == "auto" else speculate is not None
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
 
 

@@ -63,6 +63,7 @@ class LLM:
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
         speculate: "lookup" computes tokens ahead that stood behind the same few before; the path of a faster bundle
             with the same vocabulary, those that it guesses too. The tokens are the same. The cpu target alone has it.
+            "auto" is "lookup" there, but not with ``buckets``; elsewhere it is None, which computes none ahead.
         scheduling: None or "fcfs": first come, first served. Else "priority", "fair", "offline", or a ``Scheduling``.
         prefix_folder: where what leaves the prefix cache goes, to be read again, in a later process too. None: nowhere,
             as conversations would lie there. Made if it isn't there; it must be the user's alone.
@@ -95,7 +96,7 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
-        speculate: str | os.PathLike[str] | None = None,
+        speculate: str | os.PathLike[str] | None = "auto",
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
@@ -120,8 +121,11 @@ class LLM:
         context, budget = model.context_length, None if memory is None else parse_size(memory)
         draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
-        if isinstance(executor, StaticShapes) and not prefill_chunk:
-            config = replace(config, prefill_tokens=executor.caps.max_tokens)
+        if isinstance(executor, StaticShapes):
+            if not prefill_chunk:
+                config = replace(config, prefill_tokens=executor.caps.max_tokens)
+            if config.speculate is None:  # a few rows more may need a bucket of many
+                config = replace(config, speculate=False)
         del files
         return_freed_memory()
         self._start(Engine(executor, config, draft), model, tokenizer)

@@ -63,7 +63,7 @@ def measure_speculation(bundle: Bundle, speculate: str, rounds: int, threads: in
     common: dict[str, Any] = {"target": "cpu", "threads": threads, "memory": _MEMORY, "max_requests": 1}
     common["prefix_cache"] = False
     found = []
-    with LLM(bundle.path, **common) as plain, LLM(bundle.path, speculate=speculate, **common) as ahead:
+    with LLM(bundle.path, speculate=None, **common) as plain, LLM(bundle.path, speculate=speculate, **common) as ahead:
         for task, text in TASKS.items():
             prompt = plain.tokenizer.encode(text)
             most = min(TOKENS, plain.model.context_length - len(prompt))

@@ -81,7 +81,7 @@ def command(
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
     scheduling: SchedulingGiven = None,
-    speculate: Speculate = None,
+    speculate: Speculate = "auto",
     as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
@@ -104,7 +104,7 @@ def command(
         import readline  # noqa: F401  editing and history, for input()
     placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
     served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
-    served["speculate"] = speculate
+    served["speculate"] = None if speculate == "off" else speculate
     with LLM(bundle, **served) as llm:
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")

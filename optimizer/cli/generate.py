@@ -78,7 +78,7 @@ def command(
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
     scheduling: SchedulingGiven = None,
-    speculate: Speculate = None,
+    speculate: Speculate = "auto",
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
@@ -104,7 +104,7 @@ def command(
     options = template_options(tools, variables)
     placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
     served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
-    served["speculate"] = speculate
+    served["speculate"] = None if speculate == "off" else speculate
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates

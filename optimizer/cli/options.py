@@ -61,11 +61,11 @@ SchedulingGiven = Annotated[
     ),
 ]
 Speculate = Annotated[
-    str | None,
+    str,
     typer.Option(
-        metavar="lookup|BUNDLE",
-        help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. The cpu "
-        "target alone.",
+        metavar="auto|off|lookup|BUNDLE",
+        help="Compute likely tokens ahead, looked up or guessed by a faster bundle: the same tokens, sooner. auto "
+        "looks them up where the target can check them, as cpu does.",
     ),
 ]
 Target = Annotated[

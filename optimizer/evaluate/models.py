@@ -65,6 +65,7 @@ class BundleModel:
             threads=threads,
             memory=memory,
             max_requests=1,
+            speculate=None,
         )
         self.name = self._llm.model.name
         self.vocab_size = self._llm.model.vocab_size

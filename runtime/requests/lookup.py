@@ -135,19 +135,23 @@ class Guesses:
         right: how often its guesses were right; before there were many, how often all requests' were.
         last: what its draft was.
         found: the step in which it had one, or began.
+        next_look: the step in which to look for one again.
     """
 
     def __init__(self, tokens: Sequence[int], right: RightTokens, step: int) -> None:
-        self.lookup, self.right, self.last, self.found = Lookup(tokens), RightTokens(right), Guess((), 0), step
+        self.lookup, self.right, self.last = Lookup(tokens), RightTokens(right), Guess((), 0)
+        self.found = self.next_look = step
 
 
-def due(step: int, found: int) -> bool:
-    """Whether to look for guesses in a step; the last one was found in step ``found``.
+def next_look(step: int, found: int) -> int:
+    """The step in which to look for guesses again, after one in which there was none; the last was found in ``found``.
 
     Looking takes time, so where none was found for long not each step looks. What repeats itself is found later, too.
+    Requests look in the same steps.
     """
     misses = step - found
-    return misses < 4 or not step % (2 if misses < 16 else 4 if misses < 32 else 8)
+    every = 1 if misses < 4 else min(1 << misses.bit_length() - 2, 16)
+    return (step // every + 1) * every
 
 
 class PastAnswers:

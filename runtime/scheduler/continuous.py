@@ -66,7 +66,8 @@ class ContinuousScheduler:
             self.policy = Policy(config.scheduling, self._most_running, most_prompt, clock, self._found)
             self.waiting = self.policy.waiting
         self.running: list[Request] = []  # oldest first
-        self.drafts = Drafts(caps, guesser) if config.speculate else None
+        speculates = caps.verifies if config.speculate is None else config.speculate
+        self.drafts = Drafts(caps, guesser) if speculates else None
         self.preemptions = 0
         self._inputs = StepInputs(self.groups, self.cache.windows)
         self._decoded_last = False
@@ -156,7 +157,7 @@ class ContinuousScheduler:
         self.cache.copies, self.cache.clears = {}, {}
         if self.cache.disk is not None:
             self.cache.disk.computed(len(batch.step.ids), self._clock() - self._began)
-        if self.drafts is not None:
+        if self.drafts is not None and self.drafts.looks:
             self.drafts.stepped(batch, self._clock() - self._scheduled)
         if self.policy is not None:
             self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
@@ -261,12 +262,18 @@ class ContinuousScheduler:
         """One token of every running request that lacks just one; preempts the newest where blocks run out."""
         chunks, preemptions = [], self.preemptions
         paused = None if self.policy is None else self.policy.paused
-        drafts = self.drafts is not None and self.drafts.begin_step(self.running, paused or ())
+        drafts = self.drafts
+        if drafts is not None:
+            drafts.next_step(self.running)
+            if drafts.looks:
+                drafts.begin_step(self.running, paused or ())
+            else:
+                drafts = None
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
             if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                chunks.append(self._drafted(request) if drafts else Chunk(request, request.computed, 1))
+                chunks.append(Chunk(request, request.computed, 1) if drafts is None else self._drafted(request))
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _drafted(self, request: Request) -> Chunk:

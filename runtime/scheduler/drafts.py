@@ -18,15 +18,24 @@ from typing import Any, Protocol
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, ExecutorCaps, StepOutput
 from enginewright.plugins.shared.errors import RequestError
-from enginewright.runtime.requests.lookup import FORCED, MODEL, Credit, Guess, Guesses, PastAnswers, RightTokens, due
+from enginewright.runtime.requests.lookup import (
+    FORCED,
+    MODEL,
+    Credit,
+    Guess,
+    Guesses,
+    PastAnswers,
+    RightTokens,
+    next_look,
+)
 from enginewright.runtime.requests.request import Request
 
 from .base import Batch, Chunk
 from .row_costs import ROWS, RowCosts
 from .step_outputs import logprobs_of
 
-LEAST_GAIN = 1.03
-"""A draft is expected to give so many times as many tokens a second, as what it costs besides isn't measured."""
+LEAST_GAIN = 1.05
+"""A draft is expected to give so many times as many tokens a second: what it costs besides rows isn't measured."""
 LEAST_LEFT = 32
 """An answer is expected to go on for as many tokens as it has, and so many at least, unless it ends by max_tokens."""
 _SOURCES = {MODEL: "model", FORCED: "forced"}
@@ -67,6 +76,7 @@ class Drafts:
     Attributes:
         drafted, accepted: tokens so far; by_source: both, of each source.
         costs: of steps.
+        looks: whether the next step may have drafts; ``begin_step``, ``of`` and ``stepped`` aren't called for others.
         guesser: makes guesses where none is looked up that is expected to give more.
     """
 
@@ -85,7 +95,7 @@ class Drafts:
         self._rows = 0  # of the step that is being made
         self._tokens = 0.0  # that are expected of it
         self._decoding, self._step_seconds = 1, 0.0  # requests in it, and what it takes without drafts
-        self._found, self._looks = 0, True  # the step of the last draft or new request; whether this one may have some
+        self.looks, self._next_look = False, 0
         self._newest: Request | None = None
         self._off = 0.0  # seconds of a drafted row of the last step beyond those that were expected
         self._credit = Credit()
@@ -109,18 +119,16 @@ class Drafts:
             f"a step of it takes {own * 1e3:.2f} ms, and one of the model {least * 1e3:.2f} ms" if own > least else None
         )
 
-    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> bool:
-        """These decode in the next one, at most, and not the paused ones. Guesses are made, if any are to be.
-
-        Returns:
-            Whether there may be drafts; ``of`` isn't called otherwise.
-        """
+    def next_step(self, running: Sequence[Request]) -> None:
+        """Sets ``looks`` for a step in which at most these decode. Called before each, so it has to be quick."""
         self._credit.steps += 1
         if running and running[-1] is not self._newest:
-            self._newest, self._found = running[-1], self._credit.steps
-        self._looks = due(self._credit.steps, self._found)
-        if not self._looks:
-            return False
+            self._newest, self._next_look = running[-1], 0
+        self.looks = self._credit.steps >= self._next_look
+
+    def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
+        """Of one that looks; the paused ones don't decode. Guesses are made, if any are to be."""
+        self._next_look = self._credit.steps + 16
         self._rows, self._tokens = len(running), float(len(running))
         self._decoding = max(len(running), 1)
         self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
@@ -129,7 +137,6 @@ class Drafts:
         self._step_seconds = self.costs.of(self._decoding)
         if self.guesser is not None and self.guesser.off is None:
             self._guess(self.guesser, [one for one in running if one.remaining == 1 and one not in paused])
-        return True
 
     def of(self, request: Request) -> Sequence[int]:
         """A draft for a request that decodes; empty where there is none that would pay."""
@@ -139,17 +146,26 @@ class Drafts:
         if most < 1:
             return ()
         own = self._guesses_of(request)
-        if not due(self._credit.steps, own.found) or (guess := self._looked_up(request, own, most)) is None:
+        step = self._credit.steps
+        if step >= own.next_look:
+            own.next_look = next_look(step, own.found)
+            guess = self._looked_up(request, own, most)
+        else:
+            guess = None
+        self._next_look = min(self._next_look, own.next_look)
+        if guess is None:
             return ()
         _, length, expected = self._best(own.right.share(guess.by), len(guess.tokens), self._credit_of(guess.by))
         if not length:
             own.right.forget(guess.by)
             self._right.forget(guess.by)
             return ()
-        self._pay(guess.by, self.costs.of(self._rows + length) - self.costs.of(self._rows))
+        more = self.costs.of(self._rows + length) - self.costs.of(self._rows)
+        self._pay(guess.by, more + (LEAST_GAIN - 1) * self._step_seconds)
         self._rows, self._tokens = self._rows + length, expected
         own.last = Guess(guess.tokens[:length], guess.by)
-        own.found = self._found = self._credit.steps
+        own.found, own.next_look = step, step + 1
+        self._next_look = step + 1
         return own.last.tokens
 
     def _credit_of(self, kind: int) -> float:
@@ -240,7 +256,8 @@ class Drafts:
             if tokens:
                 own = self._guesses_of(request)
                 own.last = Guess(tokens, MODEL)
-                own.found = self._found = self._credit.steps
+                own.found, own.next_look = self._credit.steps, self._credit.steps + 1
+                self._next_look = own.next_look
                 self._guessed[request] = tokens
                 self._rows += len(tokens)
                 self._tokens += sum(share**at for at in range(1, len(tokens) + 1))
@@ -291,9 +308,7 @@ class Drafts:
         self._pay(by, drafted * self._off - accepted * self._step_seconds / self._decoding)
 
     def stepped(self, batch: Batch, seconds: float) -> None:
-        """A step took so long, with making it; what it teaches, if there were no prompts in it."""
-        if not self._looks:
-            return
+        """A step that looked took so long, with making it; what it teaches, if there were no prompts in it."""
         rows, drafted = len(batch.step.ids), 0
         for chunk in batch.chunks:
             drafted += len(chunk.draft)
@@ -303,7 +318,8 @@ class Drafts:
         if drafted and self.costs.known:
             expected = self.costs.of(rows) + self._guessing
             self._off = (min(seconds, 2 * expected) - expected) / drafted
-        self.costs.took(rows, seconds - self._guessed_in)
+        if drafted or self._credit.steps < 64 or not self._credit.steps % 16:  # plain ones are known by then
+            self.costs.took(rows, seconds - self._guessed_in)
 
     def ended(self, request: Request) -> None:
         """Its answer may come again."""

@@ -24,7 +24,7 @@ class SchedulerConfig:
         prefill_chunk: most prefill tokens of one request in a step; None sets no limit of its own.
         prefix_cache: whether a request begins with what others have computed of its tokens.
         scheduling: None is first come, first served.
-        speculate: whether likely tokens are computed ahead, where the executor takes several rows of a request.
+        speculate: whether likely tokens are computed ahead; None: where the executor takes several rows of a request.
     """
 
     max_requests: int = 64
@@ -32,7 +32,7 @@ class SchedulerConfig:
     prefill_chunk: int | None = None
     prefix_cache: bool = False
     scheduling: Scheduling | None = None
-    speculate: bool = False
+    speculate: bool | None = False
 
 
 def check_request(

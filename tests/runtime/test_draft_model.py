@@ -76,7 +76,7 @@ def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, draft
     params[1] = replace(params[1], logit_bias={7: 1.5}, bad_words=[[11]], allowed_token_ids=range(5, 90))
     params[2] = replace(params[2], frequency_penalty=0.5)
     params[3] = replace(params[3], n=2 if temperature else 1)
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate=draft) as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=draft) as ahead:
         wanted = plain.generate(PROMPTS, params)
         for prompt, one, result in zip(PROMPTS, params, wanted, strict=True):
             assert ahead.generate([prompt], one) == [result]
@@ -92,7 +92,7 @@ def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, draft
 @pytest.mark.usefixtures("costs_are_given")
 def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
     """With the same model, all of whose guesses are right; no room for four requests, and less in its cache."""
-    single = ew.LLM(tiny_bundle, memory="1MiB")
+    single = ew.LLM(tiny_bundle, memory="1MiB", speculate=None)
     groups = single._executor.cache_groups
     executor = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 5 for group in groups}, threads=1)
     small = CpuExecutor(Bundle.open(tiny_bundle), {group.name: 4 for group in groups}, threads=1)
@@ -124,7 +124,7 @@ def test_preemption_and_cancelling(tiny_bundle: Path) -> None:
 
 @pytest.mark.usefixtures("costs_are_given")
 def test_a_draft_model_that_fails_is_switched_off(tiny_bundle: Path, tiny_int8: Path) -> None:
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate=tiny_int8) as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate=tiny_int8) as ahead:
         wanted = plain.generate(PROMPTS, PARAMS)
         executor, calls = ahead.engine._guesser._executor, 0  # type: ignore[union-attr]
         submit = executor.submit

@@ -132,7 +132,7 @@ def agent(model: str, work: Workload) -> Report:
         return ids, first
 
     def opened(prefix_cache: bool) -> LLM:
-        llm = LLM(model, threads=work.threads, memory="1GiB", prefix_cache=prefix_cache)
+        llm = LLM(model, threads=work.threads, memory="1GiB", prefix_cache=prefix_cache, speculate=None)
         asked(llm, work.prompts(1, 64)[0])
         return llm
 

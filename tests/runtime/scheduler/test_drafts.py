@@ -32,7 +32,7 @@ def steps_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, temperature: float) -> None:
     params = [replace(PARAMS, temperature=temperature, seed=seed) for seed in range(6)]
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
         wanted = plain.generate([LOOPING] * 6, params)
         for one, result in zip(params, wanted, strict=True):
             assert ahead.generate([LOOPING], one) == [result]
@@ -68,7 +68,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(tiny_bundle: Path) -> None
 @pytest.mark.usefixtures("steps_are_not_timed")
 def test_tokens_that_have_to_come_are_known_before(tiny_bundle: Path) -> None:
     params = replace(PARAMS, allowed_token_ids=[9], temperature=1.0, seed=1)
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
         (result,) = ahead.generate([list(range(40, 52))], params)
         assert [result] == plain.generate([list(range(40, 52))], params)
         found = ahead.info()["speculation"]["sources"]
@@ -78,7 +78,7 @@ def test_tokens_that_have_to_come_are_known_before(tiny_bundle: Path) -> None:
 
 
 def test_stops_end_within_a_draft(tiny_bundle: Path) -> None:
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
         (free,) = plain.generate([LOOPING], PARAMS)
         for at in (5, 20, 41):
             stopped = replace(PARAMS, stop_token_ids=[free.token_ids[at]])
@@ -101,7 +101,7 @@ def test_rules_that_change_with_each_token_see_the_draft_before_it(tiny_bundle: 
         replace(few, allowed_token_ids=[9, 12], logit_bias={9: 1.0}, bad_words=[[9, 9, 9, 12], [12, 9]]),
         few,
     ]
-    with ew.LLM(tiny_bundle) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
+    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(tiny_bundle, speculate="lookup") as ahead:
         for params in several:
             (wanted,), (found,) = plain.generate([[9, 9, 10] * 4], params), ahead.generate([[9, 9, 10] * 4], params)
             assert found == wanted
@@ -212,6 +212,7 @@ def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, deco
     lost = 0.0
     tried = 0
     for steps in range(1, 1001):
+        drafts.next_step(requests)
         drafts.begin_step(requests)
         chunks = []
         for request in requests:
@@ -230,4 +231,4 @@ def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, deco
             else:
                 chunk.request.accept(6, None)
         assert lost <= 3 * CREDIT + MORE_CREDIT * steps  # the first ones are tried before their costs are known
-    assert tried > 3
+    assert tried > 1
