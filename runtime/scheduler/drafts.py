@@ -124,7 +124,7 @@ class Drafts:
         self._credit.steps += 1
         if running and running[-1] is not self._newest:
             self._newest, self._next_look = running[-1], 0
-        self.looks = self._credit.steps >= self._next_look
+        self.looks = len(running) < ROWS and self._credit.steps >= self._next_look
 
     def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
         """Of one that looks; the paused ones don't decode. Guesses are made, if any are to be."""

@@ -248,7 +248,7 @@ def test_greedy_tokens_are_the_best_of_the_logits(bundle: Path) -> None:
 
 
 def test_times_are_added_up_while_a_profile_is_set(bundle: Path) -> None:
-    with LLM(bundle, threads=1) as llm:
+    with LLM(bundle, threads=1, speculate=None) as llm:
         params = SamplingParams(max_tokens=5, ignore_eos=True)
         plain = llm.generate([5, 6, 7], params)
         executor = llm.engine.executor

@@ -37,6 +37,7 @@ def test_tokens_and_log_probabilities_are_those_without(tiny_bundle: Path, tempe
         for one, result in zip(params, wanted, strict=True):
             assert ahead.generate([LOOPING], one) == [result]
         assert ahead.generate([LOOPING] * 6, params) == wanted  # in company
+        assert ahead.generate([LOOPING] * 20, [params[0]] * 20) == [wanted[0]] * 20  # more than there are rows
         found = ahead.info()["speculation"]
         assert found["drafted"] >= found["accepted"] >= (temperature == 0)
         assert found["drafted"] > 0
