@@ -32,7 +32,7 @@ from enginewright.plugins.shared.contracts import StepInput
 from enginewright.plugins.shared.step_costs import StepSizes
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
-from enginewright.runtime.scheduler.drafts import ROWS
+from enginewright.runtime.scheduler.row_costs import ROWS
 
 TOKENS, LONGEST = 128, 6
 """Of the text, and of a draft."""

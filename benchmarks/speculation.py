@@ -11,8 +11,9 @@ itself, "chat" write freely; "random" is random tokens, which nothing follows bu
 of "chat", eight at a time, each with a seed of its own. "wrong" is "chat" with a guess before each step that is never
 right, and looks like one behind eight tokens that are the same. Each round is of another tenant, so that answers of
 earlier rounds aren't known; "chat again" is asked a second time by the same one. Each round has both, and the other one
-first each time; the ratio is of one round's times from the first new token to the last, the median counts. Tokens and
-log-probabilities are compared: they must be the same.
+first each time; the ratio is of one round's times, the median counts. A round's time is that of each request from its
+first new token to its last, added up: of eight at a time the last one to end would hide what the others gain. Tokens
+and log-probabilities are compared: they must be the same.
 
 With ``--row-costs``: what steps of 1 to 16 rows of one request take, by its context, alone and beside seven other
 requests. With ``--replay`` nothing of a speed is measured: the tasks run with drafts as long as would pay for another
@@ -249,8 +250,7 @@ def measured(
         time.sleep(0.2)  # threads of the other sleep by then
         with always_wrong(llm.model.vocab_size) if task.startswith(WRONG) else nullcontext():
             outputs = llm.generate(prompts, params, tenant=tenant)
-        last = max(output.metrics.last_token or 0.0 for output in outputs)
-        seconds[llm] = last - min(output.metrics.first_token or 0.0 for output in outputs)
+        seconds[llm] = sum(output.metrics.interval_seconds for output in outputs)
         results[llm] = outputs
     assert results[plain] == results[ahead], "speculation changed a token or a log-probability"
     tokens = sum(len(output.token_ids) - 1 for output in results[ahead])
