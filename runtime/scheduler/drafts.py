@@ -128,7 +128,8 @@ class Drafts:
 
     def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
         """Of one that looks; the paused ones don't decode. Guesses are made, if any are to be."""
-        self._next_look = self._credit.steps + 16
+        prompts = any(request.remaining > 1 for request in running)  # who may decode in the next step
+        self._next_look = self._credit.steps + (1 if prompts else 16)
         self._rows, self._tokens = len(running), float(len(running))
         self._decoding = max(len(running), 1)
         self._guessed, self._guessing, self._guessed_in = {}, 0.0, 0.0
