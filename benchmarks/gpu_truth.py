@@ -338,7 +338,7 @@ def run_stage(stage: str, machine: Machine, output: Path, only: Sequence[str] = 
             file.flush()
             os.fsync(file.fileno())
 
-        keep({"wheels": unpack(machine.packed / "wheels", Path(modules.name), environment)})
+        keep({"part": "wheels", "unpacked": unpack(machine.packed / "wheels", Path(modules.name), environment)})
         for name, part in STAGES[stage].items():
             if (only and name not in only) or (machine.rehearse and not part.rehearsed):
                 continue

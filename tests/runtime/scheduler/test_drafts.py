@@ -70,9 +70,10 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(tiny_bundle: Path) -> None
 def test_tokens_that_have_to_come_are_known_before(tiny_bundle: Path) -> None:
     params = replace(PARAMS, allowed_token_ids=[9], temperature=1.0, seed=1)
     prompt = list(range(40, 80))
-    with ew.LLM(tiny_bundle, speculate=None) as plain, ew.LLM(
-        tiny_bundle, speculate="lookup", prefill_chunk=8
-    ) as ahead:
+    with (
+        ew.LLM(tiny_bundle, speculate=None) as plain,
+        ew.LLM(tiny_bundle, speculate="lookup", prefill_chunk=8) as ahead,
+    ):
         (result,) = ahead.generate([prompt], params)
         assert [result] == plain.generate([prompt], params)
         found = ahead.info()["speculation"]["sources"]
