@@ -10,10 +10,11 @@ Tasks: "copy" has the model repeat a text, "edit" repeat it with a word changed,
 itself, "chat" write freely; "random" is random tokens, which nothing follows but by chance. One request each, then 24
 of "chat", eight at a time, each with a seed of its own. "wrong" is "chat" with a guess before each step that is never
 right, and looks like one behind eight tokens that are the same. Each round is of another tenant, so that answers of
-earlier rounds aren't known; "chat again" is asked a second time by the same one. Each round has both, and the other one
-first each time; the ratio is of one round's times, the median counts. A round's time is that of each request from its
-first new token to its last, added up: of eight at a time the last one to end would hide what the others gain. Tokens
-and log-probabilities are compared: they must be the same.
+earlier rounds aren't known; "chat again" is asked a second time by the same one. A round has both in turn, eight steps
+of the one and eight of the other, as a machine's speed changes within a second; the first of eight doesn't count.
+Speeds are new tokens over the time that their requests waited for them: of eight at a time the last one to end would
+hide what the others gain. The ratio is of one round's speeds; the median counts. Tokens and log-probabilities are
+compared: they must be the same.
 
 With ``--row-costs``: what steps of 1 to 16 rows of one request take, by its context, alone and beside seven other
 requests. With ``--replay`` nothing of a speed is measured: the tasks run with drafts as long as would pay for another
@@ -63,11 +64,14 @@ from enginewright.plugins.shared.contracts import StepInput
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.executors.base import Pending
 from enginewright.runtime.requests.lookup import OWN_GRAMS, Guess, Lookup
+from enginewright.runtime.requests.request import Request
 from enginewright.runtime.scheduler.row_costs import ROWS, RowCosts
 
 TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]
 AGAIN, WRONG = "chat again", "wrong"
+TURN = 8
+"""Steps of one of two that are compared."""
 SECONDS = 12.0
 """Of row costs, for each company."""
 EVALUATION_TEXT = REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt"
@@ -206,10 +210,11 @@ def alone(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     way = options.draft or "lookup"
     with LLM(options.bundle, speculate=None, **common) as plain, LLM(options.bundle, speculate=way, **common) as ahead:
-        prompts: dict[str, list[Any]] = {name: [text] for name, text in TASKS.items()}
-        prompts["random"] = [random_tokens(plain)]
-        prompts[AGAIN] = prompts[WRONG] = [TASKS["chat"]]
-        prompts[f"chat, {TOGETHER} at a time"] = [f"{TASKS['chat']}{i}. " for i in range(3 * TOGETHER)]
+        encode = plain.tokenizer.encode
+        prompts = {name: [encode(text)] for name, text in TASKS.items()} | {"random": [random_tokens(plain)]}
+        prompts[AGAIN] = prompts[WRONG] = prompts["chat"]
+        stories = [f"{TASKS['chat']}{i}. " for i in range(3 * TOGETHER)]
+        prompts[f"chat, {TOGETHER} at a time"] = [encode(text) for text in stories]
         prompts[f"{WRONG}, {TOGETHER} at a time"] = prompts[f"chat, {TOGETHER} at a time"]
         for name, several in prompts.items():
             if options.only and name not in options.only:
@@ -238,25 +243,41 @@ def random_tokens(llm: LLM) -> list[int]:
 
 
 def measured(
-    plain: LLM, ahead: LLM, prompts: list[Any], params: list[SamplingParams], task: str, number: int
+    plain: LLM, ahead: LLM, prompts: list[list[int]], params: list[SamplingParams], task: str, number: int
 ) -> dict[str, float]:
     """A round by its number: the ratio, and of the speculating one tokens a second, drafted and accepted."""
     tenant = f"{task} {params[0].temperature} {number}"
-    seconds: dict[LLM, float] = {}
-    results: dict[LLM, list[Any]] = {}
     if task == AGAIN:
         ahead.generate(prompts, params, tenant=tenant)
-    for llm in (plain, ahead) if number % 2 else (ahead, plain):
-        time.sleep(0.2)  # threads of the other sleep by then
-        with always_wrong(llm.model.vocab_size) if task.startswith(WRONG) else nullcontext():
-            outputs = llm.generate(prompts, params, tenant=tenant)
-        seconds[llm] = sum(output.metrics.interval_seconds for output in outputs)
-        results[llm] = outputs
-    assert results[plain] == results[ahead], "speculation changed a token or a log-probability"
-    tokens = sum(len(output.token_ids) - 1 for output in results[ahead])
-    found = {"ratio": seconds[plain] / seconds[ahead], "tokens_per_second": tokens / seconds[ahead]}
-    found["drafted"] = float(sum(output.metrics.drafted for output in results[ahead]))
-    return found | {"accepted": float(sum(output.metrics.accepted for output in results[ahead]))}
+    order = (plain, ahead) if number % 2 else (ahead, plain)
+    requests = {llm: [request(llm, *one, tenant) for one in zip(prompts, params, strict=True)] for llm in order}
+    seconds, tokens = dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
+    with always_wrong(plain.model.vocab_size) if task.startswith(WRONG) else nullcontext():
+        while any(llm.engine.has_work() for llm in order):
+            for llm in order:
+                for at in range(TURN):
+                    if not llm.engine.has_work():
+                        break
+                    decoding = [one for one in llm.engine.scheduler.running if one.output_length]
+                    before = sum(one.output_length for one in decoding)
+                    began = time.perf_counter()
+                    llm.engine.step()
+                    if at:  # in the first one threads of the other are awake, and its memory is in the caches
+                        seconds[llm] += (time.perf_counter() - began) * len(decoding)
+                        tokens[llm] += sum(one.output_length for one in decoding) - before
+    answers = {llm: [(one.tokens, one.token_logprobs) for one in of] for llm, of in requests.items()}
+    assert answers[plain] == answers[ahead], "speculation changed a token or a log-probability"
+    speeds = {llm: tokens[llm] / seconds[llm] for llm in order}
+    found = {"ratio": speeds[ahead] / speeds[plain], "tokens_per_second": speeds[ahead]}
+    found["drafted"] = float(sum(one.drafted for one in requests[ahead]))
+    return found | {"accepted": float(sum(one.accepted for one in requests[ahead]))}
+
+
+def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) -> Request:
+    """Queues one."""
+    one = Request(prompt, params, max_tokens=params.max_tokens or 1, tenant=tenant)
+    llm.engine.add_request(one)
+    return one
 
 
 @contextmanager

@@ -16,7 +16,8 @@ class RowCosts:
 
     Expected is what ``optimize tune`` measured, or else a line as of small models on CPUs with 512-bit vectors. What
     steps take is a line through what is expected of the last ones, and how far those of each number of rows are from
-    it: kernels take rows by twos, fours or sixteens, and the machine may have become slower.
+    it: kernels take rows by twos, fours or sixteens. Numbers of rows that weren't seen lately are as far from it as
+    the last steps were: what changed is the speed of the machine, then.
 
     Args:
         measured: tokens of a request -> seconds of steps in which it has 1, 2, ... rows.
@@ -28,7 +29,11 @@ class RowCosts:
     _ROW = 0.07
     """Seconds of a further row, in steps of one row."""
     _KEPT = 0.995
-    """Of the weight of a step, at each further one: the load of a machine changes."""
+    """Of the weight of a step in the line, at each further one: the load of a machine changes."""
+    _LATELY = 0.97
+    """The same of steps of one number of rows."""
+    _LIKE_OTHERS = 2.0
+    """Steps of a number of rows that are taken to be as far from the line as all last ones."""
     _PRIOR = ((1, 4.0), (4, 2.0), (16, 0.25))
     """Rows and weights of steps that take what is expected."""
 
@@ -41,7 +46,8 @@ class RowCosts:
         self._weight = self._sum = self._squares = self._seconds = self._products = 0.0
         self._scale = 0.0  # seconds of a step, over what is expected
         self._apart = [1.0] * (ROWS + 1)  # seconds of so many rows, over what the line says
-        self._counts = [2] * (ROWS + 1)  # steps whose mean that is; two that are on the line to begin with
+        self._counts = [0.0] * (ROWS + 1)  # steps whose mean that is
+        self._all_apart = 1.0  # the same of the last steps of any number of rows
 
     def at(self, context: float) -> None:
         """Steps are now of requests with so many tokens each, on average."""
@@ -72,9 +78,11 @@ class RowCosts:
         spread = weight * xx - x * x
         self._slope = max((weight * xy - x * y) / spread, 0.0) if spread > 0 else self._scale
         self._base = (y - self._slope * x) / weight
-        self._counts[rows] = min(self._counts[rows] + 1, 32)
         apart = seconds / self._line(rows)
+        self._counts = [self._LATELY * count for count in self._counts]
+        self._counts[rows] += 1
         self._apart[rows] += (apart - self._apart[rows]) / self._counts[rows]
+        self._all_apart += (apart - self._all_apart) * max(1 - self._LATELY, 1 / self._weight)
 
     @property
     def known(self) -> bool:
@@ -86,7 +94,8 @@ class RowCosts:
 
     def of(self, rows: int) -> float:
         """Seconds of a step of so many rows."""
-        return self._line(rows) * self._apart[rows]
+        count, others = self._counts[rows], self._LIKE_OTHERS
+        return self._line(rows) * (count * self._apart[rows] + others * self._all_apart) / (count + others)
 
     def describe(self) -> dict[str, float]:
         """Microseconds."""

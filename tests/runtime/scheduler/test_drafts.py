@@ -187,6 +187,16 @@ def test_costs_are_those_that_were_measured() -> None:
     assert [costs.of(rows) for rows in (1, 2, 3, 4)] == pytest.approx([2, 2, 3, 3], rel=0.1)
 
 
+@pytest.mark.parametrize(("first", "later"), [(50.0, 1.0), (1.0, 0.6), (1.0, 1.6)])
+def test_steps_of_more_rows_follow_those_that_are_seen(first: float, later: float) -> None:
+    """The first step of a process is slow, or the machine becomes faster or slower: rows seem neither dear nor free."""
+    costs = RowCosts()
+    for i in range(200):
+        costs.took(8, first if i == 0 else 1.0 if i < 100 else later)
+        if i >= 20:
+            assert [costs.of(rows) / costs.of(8) for rows in (9, 16)] == pytest.approx([1.05, 1.38], rel=0.08)
+
+
 def test_costs_begin_with_what_was_measured() -> None:
     """By context; the machine may be slower now than it was then."""
     short, long = [1.0] * 8 + [1.5] * 8, [2.0] * 8 + [4.0] * 8
