@@ -11,10 +11,9 @@ itself, "chat" write freely; "random" is random tokens, which nothing follows bu
 of "chat", eight at a time, each with a seed of its own. "wrong" is "chat" with a guess before each step that is never
 right, and looks like one behind eight tokens that are the same. Each round is of another tenant, so that answers of
 earlier rounds aren't known; "chat again" is asked a second time by the same one. A round has both in turn, eight steps
-of the one and eight of the other, as a machine's speed changes within a second; the first of eight doesn't count.
-Speeds are new tokens over the time that their requests waited for them: of eight at a time the last one to end would
-hide what the others gain. The ratio is of one round's speeds; the median counts. Tokens and log-probabilities are
-compared: they must be the same.
+of the one and eight of the other, as a machine's speed changes within a second. Speeds are new tokens over the time
+that their requests waited for them: of eight at a time the last one to end would hide what the others gain. The ratio
+is of one round's speeds; the median counts. Tokens and log-probabilities are compared: they must be the same.
 
 With ``--row-costs``: what steps of 1 to 16 rows of one request take, by its context, alone and beside seven other
 requests. With ``--replay`` nothing of a speed is measured: the tasks run with drafts as long as would pay for another
@@ -255,16 +254,15 @@ def measured(
     with always_wrong(plain.model.vocab_size) if task.startswith(WRONG) else nullcontext():
         while any(llm.engine.has_work() for llm in order):
             for llm in order:
-                for at in range(TURN):
+                for _ in range(TURN):
                     if not llm.engine.has_work():
                         break
                     decoding = [one for one in llm.engine.scheduler.running if one.output_length]
                     before = sum(one.output_length for one in decoding)
                     began = time.perf_counter()
                     llm.engine.step()
-                    if at:  # in the first one threads of the other are awake, and its memory is in the caches
-                        seconds[llm] += (time.perf_counter() - began) * len(decoding)
-                        tokens[llm] += sum(one.output_length for one in decoding) - before
+                    seconds[llm] += (time.perf_counter() - began) * len(decoding)
+                    tokens[llm] += sum(one.output_length for one in decoding) - before
     answers = {llm: [(one.tokens, one.token_logprobs) for one in of] for llm, of in requests.items()}
     assert answers[plain] == answers[ahead], "speculation changed a token or a log-probability"
     speeds = {llm: tokens[llm] / seconds[llm] for llm in order}

@@ -96,7 +96,7 @@ class LLM:
         prefill_chunk: int | None = None,
         buckets: bool = True,
         prefix_cache: bool = True,
-        speculate: str | os.PathLike[str] | None = None,
+        speculate: str | os.PathLike[str] | None = "auto",
         scheduling: Scheduling | Mapping[str, Any] | str | None = None,
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,

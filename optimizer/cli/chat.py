@@ -81,7 +81,7 @@ def command(
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
     scheduling: SchedulingGiven = None,
-    speculate: Speculate = "off",
+    speculate: Speculate = "auto",
     as_json: AsJson = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""

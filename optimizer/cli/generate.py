@@ -78,7 +78,7 @@ def command(
     memory: Memory = None,
     prefix_folder: PrefixFolder = None,
     scheduling: SchedulingGiven = None,
-    speculate: Speculate = "off",
+    speculate: Speculate = "auto",
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
