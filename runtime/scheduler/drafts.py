@@ -314,7 +314,7 @@ class Drafts:
         for chunk in batch.chunks:
             drafted += len(chunk.draft)
         self._off = 0.0
-        if rows != len(batch.chunks) + drafted:
+        if rows > ROWS or rows != len(batch.chunks) + drafted:  # requests that begin with one token come on top
             return
         if drafted and self.costs.known:
             expected = self.costs.of(rows) + self._guessing

@@ -213,6 +213,18 @@ def test_costs_begin_with_what_was_measured() -> None:
     assert (costs.of(1), costs.of(16)) == pytest.approx((1.5, 2.25), rel=0.05)
 
 
+def test_a_step_may_have_more_rows_than_drafts_fill() -> None:
+    """Prompts of which all but one token are in the prefix cache join a step that drafts have filled."""
+    drafts, requests = Drafts(ExecutorCaps(verifies=True)), [Request([1, 2], PARAMS) for _ in range(4)]
+    drafts.costs.took(1, 1.0)
+    before = [drafts.costs.of(rows) for rows in range(1, ROWS + 1)]
+    chunks = (Chunk(requests[0], 1, ROWS, [5] * (ROWS - 1)), *(Chunk(one, 1, 1) for one in requests[1:]))
+    ints = np.zeros(ROWS + 3, np.int32)
+    step = StepInput(ids=ints, positions=ints, q_start=ints, kv_len=ints, block_tables={}, slots={}, rows=ints)
+    drafts.stepped(Batch(chunks, step), 9.0)
+    assert [drafts.costs.of(rows) for rows in range(1, ROWS + 1)] == before
+
+
 @pytest.mark.parametrize("decoding", [1, 4])
 def test_what_wrong_drafts_lose_is_bounded(monkeypatch: pytest.MonkeyPatch, decoding: int) -> None:
     """Guesses look like the best ones and are never right; a row costs a fifth of a step, more than is expected."""
