@@ -70,7 +70,7 @@ TOGETHER = 8
 FloatArray = npt.NDArray[np.float64]
 AGAIN, WRONG = "chat again", "wrong"
 TURN = 8
-"""Steps of one of two that are compared."""
+"""Steps of one LLM before it is the other's turn."""
 SECONDS = 12.0
 """Of row costs, for each company."""
 EVALUATION_TEXT = REPOSITORY / "optimizer" / "measure" / "evaluation_text.txt"
@@ -272,7 +272,7 @@ def measured(
 
 
 def request(llm: LLM, prompt: list[int], params: SamplingParams, tenant: str) -> Request:
-    """Queues one."""
+    """Queues a request."""
     one = Request(prompt, params, max_tokens=params.max_tokens or 1, tenant=tenant)
     llm.engine.add_request(one)
     return one

@@ -145,4 +145,6 @@ def table(engines: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str], t
             lines.append(line((task, name, *speeds, f"{of['accepted']:.0f}{drafted}", same)))
     lines.append("")
     lines += (f"- {name}: {engine['engine']}, {engine['settings']}." for name, engine in engines.items())
-    return "\n".join([*lines, *(f"- {name} is missing, or some of its rounds: {why}" for name, why in failed.items())])
+    return "\n".join(
+        [*lines, *(f"- {name} has no results for some or all rounds: {why}" for name, why in failed.items())]
+    )

@@ -90,7 +90,7 @@ def prepare(asked: Asked, tell: Tell) -> tuple[list[Contender], list[Missing]]:
         for kind in asked.formats_of(model):
             for engine in able:
                 if kind not in engine.formats:
-                    missing.append(Missing(engine.name, model, kind, f"it has no weights like {kind}'s"))
+                    missing.append(Missing(engine.name, model, kind, f"it doesn't support the format {kind}"))
                     continue
                 tell(f"{engine.name}: {model} {kind}")
                 if (why := _model_of(engine, folder, kind, python, asked)) is not None:

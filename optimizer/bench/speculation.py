@@ -17,15 +17,15 @@ from enginewright.runtime.text.tokenizer import Tokenizer
 from .result import Speculation, SpeculationSpeed, Spread
 
 TEXT = (
-    "The harbour of Saint-Malo lies behind granite walls. In 1534 Jacques Cartier left it with two ships and sixty-"
-    "one men, and reached the coast of Newfoundland after twenty days. We shall find a passage, he wrote, or we shall"
-    " find that there is none. What he found was a river, wide as a sea, and people who called their village kanata. "
-    "Two sons of their chief went back to France with him, and came home as guides in the next summer. They showed "
-    "him the way to Stadacona, below a cliff where the water narrows, and from there he went on in boats to a "
+    "The harbour of Saint-Malo lies behind granite walls. In 1534 Jacques Cartier left it with two ships and "
+    "sixty-one men, and reached the coast of Newfoundland after twenty days. We shall find a passage, he wrote, or we"
+    " shall find that there is none. What he found was a river, wide as a sea, and people who called their village "
+    "kanata. Two sons of their chief went back to France with him, and came home as guides in the next summer. They "
+    "showed him the way to Stadacona, below a cliff where the water narrows, and from there he went on in boats to a "
     "mountain that he named Mont Royal. The winter was long, and a quarter of his crew died before the people of the "
     "village taught the others to boil the leaves of a white cedar."
 )
-"""Longer than an answer that is timed: what a model writes behind the end of its copy cannot be looked up."""
+"""Longer than the answer that is timed: what a model writes after the end of its copy cannot be looked up."""
 CODE = """class Vector:
     def __init__(self, x, y, z):
         self.x = x

@@ -92,7 +92,7 @@ def test_an_engine_that_can_not_be_prepared_is_missing(tmp_path: Path, monkeypat
     ]
     assert [(m.engine, m.format, m.reason) for m in missing] == [
         ("llama.cpp", "", "no wheel"),
-        ("ctranslate2", "int4", "it has no weights like int4's"),
+        ("ctranslate2", "int4", "it doesn't support the format int4"),
     ]
 
 

@@ -122,8 +122,8 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     text = page.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "stale" not in text and "untouched" in text
     assert "| edit | Enginewright | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
-    assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead is missing" in text
-    assert "llama.cpp is missing, or some of its rounds: no wheel" in text
+    assert "| others from token 61 on |" in text and "OpenVINO GenAI, 5 ahead has no results" in text
+    assert "llama.cpp has no results for some or all rounds: no wheel" in text
     assert "- llama.cpp, 2 ahead: llama_cpp, told." in text
     asked.clear()
     assert speculation.main([*told, "--draft", str(tiny_bundle)]) == 0
@@ -138,7 +138,7 @@ def test_peers_are_beside_ours_and_a_crash_is_named(
     text = page.read_text().partition(drafts.begin)[2]
     assert "| copy | Enginewright, draft model | 100 | 180 | 1.80 | 6.0 | 50 of 60 | the same |" in text
     assert "| copy | OpenVINO GenAI, draft model, 3 ahead | 100 | 90 | 0.90 | 3.0 | 40, drafted not counted |" in text
-    assert "- llama.cpp int4 is missing, or some of its rounds: no room" in text and "untouched" not in text
+    assert "- llama.cpp int4 has no results for some or all rounds: no room" in text and "untouched" not in text
 
 
 def test_the_model_follows_from_the_bundle(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
