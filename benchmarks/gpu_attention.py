@@ -1,11 +1,11 @@
-"""Paged attention on a GPU: the Triton kernels' speed beside PyTorch's, as shares of what the GPU can do.
+"""Paged attention on a GPU: our kernels' speed beside PyTorch's, as shares of what the GPU can do.
 
     python benchmarks/gpu_attention.py [--output FILE.json] [--minutes 4] [--cache bf16 --cache fp8]
 
-Needs a CUDA build of torch, and Triton; from a checkout that isn't installed, with PYTHONPATH=src. Compared with
-scaled_dot_product_attention on a dense cache of the same bytes, and with FlashInfer where that is installed. What a
-share is of is measured in the same run: bytes by a copy, products by a matmul of bfloat16. Stops measuring after
---minutes and says what was left out.
+Needs a CUDA build of torch, and Triton, which compiles the kernels first; from a checkout that isn't installed, with
+PYTHONPATH=src. gpu_truth.py measures the same with kernels that it carries. Compared with scaled_dot_product_attention
+and FlexAttention on a dense copy of the same cache. Runs are CUDA graphs, over several caches where L2 would hold one.
+What a share is of is measured in the same run: bytes by a copy, products by a matmul of bfloat16.
 
 Not run yet: no GPU was at hand.
 """
@@ -13,189 +13,225 @@ Not run yet: no GPU was at hand.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from gpu_kernels import GIB, Attention, AttentionStep, NotMeasuredError, Place, note, section_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from enginewright.plugins.ops.quantized_cache import quantize_heads
-from enginewright.plugins.triton import launch
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.triton.compile_workers import KernelCompiler
+from enginewright.runtime.executors import cuda_blocks
+from enginewright.runtime.executors.cuda_ops import Launcher
 
-HEADS, KV_HEADS, SIZE, BLOCK_SIZE = 32, 8, 128, 32
 DECODE = [(batch, length) for length in (1024, 8192, 32768) for batch in (1, 8, 64, 256)]
 PREFILL = [2048, 8192]
+CACHES = ("bf16", "fp8", "int8")
+OUT_OF_L2 = 256 << 20
+"""Bytes that are gone through before any is read again: an H200 has 60 MB of L2."""
+
 Run = Callable[[], object]
 
 
-def microseconds(run: Run, budget: float = 0.15) -> float:
-    """The median of repeated runs, timed by the GPU; some before them don't count."""
-    for _ in range(3):
+def microseconds(place: Place, runs: Sequence[Run], budget: float = 0.15) -> float:
+    """The median time of one of the runs, by the GPU: all are captured into one graph, so that the host takes no part.
+    Runs that can't be captured are timed as they are launched."""
+    for run in runs:
         run()
     torch.cuda.synchronize()
+
+    def every() -> None:
+        for run in runs:
+            run()
+
+    replay: Run = place.capture(every).replay
+    replay()
+    torch.cuda.synchronize()
     begin = time.perf_counter()
-    run()
+    replay()
     torch.cuda.synchronize()
     repeats = max(5, min(200, int(budget / (time.perf_counter() - begin))))
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for first, last in events:
         first.record()
-        run()
+        replay()
         last.record()
     torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(last) * 1e3 for first, last in events)
+    return statistics.median(first.elapsed_time(last) * 1e3 for first, last in events) / len(runs)
 
 
-def limits() -> dict[str, float]:
+def limits(place: Place) -> dict[str, float]:
     """What this GPU does: bytes a second of a copy (read and written), multiply-adds of bfloat16 counted twice."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
-    copied = microseconds(lambda: target.copy_(source))
-    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    multiplied = microseconds(lambda: a @ a)
+    copied = microseconds(place, [lambda: target.copy_(source)])
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=place.device)
+    out = torch.empty_like(a)
+    multiplied = microseconds(place, [lambda: torch.mm(a, a, out=out)])
     return {"bytes_per_second": 2 * source.numel() / copied * 1e6, "flop_per_second": 2 * 8192**3 / multiplied * 1e6}
 
 
-def make_cache(tokens: int, kind: str, kv_heads: int = KV_HEADS, size: int = SIZE) -> tuple[torch.Tensor, ...]:
-    """Keys, values and, of 8 bits, their scales, for ``tokens`` tokens: [P, K, Nkv, D], [P, K, Nkv]."""
-    blocks = tokens // BLOCK_SIZE
-    sample = torch.randn(BLOCK_SIZE, kv_heads, size, device="cuda")
-    floats = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-    if kind in floats:
-        cache = sample.to(floats[kind]).expand(blocks, -1, -1, -1).contiguous()
-        return cache, cache.clone()
-    codes, scales = quantize_heads(sample, {"fp8": torch.float8_e4m3fn, "int8": torch.int8}[kind])
-    shape = (blocks, BLOCK_SIZE, kv_heads)
-    cache = codes.view(torch.uint8).expand(*shape, size).contiguous().view(codes.dtype)
-    spread = scales.expand(shape).contiguous()
-    return cache, cache.view(torch.uint8).clone().view(codes.dtype), spread, spread.clone()
+def described(launcher: Launcher, place: Place, caches: Sequence[str] = CACHES) -> None:
+    """Everything of ours that is launched here."""
+    for kind in caches:
+        for of in (_decode(1, 1024, kind), _prefill(64, kind)):
+            step = AttentionStep(of, place.device)
+            step.works(launcher, place)
+            step.works(launcher, place, listed=False)
 
 
-def decode_runs(batch: int, length: int, kind: str) -> dict[str, Run]:
-    """What decodes a token of each of ``batch`` requests with ``length`` tokens behind them."""
-    k, v, *scales = make_cache(batch * length, kind)
-    table = torch.randperm(len(k), device="cuda").int().view(batch, -1)
-    q = torch.randn(batch, HEADS, SIZE, dtype=torch.bfloat16, device="cuda")
-    q_start = torch.arange(batch + 1, device="cuda", dtype=torch.int32)
-    kv_len = torch.full((batch,), length, device="cuda", dtype=torch.int32)
-    scale = SIZE**-0.5
-    given = dict(zip(("k_scales", "v_scales"), scales, strict=False))
-    ours = partial(launch.paged_attention, q, k, v, table, q_start, kv_len, scale, **given)
-    runs: dict[str, Run] = {"ours": ours}
-    work = launch.decode_work(kv_len, table.shape[1], BLOCK_SIZE)
-    runs["ours, listed"] = partial(ours, work=work)
-    if kind == "bf16":
-        dense_k, dense_v = (x.view(batch, length, KV_HEADS, SIZE).transpose(1, 2) for x in (k, v))
-        runs["torch sdpa"] = lambda: scaled_dot_product_attention(q[:, :, None], dense_k, dense_v, enable_gqa=True)
-        if importlib.util.find_spec("flashinfer"):
-            runs["flashinfer"] = flashinfer_decode(q, k, v, table)
-    return runs
+def figures(caches: Sequence[str]) -> Iterator[tuple[dict[str, Any], Attention]]:
+    """What is measured, small ones first."""
+    found = [(("decode", batch, n, kind), _decode(batch, n, kind)) for batch, n in DECODE for kind in caches]
+    found += [(("prefill", 1, n, kind), _prefill(n, kind)) for n in PREFILL for kind in caches]
+    for names, of in sorted(found, key=lambda item: item[1].cache_bytes):
+        yield dict(zip(("phase", "batch", "length", "cache"), names, strict=True)), of
 
 
-def flashinfer_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> Run:
-    import flashinfer
+def measure(of: Attention, launcher: Launcher, place: Place, free: int) -> dict[str, Any]:
+    """Microseconds of each way, and what is counted; NotMeasuredError where there isn't ``free`` memory enough."""
+    copies = max(1, min(16, -(-OUT_OF_L2 // of.cache_bytes))) if of.decodes else 1
+    needed = copies * of.cache_bytes * (2 if of.cache == "bf16" else 1) + 2 * GIB
+    if needed > free:
+        raise NotMeasuredError(f"needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free")
+    steps = [AttentionStep(of, place.device) for _ in range(copies)]
+    ways: dict[str, list[Run]] = {}
+    for name, listed in (("ours", True), *((("ours, not listed", False),) if of.decodes else ())):
+        ways[name] = [_all(step.works(launcher, place, listed=listed)) for step in steps]
+    if of.cache == "bf16":
+        for name, beside in (_decode_beside if of.decodes else _prefill_beside)().items():
+            ways[name] = [beside(step) for step in steps]
+    pairs = sum(n * p + n * (n + 1) // 2 for n, p in zip(of.new, of.past, strict=True))
+    row: dict[str, Any] = {"bytes": of.cache_bytes, "flop": 4 * pairs * of.heads * of.size, "microseconds": {}}
+    if place.device.type != "cuda":
+        return row
+    for name, runs in ways.items():
+        try:
+            row["microseconds"][name] = round(microseconds(place, runs), 2)
+            if name.startswith("torch"):
+                found: Any = runs[0]()
+                row.setdefault("largest_difference", {})[name] = _difference(found, steps[0])
+        except Exception as e:  # what others refuse mustn't cost our figure
+            if name == "ours":
+                raise
+            row["microseconds"][name] = f"{type(e).__name__}: {e}"[:300]
+    return row
 
-    batch, blocks = table.shape
-    workspace = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    bounds = torch.arange(0, batch * blocks + 1, blocks, dtype=torch.int32, device="cuda")
-    last = torch.full((batch,), BLOCK_SIZE, dtype=torch.int32, device="cuda")
-    wrapper.plan(bounds, table.flatten(), last, HEADS, KV_HEADS, SIZE, BLOCK_SIZE, q_data_type=q.dtype)
-    return lambda: wrapper.run(q, (k, v))
+
+def _decode(batch: int, length: int, kind: str) -> Attention:
+    return Attention((1,) * batch, (length - 1,) * batch, cache=kind)
 
 
-def prefill_runs(length: int, kind: str) -> dict[str, Run]:
-    """What attends with a whole prompt."""
-    k, v, *scales = make_cache(length, kind)
-    table = torch.arange(len(k), device="cuda", dtype=torch.int32)[None]
-    q = torch.randn(length, HEADS, SIZE, dtype=torch.bfloat16, device="cuda")
-    q_start = torch.tensor([0, length], device="cuda", dtype=torch.int32)
-    scale = SIZE**-0.5
-    runs: dict[str, Run] = {
-        "ours": lambda: launch.paged_attention(
-            q, k, v, table, q_start, q_start[1:], scale, k_scales=scales[0] if scales else None,
-            v_scales=scales[1] if scales else None,
-        )
-    }  # fmt: skip
-    if kind == "bf16":
-        dense_k, dense_v = (x.view(1, length, KV_HEADS, SIZE).transpose(1, 2) for x in (k, v))
-        dense_q = q[None].transpose(1, 2)
+def _prefill(length: int, kind: str) -> Attention:
+    return Attention((length,), (0,), cache=kind)
 
-        def flash() -> object:
+
+def _all(works: Sequence[Run]) -> Run:
+    def run() -> None:
+        for work in works:
+            work()
+
+    return run
+
+
+def _difference(found: torch.Tensor, step: AttentionStep) -> float:
+    ours = step.out.float()
+    return float((found.reshape(ours.shape).float() - ours).abs().max())
+
+
+def _dense(step: AttentionStep) -> tuple[torch.Tensor, ...]:
+    """Keys and values [B, Nkv, S, D], in the order of the table."""
+    batch = len(step.table)
+    caches = (step.caches.keys, step.caches.values)
+    heads, size = step.of.kv_heads, step.of.size
+    rows = step.table.long().flatten()
+    return tuple(c[rows].view(batch, -1, heads, size).transpose(1, 2) for c in caches)
+
+
+def _decode_beside() -> dict[str, Callable[[AttentionStep], Run]]:
+    def sdpa(step: AttentionStep) -> Run:
+        k, v = _dense(step)
+        return lambda: scaled_dot_product_attention(step.q[:, :, None], k, v, enable_gqa=True)
+
+    return {"torch sdpa": sdpa}
+
+
+def _prefill_beside() -> dict[str, Callable[[AttentionStep], Run]]:
+    def queries(step: AttentionStep) -> torch.Tensor:
+        return step.q[None].transpose(1, 2)
+
+    def flash(step: AttentionStep) -> Run:
+        (k, v), q = _dense(step), queries(step)
+
+        def run() -> object:
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                return scaled_dot_product_attention(dense_q, dense_k, dense_v, is_causal=True, enable_gqa=True)
+                found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return found.transpose(1, 2)
 
-        runs["torch sdpa"] = flash
-    return runs
+        return run
 
+    def flex(step: AttentionStep) -> Run:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-def agree(runs: dict[str, Run]) -> float:
-    """The largest difference between ours and another's results."""
-    results = {name: run().flatten().float() for name, run in runs.items()}  # type: ignore[attr-defined]
-    return max((float((x - results["ours"]).abs().max()) for x in results.values()), default=0.0)
+        (k, v), q = _dense(step), queries(step)
+        length = q.shape[2]
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=str(q.device))
+        compiled: Any = torch.compile(flex_attention, dynamic=False)
+        return lambda: compiled(q, k, v, block_mask=mask, enable_gqa=True).transpose(1, 2)
 
-
-def measure(kinds: list[str], until: float) -> tuple[list[dict[str, Any]], list[str]]:
-    rows: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    work = [("prefill", 1, n, kind) for n in PREFILL for kind in kinds]
-    work += [("decode", batch, n, kind) for batch, n in DECODE for kind in kinds]
-    for phase, batch, length, kind in work:
-        what = f"{phase} {batch} x {length}, {kind} cache"
-        per_token = 2 * KV_HEADS * (SIZE * (2 if kind == "bf16" else 1) + (0 if kind == "bf16" else 4))
-        cached = batch * length * per_token
-        if time.monotonic() > until or 3 * cached > torch.cuda.mem_get_info()[0]:
-            left_out.append(what)
-            continue
-        runs = decode_runs(batch, length, kind) if phase == "decode" else prefill_runs(length, kind)
-        pairs = batch * length if phase == "decode" else length * (length + 1) // 2
-        row: dict[str, Any] = {"phase": phase, "batch": batch, "length": length, "cache": kind, "bytes": cached}
-        row["flop"] = 4 * pairs * HEADS * SIZE
-        if phase == "decode" and len(runs) > 1:
-            # The dense caches' blocks are in another order than the table's, and every block is the same.
-            row["largest_difference"] = agree(runs)
-        row["microseconds"] = {name: round(microseconds(run), 2) for name, run in runs.items()}
-        print(what, row["microseconds"], flush=True)
-        rows.append(row)
-        del runs
-        torch.cuda.empty_cache()
-    return rows, left_out
+    return {"torch sdpa": flash, "torch flex": flex}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--cache", action="append", choices=["bf16", "fp8", "int8"])
+    parser.add_argument("--cache", action="append", choices=CACHES)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu_attention: torch sees no GPU, or was built without CUDA")
     torch.manual_seed(0)
-    until = time.monotonic() + 60 * options.minutes
-    most = limits()
-    rows, left_out = measure(options.cache or ["bf16", "fp8", "int8"], until)
-    for row in rows:
-        seconds = {name: t * 1e-6 for name, t in row["microseconds"].items()}
-        key, of = ("bytes", "bytes_per_second") if row["phase"] == "decode" else ("flop", "flop_per_second")
-        row["share_of_limit"] = {name: round(row[key] / t / most[of], 3) for name, t in seconds.items()}
+    major, minor = torch.cuda.get_device_capability()
+    section = section_of(f"{major}.{minor}")
+    place: Any = cuda_blocks.place_of(section)
+    place.enter()
+    rows, left_out = [], []
+    with tempfile.TemporaryDirectory() as folder, KernelCompiler(available_threads()) as compiler:
+        note(Path(folder), place.gpu, compiler, described)
+        launcher = place.launcher(Path(folder), section)
+        until = time.monotonic() + 60 * options.minutes
+        most = limits(place)
+        for names, of in figures(options.cache or CACHES):
+            try:
+                if time.monotonic() > until:
+                    raise NotMeasuredError("no time left")
+                row = names | measure(of, launcher, place, torch.cuda.mem_get_info()[0])
+            except NotMeasuredError as e:
+                left_out.append({**names, "why": str(e)})
+                continue
+            key, what = ("bytes", "bytes_per_second") if of.decodes else ("flop", "flop_per_second")
+            timed = {name: t for name, t in row["microseconds"].items() if not isinstance(t, str)}
+            row["share_of_limit"] = {name: round(row[key] / t * 1e6 / most[what], 3) for name, t in timed.items()}
+            print(names, row["microseconds"], flush=True)
+            rows.append(row)
+            torch.cuda.empty_cache()
     revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     document = {
         "command": " ".join(["python", *sys.argv]),
         "commit": revision or None,
         "gpu": torch.cuda.get_device_name(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
-        "shape": {"heads": HEADS, "kv_heads": KV_HEADS, "head_size": SIZE, "block_size": BLOCK_SIZE},
         "limits": most,
         "rows": rows,
         "left_out": left_out,

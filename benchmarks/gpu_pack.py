@@ -1,65 +1,100 @@
-"""Packs what ``gpu_truth.py`` takes to a machine with a GPU: tiny bundles, and programs of larger models."""
+"""Packs what ``gpu_truth.py`` takes to a machine with a GPU: tiny bundles, programs of larger models, kernels alone.
+
+Which kernels is said by what launches them: programs are bound, and cases described, with a launcher that notes calls.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import gpu_attention
+import numpy as np
+import tile_sweep
 import torch
+import transformers
+import triton
+from gpu_kernels import cases, note, section_of
+from gpu_models import generate
 from gpu_wheels import download
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MixtralConfig
 
 from enginewright.optimizer.capture.capture_model import capture_shapes
 from enginewright.optimizer.emit.cuda.emitter import CudaEmitter, lower_for_gpus
+from enginewright.optimizer.emit.shared.gpus import DEFAULT as ENGINE_GPUS
 from enginewright.optimizer.export import export
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.passes.framework.base import PassContext
 from enginewright.passes.framework.manager import PassManager
+from enginewright.passes.lowering.lower_program import Lowering
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.compile_ahead import files_of
 from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.runtime.bundle.cuda_section import CudaSection
+from enginewright.plugins.triton.tiles import TileCase, gpu_of
+from enginewright.runtime.bundle.cuda_section import number_of
 from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
 
-Generate = Callable[[Path, str], tuple[list[list[int]], float]]
+MOST = 52 << 20
+"""Bytes that are packed: 64 MiB are carried, and the tree has 9."""
 
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}
-MOST = 64 << 20
-"""Bytes that are carried."""
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
+    "1b": {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32},
+    "8b": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32},
+}
+"""Llamas whose programs are packed."""
+
+BUNDLES: dict[str, dict[str, Any]] = {
+    "f32": {"recipe": "f32"},
+    "window": {"recipe": "f32"},
+    "experts": {"recipe": "f32"},
+    "cache-int8": {"recipe": "f32", "kv_cache": "int8"},
+    "cache-fp8": {"recipe": "f32", "kv_cache": "fp8"},
+    "int8": {"recipe": "int8"},
+    "int4": {"recipe": "int4"},
+    "fp8": {"recipe": "fp8"},
+}
+"""Tiny models, exported with these options; of another family where ``_model`` says so."""
+
+_TINY_TILES = (TileCase(64, 1, "bf16", "int8", decode=True),)
+LONG = 1500
+"""Tokens of the longest prompt: three parts of a context."""
 
 
-def pack(
-    folder: Path,
-    models: Mapping[str, Mapping[str, int]],
-    recipes: Sequence[str],
-    capability: str,
-    generate: Generate,
-    pythons: Sequence[str] = (),
-) -> int:
-    """Writes ``tokens.json`` with tiny bundles of ``recipes`` and the cpu target's tokens, and a folder for each of
-    ``models``, sizes of Llamas, with its program and kernels; the bytes of all. ValueError if these are too many.
+def pack(folder: Path, capability: str, pythons: Sequence[str] = (), *, tiny: bool = False) -> int:
+    """Writes what all stages take; the bytes of it. ValueError if these are too many.
 
-    ``generate(bundle, target)`` gives tokens. The folder ``rehearsal`` is a tiny model's program without kernels.
-    ``wheels`` has those of gpu_wheels.py for ``pythons``.
+    ``*.bundle`` and ``tokens.json``: tiny models, and the cpu target's tokens. A folder for each of ``SIZES``: a
+    program, its kernels, and where its weights come from. ``kernels``: of cases and of attention alone. ``tiles``: the
+    candidates of tile_sweep.py. ``engines-*.bundle``: of TensorRT-RTX, where that is installed. ``wheels``: those of
+    gpu_wheels.py for ``pythons``. ``tiny``: a little of each but engines, as a test needs it.
     """
     folder.mkdir(parents=True)
-    expected: dict[str, list[list[int]]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        torch.manual_seed(0)
-        LlamaForCausalLM(_config(TINY, 2, 256)).save_pretrained(scratch)
-        for recipe in recipes:
-            name = f"tiny-{recipe}.bundle"
-            export(scratch, folder / name, recipe=recipe, targets=("cpu", "cuda"), gpus=[capability])
-            expected[name], _ = generate(folder / name, "cpu")
-    (folder / "tokens.json").write_text(json.dumps(expected, indent=1))
-    _write(folder / "rehearsal", _program(_config(TINY, 2, 256)))
-    for name, sizes in models.items():
-        program = _program(_config(sizes, 8, 128256))
-        _write(folder / name, program)
-        _write_kernels(folder / name, program, capability)
+    gpu, names = gpu_of(number_of(capability)), list(cases())
+    names = names[:2] if tiny else names
+    said = {"capability": capability, "commit": _commit(), "cases": names}
+    said |= {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    (folder / "packed.json").write_text(json.dumps(said, indent=1) + "\n")
+    _pack_bundles(folder, ("window",) if tiny else tuple(BUNDLES), capability)
+    with KernelCompiler(available_threads()) as compiler:
+        for name in ("tiny",) if tiny else SIZES:
+            _pack_program(folder / name, name, capability, compiler)
+
+        def described(launcher: Any, place: Any) -> None:
+            for name in names:
+                cases()[name](launcher, place)
+            gpu_attention.described(launcher, place, ("bf16",) if tiny else gpu_attention.CACHES)
+
+        (folder / "kernels").mkdir()
+        note(folder / "kernels", gpu, compiler, described)
+        tile_sweep.pack(folder / "tiles", gpu, compiler, _TINY_TILES if tiny else tile_sweep.CASES)
+    if not tiny:
+        _pack_engines(folder)
     if pythons:
         download(folder / "wheels", pythons)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -68,13 +103,65 @@ def pack(
     return size
 
 
-def _config(sizes: Mapping[str, int], kv_heads: int, vocab: int) -> LlamaConfig:
-    config = LlamaConfig(**sizes, num_key_value_heads=kv_heads, vocab_size=vocab, max_position_embeddings=8192)
+def _commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _pack_bundles(folder: Path, names: Sequence[str], capability: str) -> None:
+    ids = np.random.default_rng(0).integers(1, 256, LONG).tolist()
+    expected = {}
+    for name in names:
+        bundle, prompts = f"tiny-{name}.bundle", [ids[:6], ids[50:100], ids]
+        _export(name, folder / bundle, targets=("cpu", "cuda"), gpus=[capability], **BUNDLES[name])
+        found = generate(folder / bundle, "cpu", prompts)
+        expected[bundle] = {"prompts": prompts, "rehearse all": name == "window"}
+        expected[bundle] |= {key: found[key] for key in ("tokens", "margins")}
+    (folder / "tokens.json").write_text(json.dumps(expected) + "\n")
+
+
+def _pack_engines(folder: Path) -> None:
+    """For GPUs that TensorRT-RTX builds for ahead: those of a data center's newer GPUs aren't among them."""
+    try:
+        import tensorrt_rtx  # noqa: F401
+    except ImportError:
+        return
+    prompts, name = [[1, 5, 9, 44], list(range(10, 60))], "engines-whole.bundle"
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = Path(scratch, "engines.toml")
+        sizes = "requests = 4\nprompts = 2\nchunk = 32\n"
+        listed = json.dumps(list(ENGINE_GPUS))
+        engine = f'[engines]\nform = "whole"\ndtype = "f16"\ngpus = {listed}\n{sizes}'
+        recipe.write_text(f'name = "engines"\ntargets = ["cpu", "tensorrt-rtx"]\n\n{engine}')
+        _export("engines", folder / name, recipe=recipe, context_length=256)
+    found = generate(folder / name, "cpu", prompts)
+    (folder / "engines.json").write_text(json.dumps({name: {"prompts": prompts, "tokens": found["tokens"]}}) + "\n")
+
+
+def _export(name: str, bundle: Path, **options: Any) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        _model(name).save_pretrained(scratch)
+        export(scratch, bundle, **options)
+
+
+def _model(name: str) -> Any:
+    sizes = {**SIZES["tiny"], "vocab_size": 256, "num_key_value_heads": 1, "max_position_embeddings": 2048}
+    if name == "window":
+        return transformers.MistralForCausalLM(MistralConfig(**sizes, sliding_window=600))
+    if name == "experts":
+        return transformers.MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4, sliding_window=None))
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def _config(name: str) -> LlamaConfig:
+    heads, vocab = (1, 256) if name == "tiny" else (8, 128256)
+    config = LlamaConfig(**SIZES[name], num_key_value_heads=heads, vocab_size=vocab, max_position_embeddings=16384)
     config.architectures = ["LlamaForCausalLM"]
     return config
 
 
-def _program(config: LlamaConfig) -> LoweredProgram:
+def _lowered(config: LlamaConfig) -> Lowering:
     """As the cuda target has it, in bf16; of the weights only shapes are looked at."""
     with tempfile.TemporaryDirectory() as scratch:
         config.save_pretrained(scratch)
@@ -82,21 +169,36 @@ def _program(config: LlamaConfig) -> LoweredProgram:
     context = PassContext()
     PassManager(default_pipeline(), context).run(program)
     PassManager([one for one in CudaEmitter().passes() if one.wanted(context)], context).run(program)
-    return lower_for_gpus(program, "bf16").program
+    return lower_for_gpus(program, "bf16")
 
 
-def _write(folder: Path, program: LoweredProgram) -> None:
+def _pack_program(folder: Path, name: str, capability: str, compiler: KernelCompiler) -> None:
     folder.mkdir()
-    (folder / "program.json").write_text(program.to_json())
+    config = _config(name)
+    config.save_pretrained(folder)
+    lowering = _lowered(config)
+    (folder / "program.json").write_text(lowering.program.to_json())
+    (folder / "weights.json").write_text(json.dumps(_sources_of(lowering)) + "\n")
+    _write_kernels(folder, lowering.program, capability, compiler)
 
 
-def _write_kernels(folder: Path, program: LoweredProgram, capability: str) -> None:
-    section = CudaSection(compute_capabilities=(capability,), dtype="bf16", requests=256, chunk=512)
-    number = int(capability.replace(".", ""))
-    with KernelCompiler(available_threads()) as compiler:
-        launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
-        (folder / TILES_FILE.format(number)).write_text(launched.tiles_json())
-        for spec in launched.found:
-            for file, content in files_of(compiler.compile(spec)).items():
-                if not file.endswith(".ptx"):
-                    (folder / file).write_bytes(content)
+def _sources_of(lowering: Lowering) -> Mapping[str, Any]:
+    """Of each weight the source's tensors, whose rows follow one another, or the values of one that was computed."""
+    found: dict[str, Any] = {}
+    for name, expression in lowering.weights.items():
+        parts = expression.parts(0)
+        if any(part.source.startswith("computed:") for part in parts):
+            found[name] = {"values": expression.evaluate().float().tolist()}
+        else:
+            found[name] = {"sources": list(dict.fromkeys(part.source for part in parts))}
+    return found
+
+
+def _write_kernels(folder: Path, program: LoweredProgram, capability: str, compiler: KernelCompiler) -> None:
+    number = number_of(capability)
+    collector = SpecCollector(number, compiler.compile, compiler.start)
+    launched = specs_of(program, section_of(capability), collector)
+    (folder / TILES_FILE.format(number)).write_text(launched.tiles_json())
+    for spec in launched.found:
+        for file, content in files_of(compiler.compile(spec)).items():
+            (folder / file).write_bytes(content)

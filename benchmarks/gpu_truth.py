@@ -1,14 +1,19 @@
 """Everything that only a GPU can tell, in the order in which it is wanted: facts, kernels, then whole models.
 
-    python benchmarks/gpu_truth.py pack FOLDER                            # here: what is carried, below 64 MiB
-    python benchmarks/gpu_truth.py A --packed FOLDER --output FILE.jsonl  # there; then B and C
+    python benchmarks/gpu_truth.py pack FOLDER                          # here: what is carried
+    python benchmarks/gpu_truth.py A --packed FOLDER --output FOLDER2   # there; then B and C
 
-A is facts, roofs, kernels and tiles, B the cuda target from end to end, C attention beside others, with 8-bit caches.
-Each part is a process of its own with a limit of its own; what it finds is a line of JSON, written as it comes. A part
-that fails, or takes too long, is a line too, and the next one runs. --rehearse runs the parts that can on a CPU, with
-interpreted kernels and tiny sizes: it shows that they run, and no figure of it means anything.
+A is facts, roofs, kernels and tiles, B the cuda target from end to end, C attention beside others, engines, and the
+tests that compile. A stage ends within 9 minutes. Each part of it is a process group of its own with a limit of its
+own, and in it each figure stands by itself: one that fails, or that there is no memory for, is a line too, and the next
+one is measured. What is found is a line of JSON in STAGE.jsonl as soon as it is known; what parts say goes to
+STAGE.log as they say it.
 
-Needs a CUDA build of torch with Triton there, and PYTHONPATH=src; gpu_wheels.py packs what else it loads.
+--rehearse runs the parts without a GPU, with small sizes: every kernel is looked up in what was packed, as a GPU would,
+and nothing is compiled. With "interpreted", Triton's interpreter runs what was found; with "looked-up" nothing runs.
+No time of it means anything.
+
+Needs a CUDA build of torch there, and PYTHONPATH=src; gpu_wheels.py packs what else it loads.
 
 Not run yet: no GPU was at hand. tests/benchmarks/test_gpu_truth.py rehearses it.
 """
@@ -16,185 +21,331 @@ Not run yet: no GPU was at hand. tests/benchmarks/test_gpu_truth.py rehearses it
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
 import shutil
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from gpu_wheels import pythons, unpack
 
 Record = dict[str, Any]
-Run = Callable[[], object]
+Figure = tuple[Record, Callable[[], Record]]
+"""What a figure is called, and what measures it."""
+
+Mode = Literal["gpu", "looked-up", "interpreted"]
 
 CAPABILITY = "9.0"
 """What is packed is compiled for."""
 
-MODELS: dict[str, dict[str, int]] = {
-    "1b": {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 32},
-    "8b": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "num_attention_heads": 32},
-}
-"""Llamas of random weights, which are made on the GPU."""
+STAGE_SECONDS = 525
+"""Of a stage, all parts together: a lent machine ends a command after 600."""
 
-PROMPTS = ([1, 5, 9, 44, 100, 7], [1, 200, 3], [1, *range(10, 60)])
+_PATIENCE = 30
+"""Times longer may parts take in a rehearsal: a CPU does it, which may be busy."""
+
+_FAILED, _LOST = 74, 75
+"""Exit statuses of a part: a figure failed; the GPU answers nothing any more after one, and another process goes on."""
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where parts run. ``rehearse``: on a CPU, with tiny sizes."""
+    """Where parts run, with what was ``packed``. ``free``: bytes that a rehearsal's GPU has."""
 
     packed: Path
-    rehearse: bool
+    mode: Mode = "gpu"
+    free: int = 139 << 30
+
+    @property
+    def gpu(self) -> bool:
+        return self.mode == "gpu"
 
     @property
     def device(self) -> str:
-        return "cpu" if self.rehearse else "cuda"
+        return "cuda" if self.gpu else "cpu"
+
+    @property
+    def section(self) -> Any:
+        """What programs were packed for."""
+        from gpu_kernels import section_of
+
+        return section_of(CAPABILITY)
+
+    def free_bytes(self) -> int:
+        """Of the GPU's memory."""
+        if not self.gpu:
+            return self.free
+        import torch
+
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+
+    def place(self, device: str = "cpu") -> Any:
+        """See ``gpu_kernels.Place``. ``device``: of a rehearsal."""
+        from gpu_kernels import Rehearsal
+
+        from enginewright.runtime.executors import cuda_blocks
+
+        if not self.gpu:
+            return Rehearsal(CAPABILITY, interpreted=self.mode == "interpreted" and device == "cpu", device=device)
+        place = cuda_blocks.place_of(self.section)
+        place.enter()
+        return place
+
+    def launcher(self, folder: str, place: Any) -> Any:
+        """Of the kernels in a folder of what was packed."""
+        return place.launcher(self.packed / folder, self.section)
 
 
 # ---- parts
 
 
-def facts(machine: Machine) -> Iterator[Record]:
-    import torch
-    import triton
+def facts(machine: Machine) -> Iterator[Figure]:
+    def versions() -> Record:
+        import numpy
+        import torch
+        import transformers
+        import triton
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    yield {**versions, "cuda": torch.version.cuda, "cores": os.cpu_count()}
-    if not machine.rehearse:
+        loaded = (numpy, torch, transformers, triton)
+        found = {"python": platform.python_version(), **{m.__name__: m.__version__ for m in loaded}}
+        return {**found, "cuda": torch.version.cuda, "cores": os.cpu_count()}
+
+    def gpu() -> Record:
+        import torch
+
+        from enginewright.runtime.executors.cuda_driver import load_cuda
+
         found = torch.cuda.get_device_properties(0)
-        yield {"gpu": found.name, "bytes": found.total_memory, "processors": found.multi_processor_count}
+        sizes = {"bytes": found.total_memory, "processors": found.multi_processor_count, "L2": found.L2_cache_size}
+        return {"gpu": found.name, "driver's CUDA": load_cuda().version, **sizes}
+
+    yield {"figure": "versions"}, versions
+    if machine.gpu:
+        yield {"figure": "gpu"}, gpu
         query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
-        yield {"nvidia-smi": _output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader")}
-    yield {"commit": _output("git", "describe", "--always", "--dirty")}
+        yield (
+            {"figure": "nvidia-smi"},
+            lambda: {"said": _output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader")},
+        )
+    yield {"figure": "packed"}, lambda: json.loads((machine.packed / "packed.json").read_text())
 
 
-def roofs(machine: Machine) -> Iterator[Record]:
-    """What the GPU does at most: bytes a second, products a second, launches, copies from and to the host."""
-    import torch
+def roofs(machine: Machine) -> Iterator[Figure]:
+    """What the GPU does at most."""
+    from gpu_kernels import roofs as found
 
-    size = (1 << 16) if machine.rehearse else (1 << 30)
-    a, b = (torch.empty(size, dtype=torch.uint8, device=machine.device) for _ in range(2))
-    yield {"copy GB/s": 2 * size / _seconds(machine, lambda: b.copy_(a)) / 1e9}
-    words = a.view(torch.int64)
-    yield {"read GB/s": size / _seconds(machine, lambda: words.max()) / 1e9}
-    n = 64 if machine.rehearse else 8192
-    for dtype in (torch.bfloat16, torch.float16):
-        x, y, out = (torch.randn(n, n, device=machine.device).to(dtype) for _ in range(3))
-        multiply = partial(torch.mm, x, y, out=out)
-        yield {f"{dtype} products TFLOP/s": 2 * n**3 / _seconds(machine, multiply) / 1e12}
-    small = torch.zeros(1, device=machine.device)
-    yield {"launch us": _seconds(machine, lambda: small.add_(1)) * 1e6}
-    for pinned in (False, True):
-        for megabytes in (0.01, 1, 64):
-            count = int(megabytes * 1e6)
-            host = torch.empty(count, dtype=torch.uint8, pin_memory=pinned and not machine.rehearse)
-            there = torch.empty(count, dtype=torch.uint8, device=machine.device)
-            for way, to, source in (("to", there, host), ("from", host, there)):
-                seconds = _seconds(machine, lambda to=to, source=source: to.copy_(source, non_blocking=True))
-                yield {"copy": way, "pinned": pinned, "MB": megabytes, "us": seconds * 1e6}
+    return found(machine)
 
 
-def kernels(machine: Machine) -> Iterator[Record]:
-    """Every carried kernel: loaded by the driver, or refused."""
+def kernels(machine: Machine) -> Iterator[Figure]:
+    """Every carried kernel, as machine code and as PTX: loaded by the driver, or refused."""
     from enginewright.plugins.shared.errors import EnginewrightError
-    from enginewright.runtime.executors.carried_kernels import read_by_stem
+    from enginewright.plugins.triton.compile_ahead import read_kernel
     from enginewright.runtime.executors.cuda_driver import load_cuda
 
-    stems = [path for path in sorted(machine.packed.rglob("*-sm*.json")) if not path.stem.startswith("tiles")]
-    read = [(path, read_by_stem(path.parent, path.stem)) for path in stems]
-    if machine.rehearse:
-        yield {"read": len(read)}
-        return
-    driver = load_cuda()
-    device, refused = driver.open(driver.gpus[0]), []
-    for path, kernel in read:
-        try:
-            device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory)
-        except EnginewrightError as e:
-            refused.append({"kernel": path.stem, "why": e.message})
-    yield {"driver": driver.version, "loaded": len(read) - len(refused), "refused": refused}
+    found: dict[str, list[Path]] = {}
+    for path in sorted(machine.packed.rglob("*-sm*.json")):
+        if not path.stem.startswith("tiles"):
+            found.setdefault(path.relative_to(machine.packed).parts[0], []).append(path)
+    driver = load_cuda() if machine.gpu else None
+    device = driver.open(driver.gpus[0]) if driver else None
+
+    def load(paths: Sequence[Path], form: str) -> Record:
+        refused = []
+        for path in paths:
+            kernel = read_kernel(path.parent, path.stem)
+            code = kernel.cubin if form == "machine code" else kernel.ptx.encode()
+            try:
+                if device is not None:
+                    device.load_kernel(code, kernel.entry, kernel.shared_memory)
+            except EnginewrightError as e:
+                refused.append({"kernel": path.stem, "why": e.message})
+        return {"loaded": len(paths) - len(refused), "refused": refused[:20], "registers, most": _registers(paths)}
+
+    for folder, paths in found.items():
+        yield {"figure": folder, "form": "machine code"}, lambda p=paths: load(p, "machine code")
+    for folder, paths in found.items():  # these the driver translates, which takes a while
+        yield {"figure": folder, "form": "PTX"}, lambda p=paths[::25]: load(p, "PTX")
 
 
-def gpu_tests(machine: Machine, under: Sequence[str] = (), which: Sequence[str] = ("tests/gpu",)) -> Iterator[Record]:
-    """tests/gpu, whose failures say by how much; ``under`` another program."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-rs", "--confcutdir=tests/gpu"]
-    done = subprocess.run([*under, *pytest, *which], capture_output=True, text=True)
-    yield {"rc": done.returncode, "tail": (done.stdout + done.stderr)[-6000:]}
+def _registers(paths: Sequence[Path]) -> int:
+    return max(json.loads(path.read_text()).get("registers", 0) for path in paths)
 
 
-def sanitizer(machine: Machine) -> Iterator[Record]:
-    """Small launches under compute-sanitizer, where that is."""
+def cases(machine: Machine) -> Iterator[Figure]:
+    """Carried kernels beside the references, bf16 first."""
+    import torch
+    from gpu_kernels import cases as every
+
+    # A rehearsal's sizes are the GPU's, as kernels depend on them; where nothing runs they have no memory.
+    place = machine.place("meta" if machine.mode == "looked-up" else "cpu")
+    launcher = machine.launcher("kernels", place)
+
+    def run(name: str) -> Record:
+        torch.manual_seed(0)
+        works, difference, most = every()[name](launcher, place)
+        for work in works:
+            work()
+        if machine.mode == "looked-up":
+            return {"launches": len(works)}
+        found = difference()
+        return {"launches": len(works), "difference": found, "most": most, "right": found <= most}
+
+    for name in json.loads((machine.packed / "packed.json").read_text())["cases"]:
+        yield {"figure": name}, lambda name=name: run(name)
+
+
+def sanitizer(machine: Machine) -> Iterator[Figure]:
+    """The first of these cases under compute-sanitizer, where that is."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    yield from gpu_tests(machine, [tool], ["tests/gpu/test_triton_attention.py", "-x", "-k", "bf16"])
+    command = [
+        tool,
+        "--print-limit",
+        "20",
+        "--error-exitcode",
+        "99",
+        sys.executable,
+        __file__,
+        "A",
+        "--part",
+        "cases",
+        "--most",
+        "4",
+    ]
+    yield {"figure": "memcheck"}, lambda: _said([*command, "--packed", str(machine.packed)])
 
 
-def tokens(machine: Machine) -> Iterator[Record]:
-    """A tiny model's tokens: the cpu target's, carried, and the cuda target's here."""
+def tiles(machine: Machine) -> Iterator[Figure]:
+    """Each case's candidates, which were compiled where they were packed."""
+    import tile_sweep
+
+    place = machine.place("meta")
+    launcher = machine.launcher("tiles", place)
+    timer, apart = tile_sweep.gpu_timer(launcher, place)
+
+    def run(case: Any, candidates: Sequence[Any]) -> Record:
+        times = tile_sweep.times_of(case, candidates, timer, lambda: True)
+        found = {**tile_sweep.record_of(case, times), "candidates": len(candidates)}
+        refused = {str(tile): why for tile, why in apart.items() if isinstance(why, str)}
+        differences = [far for far in apart.values() if not isinstance(far, str)]
+        return {**found, "largest difference": max(differences, default=0.0), "refused": refused}
+
+    for case, candidates in tile_sweep.packed(machine.packed / "tiles").items():
+        yield {"figure": str(asdict(case))}, lambda case=case, c=candidates: run(case, c)
+
+
+def tokens(machine: Machine) -> Iterator[Figure]:
+    """Tiny models' tokens: the cpu target's, carried, and the cuda target's here, with graphs and without."""
+    from gpu_models import compare_tokens
+
     expected = json.loads((machine.packed / "tokens.json").read_text())
     for name, wanted in expected.items():
-        found, seconds = _generate(machine.packed / name, "cuda")
-        yield {"bundle": name, "equal": found == wanted, "seconds": seconds, "found": found, "wanted": wanted}
+        for graphs in (True, False) if machine.gpu else (False,):
+            place = None if machine.gpu else machine.place()
+            run = lambda n=name, w=wanted, p=place, g=graphs: compare_tokens(machine, n, w, p, graphs=g)  # noqa: E731
+            yield {"figure": name, "graphs": graphs}, run
 
 
-def _steps(name: str) -> Callable[[Machine], Iterator[Record]]:
-    def part(machine: Machine) -> Iterator[Record]:
-        """Decode steps of a random model, with graphs and without: the time of a whole step, as a request sees it."""
-        for graphs in (True, False):
-            for batch in (1, 2) if machine.rehearse else (1, 16, 64, 256):
-                for context in (40,) if machine.rehearse else (128, 2048):
-                    times, nbytes = _decode_times(machine, name, batch, context, graphs=graphs)
-                    found = {"model": name, "graphs": graphs, "batch": batch, "context": context}
-                    yield {**found, "ms": statistics.median(times) * 1e3, "weight GB": nbytes / 1e9}
+def _steps(name: str) -> Callable[[Machine], Iterator[Figure]]:
+    def part(machine: Machine) -> Iterator[Figure]:
+        """Steps of a model of random weights, small ones first and each without graphs before it has them."""
+        from gpu_models import Steps
+
+        return Steps(machine, name).figures()
 
     return part
 
 
-def _decode_times(machine: Machine, name: str, batch: int, context: int, *, graphs: bool) -> tuple[list[float], int]:
-    """Seconds of decode steps behind ``context`` tokens (of zeros in the cache), and the bytes of the weights."""
-    import numpy as np
+def logits(machine: Machine) -> Iterator[Figure]:
+    """A model's logits beside transformers': of the 1B, on a GPU."""
+    from gpu_models import compare_logits
 
-    from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
-
-    blocks = -(-(context + 64) // 32)
-    steps, nbytes = _random_steps(machine, name, batch, blocks, graphs=graphs and not machine.rehearse)
-    table = np.arange(batch * blocks, dtype=np.int32).reshape(batch, blocks)
-    off, none = np.zeros(batch, np.float32), np.zeros(batch, np.uint64)
-    greedy = SamplingBatch(off, off.astype(np.int32), off + 1, off, none, none)
-    starts = np.arange(batch + 1, dtype=np.int32)
-    times = []
-    for at in range(context, context + (4 if machine.rehearse else 40)):
-        length = np.full(batch, at + 1, np.int32)
-        slots = table[:, at // 32] * 32 + at % 32
-        step = StepInput(starts[:-1], length - 1, starts, length, {"full": table}, {"full": slots}, starts[:-1], greedy)
-        begin = time.perf_counter()
-        steps.start(step).result()
-        times.append(time.perf_counter() - begin)
-    return times[len(times) // 4 :], nbytes
+    name = "1b" if machine.gpu else "tiny"
+    yield {"figure": f"logits {name}"}, lambda: compare_logits(machine, name)
 
 
-def transformers_beside(machine: Machine) -> Iterator[Record]:
-    """The same random 8B by transformers' continuous batching."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+def transformers_beside(machine: Machine) -> Iterator[Figure]:
+    """The same sizes by transformers' continuous batching, after a round that isn't counted."""
+    from gpu_models import transformers_figures
 
-    config = LlamaConfig(**MODELS["8b"], vocab_size=128256, num_key_value_heads=8)
-    with torch.device(machine.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    options = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)
-    for batch in (1, 16, 64, 256):
-        begin = time.perf_counter()
-        model.generate_batch(inputs=[[1] * 16] * batch, generation_config=options)
-        seconds = time.perf_counter() - begin
-        yield {"batch": batch, "seconds": seconds, "tokens/s": batch * options.max_new_tokens / seconds}
+    return transformers_figures(machine, ("1b", "8b"))
+
+
+def _attention(caches: Sequence[str]) -> Callable[[Machine], Iterator[Figure]]:
+    def part(machine: Machine) -> Iterator[Figure]:
+        """Attention alone, small ones first, beside torch's."""
+        import gpu_attention
+
+        place = machine.place("meta")
+        launcher = machine.launcher("kernels", place)
+        for names, of in gpu_attention.figures(caches):
+            label = {"figure": "attention", **names}
+            yield label, lambda of=of: gpu_attention.measure(of, launcher, place, machine.free_bytes())
+
+    return part
+
+
+def engines(machine: Machine) -> Iterator[Figure]:
+    """The packed engines of TensorRT-RTX, where it is installed and builds for this GPU."""
+    from gpu_models import compare_engines
+
+    for path in sorted(machine.packed.glob("engines-*.bundle")):
+        yield {"figure": path.name}, lambda p=path: compare_engines(machine, p)
+
+
+def gpu_tests(machine: Machine) -> Iterator[Figure]:
+    """tests/gpu, whose kernels are compiled there: a line each as they finish."""
+    pytest = [sys.executable, "-m", "pytest", "-v", "-rs", "--tb=short", "-n", "12", "--confcutdir=tests/gpu"]
+    yield {"figure": "tests/gpu"}, lambda: _said([*pytest, "-p", "no:cacheprovider", "tests/gpu"])
+
+
+@dataclass(frozen=True)
+class Part:
+    """``seconds``: the limit. ``rehearsed``: whether it runs without a GPU."""
+
+    figures: Callable[[Machine], Iterator[Figure]]
+    seconds: int
+    rehearsed: bool = True
+
+
+STAGES: dict[str, dict[str, Part]] = {
+    "A": {
+        "facts": Part(facts, 40),
+        "roofs": Part(roofs, 50),
+        "kernels": Part(kernels, 60),
+        "cases": Part(cases, 90),
+        "tiles": Part(tiles, 170),
+        "sanitizer": Part(sanitizer, 110, rehearsed=False),
+    },
+    "B": {
+        "tokens": Part(tokens, 130),
+        "steps 1b": Part(_steps("1b"), 90),
+        "logits": Part(logits, 60),
+        "steps 8b": Part(_steps("8b"), 120),
+        "transformers": Part(transformers_beside, 120, rehearsed=False),  # minutes for a token on a CPU
+    },
+    "C": {
+        "attention": Part(_attention(("bf16",)), 120),
+        "attention 8 bits": Part(_attention(("fp8", "int8")), 90),
+        "engines": Part(engines, 60),
+        "tests": Part(gpu_tests, 250, rehearsed=False),
+    },
+}
 
 
 # ---- what parts stand on
@@ -207,162 +358,174 @@ def _output(*command: str) -> str:
         return f"not run: {e}"
 
 
-def _seconds(machine: Machine, run: Run, repeats: int = 20) -> float:
-    """The median time of repeated runs, some before them not counted."""
-    import torch
-
-    for _ in range(3):
-        run()
-    if machine.rehearse:
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
-    torch.cuda.synchronize()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for first, last in events:
-        first.record()
-        run()
-        last.record()
-    torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(last) for first, last in events) / 1e3
-
-
-def _script(name: str, *options: str) -> Callable[[Machine], Iterator[Record]]:
-    def part(machine: Machine) -> Iterator[Record]:
-        target = Path(tempfile.mkdtemp()) / "result.json"
-        command = [sys.executable, str(Path(__file__).with_name(name)), "--output", str(target), *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        result = target.read_text() if target.exists() else ""
-        yield {"rc": done.returncode, "result": result, "tail": (done.stdout + done.stderr)[-3000:]}
-
-    return part
-
-
-def _generate(bundle: Path, target: str) -> tuple[list[list[int]], float]:
-    """Greedy tokens of PROMPTS, and how long they took with loading."""
-    from enginewright import LLM, SamplingParams
-
-    begin = time.perf_counter()
-    llm = LLM(bundle, target=target, context=128, max_requests=4)
-    options = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    found = [list(result.token_ids) for result in llm.generate([list(p) for p in PROMPTS], options)]
-    llm.close()
-    return found, time.perf_counter() - begin
-
-
-def _random_steps(machine: Machine, name: str, batch: int, blocks: int, *, graphs: bool) -> tuple[Any, int]:
-    """Steps of a packed program with random weights, and the weights' bytes."""
-    import torch
-
-    from enginewright.plugins.shared.lowered_program import LoweredProgram
-    from enginewright.plugins.triton.jit_launcher import JitLauncher
-    from enginewright.runtime.bundle.cuda_section import CudaSection
-    from enginewright.runtime.executors import cuda_blocks
-    from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
-    from enginewright.runtime.executors.cuda_steps import CudaSteps
-    from enginewright.runtime.executors.packed_steps import StepLimits
-
-    folder = machine.packed / ("rehearsal" if machine.rehearse else name)
-    program = LoweredProgram.from_json((folder / "program.json").read_bytes())
-    section = CudaSection(compute_capabilities=(CAPABILITY,), dtype="bf16", requests=256, chunk=512)
-    place: Any = cuda_blocks.place_of(section)
-    place.enter()
-    launcher = JitLauncher() if machine.rehearse else place.launcher(folder, section)
-    weights = {}
-    for use in program.weights:
-        weight = torch.randn(use.shape, device=place.device) * 0.02
-        weights[use.name] = weight.to(TORCH_DTYPES[use.dtype])
-    bound = CudaProgram(
-        program,
-        weights,
-        device=place.device,
-        gpu=place.gpu,
-        launcher=launcher,
-        blocks={group.name: batch * blocks for group in program.cache_groups},
-        limits=StepLimits(tokens=max(batch, 16), requests=batch, rows=batch, blocks=blocks),
-        processors=place.processors,
+def _said(command: Sequence[str]) -> Record:
+    """Runs a program; what it prints goes to the log as it comes, and its end is kept."""
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", preexec_fn=_die_too
     )
-    vocab = program.outputs["logits"].shape[1].constant
-    return CudaSteps(bound, vocab, launcher, place.capture if graphs else None), sum(w.nbytes for w in weights.values())
+    assert child.stdout is not None
+    said = []
+    for line in child.stdout:
+        print(line, end="", file=sys.stderr, flush=True)
+        said.append(line)
+    status = child.wait()
+    return {"rc": status, "tail": "".join(said)[-3000:], "right": status == 0}
 
 
-@dataclass(frozen=True)
-class Part:
-    """``seconds``: the limit. ``rehearsed``: whether it runs without a GPU."""
-
-    run: Callable[[Machine], Iterator[Record]]
-    seconds: int
-    rehearsed: bool = True
+def _die_too() -> None:
+    """Has this process end with its parent: a session of one's own is ended by nobody else."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-_NARROW_CACHES = ("--cache", "int8", "--cache", "fp8")
-
-STAGES: dict[str, dict[str, Part]] = {
-    "A": {
-        "facts": Part(facts, 40),
-        "roofs": Part(roofs, 60),
-        "kernels": Part(kernels, 30),
-        "tests": Part(gpu_tests, 150, rehearsed=False),
-        "sanitizer": Part(sanitizer, 60, rehearsed=False),
-        "tiles": Part(_script("tile_sweep.py", "--minutes", "2.5"), 180, rehearsed=False),
-    },
-    "B": {
-        "tokens": Part(tokens, 90),
-        "steps 1b": Part(_steps("1b"), 120),
-        "steps 8b": Part(_steps("8b"), 180),
-        "transformers": Part(transformers_beside, 150, rehearsed=False),
-    },
-    "C": {
-        "attention": Part(_script("gpu_attention.py", "--minutes", "2.5"), 180, rehearsed=False),
-        "attention 8 bits": Part(_script("gpu_attention.py", "--minutes", "2", *_NARROW_CACHES), 150, rehearsed=False),
-    },
-}
+# ---- a part, in its process
 
 
-# ---- running
+def run_part(part: Part, machine: Machine, after: int, most: int | None) -> int:
+    """Prints each figure behind the first ``after`` ones as a line of JSON; the exit status.
+
+    A figure that raises is a line with ``error``, one that there is no memory for with ``left out``.
+    """
+    from gpu_kernels import NotMeasuredError
+
+    failed = False
+    for number, (label, measure) in enumerate(part.figures(machine), 1):
+        if number <= after or (most is not None and number > most):
+            continue
+        found: Record
+        try:
+            found = measure()
+        except NotMeasuredError as e:
+            found = {"left out": str(e)}
+        except Exception as e:  # noqa: BLE001  whatever a figure raises must not cost the others
+            traceback.print_exc()
+            found = {"error": f"{type(e).__name__}: {e}"[:2000]}
+        wrong = "error" in found or found.get("right") is False
+        failed |= wrong
+        print(json.dumps({"number": number, **label, **found}), flush=True)
+        if wrong and machine.gpu and not _answers():
+            return _LOST
+    return _FAILED if failed else 0
 
 
-def run_stage(stage: str, machine: Machine, output: Path, only: Sequence[str] = ()) -> int:
-    """Runs the parts of a stage; how many failed. Each finding is a line of ``output`` as soon as it is known."""
-    failed, modules = 0, tempfile.TemporaryDirectory()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"} | ({"TRITON_INTERPRET": "1"} if machine.rehearse else {})
-    with output.open("a", encoding="utf-8") as file:
+def _answers() -> bool:
+    """Whether the GPU still does what it is told; after an illegal access a process' context doesn't."""
+    import torch
 
-        def keep(record: Record) -> None:
-            line = json.dumps(record)
-            print(line, flush=True)
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
-        keep({"part": "wheels", "unpacked": unpack(machine.packed / "wheels", Path(modules.name), environment)})
+
+# ---- a stage
+
+
+class Kept:
+    """Lines of JSON, on the disk as soon as they are known."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def __call__(self, record: Record) -> None:
+        line = json.dumps(record)
+        with self._lock:
+            print(line[:400], flush=True)
+            self._file.write(line + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+def run_stage(
+    stage: str, machine: Machine, output: Path, only: Sequence[str] = (), seconds: float | None = None
+) -> int:
+    """Runs the parts of a stage; how many failed. Writes STAGE.jsonl and STAGE.log into the folder ``output``."""
+    patience = 1 if machine.gpu else _PATIENCE
+    failed, until = 0, time.monotonic() + (patience * STAGE_SECONDS if seconds is None else seconds)
+    output.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as modules,
+        (output / f"{stage}.jsonl").open("a", encoding="utf-8") as lines,
+        (output / f"{stage}.log").open("a", encoding="utf-8") as log,
+    ):
+        keep, environment = Kept(lines), {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if not machine.gpu:
+            # Then Triton compiles nothing, and the target needs no GPU. Threads would only wait for one another.
+            environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        unpacked = unpack(machine.packed / "wheels", Path(modules), environment)
+        keep({"part": "wheels", "unpacked": unpacked})
         for name, part in STAGES[stage].items():
-            if (only and name not in only) or (machine.rehearse and not part.rehearsed):
+            if (only and name not in only) or (not machine.gpu and not part.rehearsed):
                 continue
             begin = time.monotonic()
-            command = [sys.executable, __file__, stage, "--part", name, "--packed", str(machine.packed)]
-            command += ["--rehearse"] if machine.rehearse else []
-            with tempfile.TemporaryFile("w+") as errors:
-                child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-                try:
-                    printed, _ = child.communicate(timeout=part.seconds)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    printed, _ = child.communicate()
-                    keep({"part": name, "error": f"stopped after {part.seconds} s"})
-                    failed += 1
-                errors.seek(0)
-                said = errors.read()[-3000:]
-            for line in printed.splitlines():
-                keep({"part": name, **json.loads(line)} if line.startswith("{") else {"part": name, "said": line})
-            if child.returncode not in (0, -9):
-                keep({"part": name, "error": f"exit {child.returncode}", "stderr": said})
-                failed += 1
-            keep({"part": name, "seconds": round(time.monotonic() - begin, 1)})
+            error = _run_child(stage, name, part, machine, environment, keep, log, until)
+            took = round(time.monotonic() - begin, 1)
+            keep({"part": name, "seconds": took, "ended": error or "well"})
+            failed += error is not None
+        keep({"part": stage, "failed": failed})
     return failed
+
+
+def _run_child(
+    stage: str,
+    name: str,
+    part: Part,
+    machine: Machine,
+    environment: dict[str, str],
+    keep: Kept,
+    log: IO[str],
+    until: float,
+) -> str | None:
+    """Runs a part, again behind each figure that cost it its GPU; what went wrong, if anything did."""
+    done, error = 0, None
+    ends = min(time.monotonic() + part.seconds * (1 if machine.gpu else _PATIENCE), until)
+    while True:
+        left = ends - time.monotonic()
+        if left <= 0:
+            return f"no time left behind figure {done}"
+        command = [sys.executable, __file__, stage, "--part", name, "--packed", str(machine.packed)]
+        command += ["--after", str(done), "--free", str(machine.free)]
+        command += [] if machine.gpu else ["--rehearse", machine.mode]
+        log.write(f"---- {stage} {name}, behind figure {done}\n")
+        log.flush()
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+        )
+        numbers: list[int] = []
+        reader = threading.Thread(target=_read, args=(child.stdout, name, keep, numbers), daemon=True)
+        reader.start()
+        try:
+            status = child.wait(timeout=left)
+        except subprocess.TimeoutExpired:
+            error = f"stopped after {left:.0f} s, behind figure {max(numbers, default=done)}"
+            status = 0
+        _kill_group(child)
+        reader.join(timeout=5)
+        done = max(numbers, default=done)
+        if status == _LOST and numbers:
+            error = "the GPU was lost, and taken anew"
+            continue
+        if status not in (0, _FAILED, _LOST):
+            return f"exit status {status} behind figure {done}: {stage}.log has what it said"
+        return error or ("a figure failed" if status else None)
+
+
+def _read(pipe: IO[str], name: str, keep: Kept, numbers: list[int]) -> None:
+    for line in pipe:
+        if line.startswith("{"):
+            record = json.loads(line)
+            numbers.append(record["number"])
+            keep({"part": name, **record})
+        elif line.strip():
+            keep({"part": name, "said": line.rstrip()})
+
+
+def _kill_group(child: subprocess.Popen[str]) -> None:
+    """Ends a part and all that it started: nothing of it runs beside the next one's timings."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -370,30 +533,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("stage", choices=[*STAGES, "pack"])
     parser.add_argument("folder", nargs="?", type=Path, help="of pack: where to, a folder that isn't there yet")
     parser.add_argument("--packed", type=Path, help="the folder that was packed")
-    parser.add_argument("--output", type=Path, default=Path("gpu-truth.jsonl"), help="lines of JSON are added to it")
+    parser.add_argument("--output", type=Path, default=Path("gpu-truth"), help="a folder: STAGE.jsonl is added to")
     parser.add_argument("--only", action="append", default=[], help="a part; may be repeated")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny sizes")
+    parser.add_argument("--seconds", type=float, help="of the stage, at most")
+    parser.add_argument("--rehearse", choices=["looked-up", "interpreted"], help="without a GPU")
+    parser.add_argument("--free", type=int, default=139 << 30, help="of a rehearsal: bytes that a GPU would have free")
+    parser.add_argument("--tiny", action="store_true", help="of pack: tiny models alone, as a test has them")
+    for hidden in ("--part", "--after", "--most"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS, type=str if hidden == "--part" else int)
     options = parser.parse_args(arguments)
     if options.stage == "pack":
         if options.folder is None or options.folder.exists():
             parser.error("pack needs a FOLDER that isn't there yet")
         from gpu_pack import pack
 
-        models, recipes = ({}, ("f32",)) if options.rehearse else (MODELS, ("f32", "int8", "int4", "fp8"))
-        size = pack(options.folder, models, recipes, CAPABILITY, _generate, () if options.rehearse else pythons())
+        size = pack(options.folder, CAPABILITY, () if options.tiny else pythons(), tiny=options.tiny)
         print(f"{options.folder}: {size / (1 << 20):.1f} MiB")
         return 0
     if options.packed is None or not options.packed.is_dir():
         parser.error("--packed FOLDER: the folder doesn't exist; make it with: gpu_truth.py pack FOLDER")
-    machine = Machine(options.packed.resolve(), options.rehearse)
+    machine = Machine(options.packed.resolve(), options.rehearse or "gpu", options.free)
     if options.part:
-        for record in STAGES[options.stage][options.part].run(machine):
-            print(json.dumps(record), flush=True)
-        return 0
+        _die_too()
+        return run_part(STAGES[options.stage][options.part], machine, options.after or 0, options.most)
     if unknown := set(options.only) - set(STAGES[options.stage]):
         parser.error(f"--only: stage {options.stage} has no {', '.join(sorted(unknown))}")
-    return 1 if run_stage(options.stage, machine, options.output, options.only) else 0
+    return 1 if run_stage(options.stage, machine, options.output, options.only, options.seconds) else 0
 
 
 if __name__ == "__main__":

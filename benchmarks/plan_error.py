@@ -94,7 +94,7 @@ def median_error(cells: Sequence[Cell], what: str) -> float:
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """As docs/use/commands/plan.md has it."""
+    """As docs/inside/notes-cpu.md has it."""
     lines = ["| recipe | step | predicted | measured | error |", "| --- | --- | ---: | ---: | ---: |"]
     for c in cells:
         many = f"{c.batch} request{'s' if c.batch > 1 else ''} at {c.tokens:,} tokens"

@@ -1,11 +1,14 @@
 """Times attention's tiles on the GPU at hand, and writes the fastest to the table that kernels are made by.
 
     python benchmarks/tile_sweep.py [--output FILE.jsonl] [--minutes 8] [--dtype bf16] [--head-size 128] [--group 4]
+    python benchmarks/tile_sweep.py --found A.jsonl
 
 Writes plugins/triton/tiles_smNN.jsonl unless --output says otherwise, with what was there before for other cases.
-Needs a CUDA build of torch, and Triton; from a checkout that isn't installed, with PYTHONPATH=src. Tiles whose code
-doesn't fit or needs a stack are left out, by compiling all of a case side by side; the others run as CUDA graphs, over
-caches that L2 doesn't hold. Stops after --minutes and says what was left out.
+--found takes what gpu_truth.py's stage A wrote, and needs no GPU: its ``pack`` compiled the candidates. Else this
+machine compiles them, and needs a CUDA build of torch, and Triton; from a checkout that isn't installed, with
+PYTHONPATH=src. Tiles whose code doesn't fit or needs a stack are left out. The others are launched by the driver, as
+CUDA graphs over caches that L2 doesn't hold, as a program launches them: decode steps by the list of what there is to
+do. Stops after --minutes and says what was left out.
 
 Not run yet: no GPU was at hand. tests/benchmarks/test_tile_sweep.py runs it with a timer that isn't one.
 """
@@ -15,22 +18,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
-from enginewright.plugins.triton.specs import AttentionShape, attention_spec
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, TargetError
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
+from enginewright.plugins.triton.compile_workers import KernelCompiler
+from enginewright.plugins.triton.specs import KernelSpec
 from enginewright.plugins.triton.tiles import (
     FEWEST_ROWS,
     GPUS,
-    SPLIT_KEYS,
     Gpu,
     Tile,
     TileCase,
@@ -43,19 +46,27 @@ from enginewright.plugins.triton.tiles import (
     write_tiles,
 )
 
-KV_HEADS, BLOCK_SIZE = 8, 32
+KV_HEADS = 8
 DECODE, PREFILL = (16, 8192), (1, 8192)
 """Requests, and tokens of each: a cache of 16 x 8192 tokens has 0.3 GB even in 8 bits."""
+
+CASES = (
+    TileCase(128, 4, "bf16", "bf16", decode=True),
+    TileCase(128, 4, "bf16", "bf16", decode=False),
+    TileCase(64, 4, "bf16", "bf16", decode=True),
+    TileCase(64, 4, "bf16", "bf16", decode=False),
+    TileCase(128, 4, "bf16", "fp8", decode=True),
+    TileCase(128, 4, "bf16", "int8", decode=True),
+)
+"""What is carried to a lent GPU, the most wanted first."""
+
+CANDIDATES_FILE = "candidates.json"
+"""Beside the kernels: which tiles of which case were compiled."""
 
 Timer = Callable[[TileCase, Tile], float | None]
 """Microseconds that a tile takes in a case; None where it can't run."""
 
 Measured = dict[TileCase, tuple[Tile, dict[str, Any]]]
-
-
-def shape_of(case: TileCase) -> AttentionShape:
-    sizes = (case.group * KV_HEADS, KV_HEADS, case.head_size, case.head_size, BLOCK_SIZE)
-    return AttentionShape(*sizes, case.dtype, case.cache, case.head_size**-0.5)
 
 
 def candidates(case: TileCase, gpu: Gpu) -> Iterator[Tile]:
@@ -71,15 +82,84 @@ def candidates(case: TileCase, gpu: Gpu) -> Iterator[Tile]:
             yield tile
 
 
-def that_fit(gpu: Gpu, compiled: Iterable[CompiledKernel]) -> list[Tile]:
-    """The tiles of kernels that fit the GPU and need no stack."""
-    return [k.spec.tile for k in compiled if k.shared_memory <= gpu.shared_memory and not k.stack]
+def fits(gpu: Gpu, kernel: CompiledKernel) -> bool:
+    """Whether a kernel fits the GPU and needs no stack."""
+    return kernel.shared_memory <= gpu.shared_memory and not kernel.stack
 
 
-def compile_all(case: TileCase, gpu: Gpu, pool: ProcessPoolExecutor) -> list[Tile]:
-    split_keys = SPLIT_KEYS if case.decode else 0
-    specs = [attention_spec(shape_of(case), gpu.capability, tile, split_keys) for tile in candidates(case, gpu)]
-    return that_fit(gpu, pool.map(compile_kernel, specs))
+def compile_candidates(case: TileCase, gpu: Gpu, compiler: KernelCompiler, folder: Path) -> list[Tile]:
+    """Writes the kernels of all tiles that fit; the tiles."""
+    found, tiles = [], list(candidates(case, gpu))
+    specs = [_specs_of(case, tile, gpu) for tile in tiles]
+    for spec in itertools.chain.from_iterable(specs):
+        compiler.start(spec)
+    for tile, needed in zip(tiles, specs, strict=True):
+        try:
+            kernels = [compiler.compile(spec) for spec in needed]
+        except TargetError:  # a tile at which a pass of Triton's fails
+            continue
+        if all(fits(gpu, kernel) for kernel in kernels):
+            write_kernels(folder, kernels)
+            found.append(tile)
+    return found
+
+
+def _specs_of(case: TileCase, tile: Tile, gpu: Gpu) -> list[KernelSpec]:
+    """What a step with this tile launches."""
+    import torch
+    from gpu_kernels import AttentionStep, Rehearsal
+
+    from enginewright.runtime.executors.cuda_kernels import SpecCollector
+
+    collector = SpecCollector(gpu.capability)
+    place = Rehearsal(f"{gpu.capability // 10}.{gpu.capability % 10}", interpreted=False, device="meta")
+    AttentionStep(_attention_of(case), torch.device("meta")).works(collector, place, tile=tile)
+    return list(collector.found)
+
+
+def _attention_of(case: TileCase) -> Any:
+    from gpu_kernels import Attention
+
+    requests, length = DECODE if case.decode else PREFILL
+    new, past = (1, length - 1) if case.decode else (length, 0)
+    sizes = {"heads": case.group * KV_HEADS, "kv_heads": KV_HEADS, "size": case.head_size}
+    return Attention((new,) * requests, (past,) * requests, dtype=case.dtype, cache=case.cache, **sizes)
+
+
+def pack(folder: Path, gpu: Gpu, compiler: KernelCompiler, cases: Sequence[TileCase] = CASES) -> None:
+    """Writes the candidates of some cases, and ``CANDIDATES_FILE``."""
+    from enginewright.runtime.executors.cuda_kernels import TILES_FILE
+
+    folder.mkdir(parents=True)
+    found = [
+        {"case": asdict(case), "tiles": [asdict(tile) for tile in compile_candidates(case, gpu, compiler, folder)]}
+        for case in cases
+    ]
+    (folder / CANDIDATES_FILE).write_text(json.dumps(found) + "\n")
+    (folder / TILES_FILE.format(gpu.capability)).write_text("[]\n")  # each launch says its own
+
+
+def packed(folder: Path) -> dict[TileCase, list[Tile]]:
+    """What ``pack`` wrote."""
+    said = json.loads((folder / CANDIDATES_FILE).read_text())
+    return {TileCase(**one["case"]): [Tile(**tile) for tile in one["tiles"]] for one in said}
+
+
+def times_of(case: TileCase, tiles: Iterable[Tile], timer: Timer, goes_on: Callable[[], bool]) -> dict[Tile, float]:
+    """How long each tile takes, as long as it ``goes_on``."""
+    times = {}
+    for tile in tiles:
+        took = timer(case, tile) if goes_on() else None
+        if took is not None:
+            times[tile] = took
+    return times
+
+
+def best(times: Mapping[Tile, float]) -> tuple[Tile, dict[str, Any]]:
+    """The fastest, and what the table says of it."""
+    tile = min(times, key=times.__getitem__)
+    slowest = round(max(times.values()), 2)
+    return tile, {"microseconds": round(times[tile], 2), "slowest": slowest, "of": len(times)}
 
 
 def sweep(
@@ -97,21 +177,12 @@ def sweep(
     found: Measured = {}
     left_out = []
     for case in cases:
-        times: dict[Tile, float] = {}
-        done = False
-        if clock() < until:
-            for tile in tiles_of(case):
-                took = timer(case, tile) if clock() < until else None
-                if took is not None:
-                    times[tile] = took
-            done = clock() < until
-        if not done or not times:
+        times = times_of(case, tiles_of(case), timer, lambda: clock() < until) if clock() < until else {}
+        if not times or clock() >= until:
             left_out.append(case)
             continue
-        best = min(times, key=times.__getitem__)
-        others = sorted(times.values())
-        found[case] = (best, {"microseconds": round(times[best], 2), "slowest": round(others[-1], 2), "of": len(times)})
-        told(f"{case}: {best} takes {times[best]:.1f} us, the slowest of {len(times)} {others[-1]:.1f} us")
+        found[case] = tile, more = best(times)
+        told(f"{case}: {tile} takes {more['microseconds']} us, the slowest of {len(times)} {more['slowest']} us")
     return found, left_out
 
 
@@ -126,65 +197,83 @@ def merge(path: Path, measured: Measured) -> None:
     write_tiles(path, {**before, **measured})
 
 
-def gpu_timer() -> Timer:
-    """Runs a step's attention in a CUDA graph, with memory that was there before."""
-    import torch
-    import triton
-    from gpu_attention import make_cache, microseconds
+def record_of(case: TileCase, times: Mapping[Tile, float]) -> dict[str, Any]:
+    """A case's times as a line of JSON has them."""
+    return {"case": asdict(case), "times": [{**asdict(tile), "us": round(took, 2)} for tile, took in times.items()]}
 
-    from enginewright.plugins.triton import launch
 
-    inputs: dict[TileCase, Callable[..., object]] = {}
+def found_in(lines: Iterable[str]) -> Measured:
+    """The fastest tiles of what ``record_of`` wrote, among other lines."""
+    found: Measured = {}
+    for record in map(json.loads, filter(str.strip, lines)):
+        if record.get("times"):
+            times = {Tile(**{k: v for k, v in one.items() if k != "us"}): one["us"] for one in record["times"]}
+            found[TileCase(**record["case"])] = best(times)
+    return found
 
-    def prepare(case: TileCase) -> Callable[..., object]:
-        requests, length = DECODE if case.decode else PREFILL
-        dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[case.dtype]
-        k, v, *scales = make_cache(requests * length, case.cache, KV_HEADS, case.head_size)
-        table = torch.randperm(len(k), device="cuda").int().view(requests, -1)
-        tokens = requests if case.decode else length
-        q = torch.randn(tokens, case.group * KV_HEADS, case.head_size, dtype=dtype, device="cuda")
-        q_start = torch.arange(requests + 1, device="cuda", dtype=torch.int32) * (tokens // requests)
-        kv_len = torch.full((requests,), length, device="cuda", dtype=torch.int32)
-        split_keys = SPLIT_KEYS if case.decode else 0
-        needed = launch.scratch_bytes(shape_of(case), tokens, table.shape[1]) if case.decode else 0
-        memory = {"out": torch.empty_like(q), "scratch": torch.empty(needed, dtype=torch.uint8, device="cuda")}
-        scale = case.head_size**-0.5
-        given = (q, k, v, table, q_start, kv_len, scale)
-        more = dict(zip(("k_scales", "v_scales"), scales, strict=False))
-        return partial(launch.paged_attention, *given, **more, **memory, split_keys=split_keys)
+
+def gpu_timer(launcher: Any, place: Any) -> tuple[Timer, dict[Tile, float | str]]:
+    """Times a step's attention on the GPU. What comes beside it, of the last case: how far a tile's result is from
+    that of the first, which says whether it computes the same; or why the driver refused it."""
+    from gpu_attention import microseconds
+    from gpu_kernels import AttentionStep
+
+    steps: dict[TileCase, tuple[Any, Any]] = {}
+    apart: dict[Tile, float | str] = {}
 
     def timed(case: TileCase, tile: Tile) -> float | None:
-        if case not in inputs:
-            inputs.clear()  # of the case before
-            inputs[case] = prepare(case)
-        run = partial(inputs[case], tile=tile)
+        if case not in steps:
+            steps.clear()  # of the case before
+            apart.clear()
+            steps[case] = AttentionStep(_attention_of(case), place.device), None
+        step, want = steps[case]
         try:
-            run()
-        except triton.runtime.errors.OutOfResources:
-            return None
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        return microseconds(graph.replay)
+            works = step.works(launcher, place, tile=tile)
 
-    return timed
+            def run() -> None:
+                for work in works:
+                    work()
+
+            if place.device.type != "cuda":
+                return None
+            took = microseconds(place, [run])
+        except BundleError:
+            raise
+        except EnginewrightError as e:  # the others may run
+            apart[tile] = e.message
+            return None
+        if want is None:
+            steps[case] = step, step.out.clone()
+        else:
+            apart[tile] = float((step.out.float() - want.float()).abs().max())
+        return took
+
+    return timed, apart
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--found", type=Path, help="lines of gpu_truth.py's stage A: nothing is measured")
+    parser.add_argument("--gpu", type=int, default=90, help="with --found: the capability that was measured")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--dtype", action="append", choices=["bf16", "f16", "f32"])
     parser.add_argument("--cache", action="append", choices=["bf16", "f16", "f32", "fp8", "int8"])
     parser.add_argument("--head-size", type=int, action="append")
     parser.add_argument("--group", type=int, action="append")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=available_threads())
     options = parser.parse_args()
+    if options.found:
+        merge(options.output or tiles_file(options.gpu), found_in(options.found.read_text().splitlines()))
+        return
     import torch
 
     if not torch.cuda.is_available():
         sys.exit("tile_sweep: torch sees no GPU, or was built without CUDA")
+    from gpu_kernels import section_of
+
+    from enginewright.runtime.executors import cuda_blocks
+
     until = time.monotonic() + 60 * options.minutes
     major, minor = torch.cuda.get_device_capability()
     gpu = gpu_of(max((c for c in GPUS if c <= 10 * major + minor), default=10 * major + minor))
@@ -196,8 +285,14 @@ def main() -> None:
         for group in options.group or [4, 8, 1]
         for decode in (True, False)
     ]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        found, left_out = sweep(cases, lambda case: compile_all(case, gpu, pool), gpu_timer(), until)
+    section = section_of(f"{gpu.capability // 10}.{gpu.capability % 10}")
+    place: Any = cuda_blocks.place_of(section)
+    place.enter()
+    with tempfile.TemporaryDirectory() as name, KernelCompiler(options.workers) as compiler:
+        folder = Path(name, "kernels")
+        pack(folder, gpu, compiler, ())
+        timer, _ = gpu_timer(place.launcher(folder, section), place)
+        found, left_out = sweep(cases, lambda c: compile_candidates(c, gpu, compiler, folder), timer, until)
     merge(options.output or tiles_file(gpu.capability), found)
     for case in left_out:
         print(f"left out: {case}")

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    bundle, model = Bundle.open(given.bundle), load_eager(given.source)
+    bundle, model = Bundle.open(given.bundle, trust="code"), load_eager(given.source)
     blocks = {group.name: BLOCKS for group in bundle.program("cpu").cache_groups}
     executors: dict[str, CpuExecutor | TvmExecutor] = {
         "cpu": CpuExecutor(bundle, blocks, threads=given.threads),
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     kl = distances(given.bundle)
     if given.ours is not None:
-        executors[OURS] = TvmExecutor(Bundle.open(given.ours), blocks, threads=given.threads)
+        executors[OURS] = TvmExecutor(Bundle.open(given.ours, trust="code"), blocks, threads=given.threads)
         kl[OURS] = distances(given.ours)["tvm"]
     vocabulary = bundle.model.vocab_size
     cases = {f"prefill {PROMPT}": (0, PROMPT, 1), **{f"decode {batch}": (PAST, 1, batch) for batch in BATCHES}}

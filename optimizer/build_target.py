@@ -19,6 +19,7 @@ from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tensorrt_section import EngineSection
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine, look_at_machine
+from enginewright.runtime.executors.open import check_code
 from enginewright.runtime.executors.tensorrt_checks import (
     FLAVOURS,
     build_problem,
@@ -71,6 +72,7 @@ def build_target(
     path: str | Path,
     target: str = "tensorrt",
     *,
+    trust: str | None = None,
     again: bool = False,
     progress: Progress = silent,
     machine: Machine | None = None,
@@ -81,6 +83,7 @@ def build_target(
     Args:
         path: the bundle.
         target: of it.
+        trust: as for ``LLM``: TensorRT runs the bundle's kernels while it builds.
         again: also if it is ready, such as for another GPU.
         progress: called with the stages "hash" (in bytes) and "build" (engines).
         machine: what is here; looked at if it isn't given.
@@ -88,11 +91,12 @@ def build_target(
 
     Raises:
         BundleError: the bundle is damaged, or has no such target, or one that is never built.
+        TrustError: ``trust`` doesn't allow its kernels to run.
         TargetError: the library, the driver or the GPU that it needs is not here, or TensorRT refuses the network.
         CapacityError: the disk is too full for an engine.
     """
     start = time.perf_counter()
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust)
     manifest = bundle.targets.get(target)
     if manifest is None:
         raise BundleError(
@@ -110,6 +114,7 @@ def build_target(
         return BuildReport(
             str(path), target, False, ", ".join(section.compute_capabilities), section.version, engines, 0
         )
+    check_code(bundle, target)
     here = machine or look_at_machine()
     gpu = _check_machine(here, f"{path}: target {target!r}", section.paged)
     hash_files(bundle, progress)

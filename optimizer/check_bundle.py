@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.doctor import examine
@@ -21,6 +22,8 @@ from enginewright.runtime.executors.open import (
     LEAST_CONTEXT,
     ORDER,
     Placement,
+    carried_code,
+    check_code,
     context_of,
     make_executor,
     runs_here,
@@ -73,9 +76,12 @@ def check_bundle(
     source: str | Path | None = None,
     targets: Sequence[str] | None = None,
     provider: str | None = None,
+    trust: str | None = None,
     progress: Progress = silent,
 ) -> BundleCheck:
     """Checks the structure of a bundle, the hash of every file, and the program of every target that runs here.
+
+    Code that the bundle carries runs only if ``trust`` allows it; of other targets the program is checked by itself.
 
     Args:
         path: the bundle.
@@ -83,10 +89,12 @@ def check_bundle(
             compared with it as at the export, within the budget of the recipe that the manifest has.
         targets: those to look at; by default all.
         provider: what runs a target of onnxruntime's, as ``LLM`` has it; other targets have none, and run as they do.
+        trust: as for ``LLM``.
         progress: called with the stages "hash" (in bytes) and "verify".
 
     Raises:
         BundleError: the bundle is missing, damaged or altered, or has no such target; names the file.
+        TrustError: a target that ``targets`` names carries code that ``trust`` doesn't allow.
         SourceError, UnsupportedModelError: the source can't be read, or the bundle was not made from it.
         VerificationError: a target differs from the source by more than the recipe allows; says by how much.
         MissingDependencyError: a source, or a target that ``targets`` names, needs what is not installed, or
@@ -94,7 +102,7 @@ def check_bundle(
         RequestError: there is no such provider, or no target of the bundle has one.
     """
     start = time.perf_counter()
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust)
     wanted = list(dict.fromkeys(targets or bundle.targets))
     if provider is not None and not any(_has_providers(bundle, name) for name in wanted):
         raise RequestError(
@@ -103,6 +111,8 @@ def check_bundle(
             hint="Leave it out.",
         )
     for name in targets or ():
+        if name in bundle.targets:
+            check_code(bundle, name)
         if (reason := _why_not(bundle, name)) is not None:
             io = bundle.target(name).io  # raises if it isn't there, or must be built first
             if io is not None:
@@ -112,6 +122,7 @@ def check_bundle(
     total = hash_files(bundle, progress)
     checks = []
     for name in wanted:
+        _check_program(bundle, name)
         reason = _why_not(bundle, name)
         placement = Placement(provider=provider if _has_providers(bundle, name) else None)
         runs_with = {} if reason else _load(bundle, name, placement)
@@ -155,6 +166,8 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         return f"it is not built yet, and needs {target.needs or 'its device'}"
     if not runs_here(name):
         return f"this Enginewright runs {', '.join(ORDER)}"
+    if (code := carried_code(name)) is not None and bundle.trust is None:
+        return f"it carries {code}, which run only for who trusts them"
     if target.tensorrt or target.cuda or target.stablehlo:
         return engine_problem(bundle, name)
     if target.io is not None:
@@ -163,6 +176,22 @@ def _why_not(bundle: Bundle, name: str) -> str | None:
         except MissingDependencyError as e:
             return e.message
     return None
+
+
+def _check_program(bundle: Bundle, name: str) -> None:
+    """Verifies a program of the cpu target's form, and where its steps lie in memory; nothing of it runs.
+
+    Raises BundleError where it doesn't hold together.
+    """
+    if name not in bundle.programs or bundle.targets[name].cuda is not None:
+        return  # of cuda's form: ``Bundle.open`` has looked at its memory
+    program = bundle.programs[name]
+    weights = {use.name: bundle.weight(use.name) for use in program.weights}
+    blocks = {group.name: 1 for group in program.cache_groups}
+    try:
+        CpuProgram(program, weights, blocks=blocks, threads=1).check_memory()
+    except BundleError as e:
+        raise BundleError(f"{bundle.path}: target {name!r}: {e.message}", hint=e.hint) from e
 
 
 def _load(bundle: Bundle, name: str, placement: Placement) -> dict[str, str | int]:

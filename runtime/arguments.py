@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError, shown
 
-from .requests.sampling import SamplingParams
+from .requests.sampling import SamplingParams, plain_text
+from .requests.vllm_names import one_of
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ Params = SamplingParams | Iterable[SamplingParams | None] | None
 """For all prompts, or one for each; None is the default."""
 
 _PROMPTS = "Pass text, a list of token ids, or a list of either."
+MOST_NAME = 1024
+"""Characters of a tenant's name, or of another one."""
+MOST_PATH, MOST_PATH_PART = 4095, 255
+"""Bytes of a path, and of each part between slashes, that Linux takes."""
 _UNORDERED = (bytes, bytearray, memoryview, set, frozenset)
 _CHARACTERS_A_TOKEN = 10
 """Of which a text's beginning is tokenized first: most texts have 2 to 5."""
@@ -52,13 +58,13 @@ def conversations(messages: Any) -> tuple[list[Sequence[Message]], bool]:
     """A list of conversations from one or several, and whether it was one. Raises RequestError naming ``messages``."""
     hint = 'Pass a list of messages, [{"role": "user", "content": "..."}], or a list of such lists.'
     if isinstance(messages, (str, Mapping)):
-        raise RequestError(f"messages: {_short(messages)} isn't a list of messages", hint=hint)
+        raise RequestError(f"messages: {shown(messages)} isn't a list of messages", hint=hint)
     items = _items("messages", messages, hint)
     if not items or isinstance(items[0], Mapping):
         return [items], True
     for i, chat in enumerate(items):
         if isinstance(chat, (str, Mapping)) or not isinstance(chat, Iterable):
-            raise RequestError(f"messages[{i}]: {_short(chat)} isn't a list of messages", hint=hint)
+            raise RequestError(f"messages[{i}]: {shown(chat)} isn't a list of messages", hint=hint)
     return [list(chat) for chat in items], False
 
 
@@ -87,18 +93,16 @@ def params_for(
 ) -> list[SamplingParams]:
     """Parameters of each of ``count`` prompts, from what was passed under either name."""
     name = "params" if sampling_params is None else "sampling_params"
-    if params is not None and sampling_params is not None:
-        raise RequestError("params, sampling_params: these are two names of one argument", hint="Pass one of them.")
-    given = params if sampling_params is None else sampling_params
+    given = one_of(params=params, sampling_params=sampling_params)
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
     hint = "Pass SamplingParams(max_tokens=...), or a list with one for each prompt."
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
-        raise RequestError(f"{name}: {_short(given)} isn't a SamplingParams", hint=hint)
+        raise RequestError(f"{name}: {shown(given)} isn't a SamplingParams", hint=hint)
     several = [SamplingParams() if one is None else one for one in _items(name, given, hint)]
     for i, one in enumerate(several):
         if not isinstance(one, SamplingParams):
-            raise RequestError(f"{name}[{i}]: {_short(one)} isn't a SamplingParams", hint=hint)
+            raise RequestError(f"{name}[{i}]: {shown(one)} isn't a SamplingParams", hint=hint)
     if len(several) != count:
         raise RequestError(
             f"{name}: {len(several)} of them for {count} prompts", hint="Pass one, or one for each prompt."
@@ -114,6 +118,7 @@ def encoded(prompt: Any, name: str, tokenizer: Callable[[], Tokenizer], most: in
             return Encoded(token_ids(ids, name), text, name)
         prompt = text
     if isinstance(prompt, str):
+        prompt = str.__str__(prompt)  # no class of the caller's own
         return Encoded(encode_within(tokenizer(), prompt, most, name) if prompt else [], prompt, name)
     return Encoded(token_ids(prompt, name), None, name)
 
@@ -154,11 +159,13 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
     for place, i in enumerate(ids):
         if type(i) is int:
             continue
-        if isinstance(i, (bool, np.bool_)) or not hasattr(i, "__index__") or getattr(i, "ndim", 0) > 0:
-            raise RequestError(
-                f"{name}: {_short(i)} at place {place} isn't a token id", hint="Pass text or a list of integers."
-            )
-        ids[place] = operator.index(i)
+        try:
+            if isinstance(i, (bool, np.bool_)) or getattr(i, "ndim", 0) > 0:
+                raise TypeError
+            ids[place] = int.__int__(operator.index(i))
+        except TypeError:
+            hint = "Pass text or a list of integers."
+            raise RequestError(f"{name}: {shown(i)} at place {place} isn't a token id", hint=hint) from None
     if not ids:
         raise RequestError(f"{name}: it is empty", hint="Pass at least one token.")
     if len(ids) > most:
@@ -169,7 +176,7 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:
         raise RequestError(
-            f"{name}: token {wrong} is outside the vocabulary of {vocab_size}",
+            f"{name}: token {shown(wrong)} is outside the vocabulary of {vocab_size}",
             hint="Use the tokenizer of this bundle.",
         )
     return ids
@@ -178,13 +185,44 @@ def checked_ids(prompt: Encoded, most: int, context: int, vocab_size: int) -> li
 def check_type(name: str, value: object, types: tuple[type, ...], expected: str) -> None:
     """Raises RequestError naming the argument; True and False aren't integers."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise RequestError(f"{name}: {value!r} is of type {type(value).__name__}", hint=f"It must be {expected}.")
+        raise RequestError(f"{name}: {shown(value)} is of type {type(value).__name__}", hint=f"It must be {expected}.")
 
 
-def check_int(name: str, value: object, least: int, most: int) -> None:
-    """Raises RequestError naming the argument."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise RequestError(f"{name}: {value!r} is out of range", hint=f"It must be an integer from {least} to {most}.")
+def check_int(name: str, value: object, least: int, most: int) -> int:
+    """An integer of the plain type. Raises RequestError naming the argument."""
+    plain = int.__int__(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    if plain is None or not least <= plain <= most:
+        hint = f"It must be an integer from {least} to {most}."
+        raise RequestError(f"{name}: {shown(value)} is out of range", hint=hint)
+    return plain
+
+
+def checked_name(name: str, value: object) -> str:
+    """A name, such as a tenant's, as a plain string. Raises RequestError naming the argument."""
+    check_type(name, value, (str,), "a name")
+    plain = plain_text(value)
+    if plain is None or len(plain) > MOST_NAME:
+        hint = f"It must be text of {MOST_NAME} characters or fewer, without lone surrogates."
+        raise RequestError(f"{name}: {shown(value)} isn't a name", hint=hint)
+    return plain
+
+
+def check_path(name: str, value: str | os.PathLike[str]) -> None:
+    """That a file system can have such a path. Raises RequestError naming the argument."""
+    check_type(name, value, (str, os.PathLike), "a path")
+    hint = "Pass the path of a file or a folder."
+    try:
+        encoded_path = os.fsencode(value)
+    except (TypeError, ValueError) as e:  # surrogates, or what an object calls its path
+        raise RequestError(f"{name}: {shown(value)} isn't a path", hint=hint) from e
+    if not encoded_path or b"\0" in encoded_path:
+        raise RequestError(f"{name}: {shown(value)} isn't a path", hint=hint)
+    longest = max(map(len, encoded_path.split(b"/")))
+    if longest > MOST_PATH_PART or len(encoded_path) > MOST_PATH:
+        raise RequestError(
+            f"{name}: {shown(value)} is too long, with {len(encoded_path)} bytes and {longest} in one part",
+            hint=f"A path has {MOST_PATH} bytes at most, and each part {MOST_PATH_PART}.",
+        )
 
 
 def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
@@ -193,9 +231,9 @@ def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
     ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
     hint = 'Pass {"prompt": text} or {"prompt_token_ids": ids}.'
     if unknown:
-        raise RequestError(f"{name}: there is no key {unknown[0]!r}", hint=hint)
+        raise RequestError(f"{name}: there is no key {shown(unknown[0])}", hint=hint)
     if text is not None and not isinstance(text, str):
-        raise RequestError(f"{name}: its text is {_short(text)}", hint=hint)
+        raise RequestError(f"{name}: its text is {shown(text)}", hint=hint)
     if ids is None and text is None:
         raise RequestError(f"{name}: it has neither text nor token ids", hint=hint)
     return ids, text
@@ -204,8 +242,16 @@ def _of_mapping(prompt: Mapping[str, Any], name: str) -> tuple[Any, str | None]:
 def token_ids(prompt: Any, name: str) -> list[Any]:
     """What is in a list of ids, or whatever else has an order; see ``checked_ids``."""
     if isinstance(prompt, (str, Mapping)):
-        raise RequestError(f"{name}: its token ids are {_short(prompt)}", hint=_PROMPTS)
+        raise RequestError(f"{name}: its token ids are {shown(prompt)}", hint=_PROMPTS)
     return _items(name, prompt, _PROMPTS)
+
+
+def numbers(name: str, value: Any, hint: str) -> list[Any]:
+    """What is in a list that isn't empty. Raises RequestError naming the argument."""
+    found = [] if isinstance(value, (str, Mapping)) else _items(name, value, hint)
+    if not found:
+        raise RequestError(f"{name}: {shown(value)} isn't a list of numbers", hint=hint)
+    return found
 
 
 def _items(name: str, value: Any, hint: str) -> list[Any]:
@@ -213,10 +259,5 @@ def _items(name: str, value: Any, hint: str) -> list[Any]:
     if hasattr(value, "tolist") and not isinstance(value, memoryview):  # numpy's, torch's and Python's arrays
         value = value.tolist()
     if isinstance(value, _UNORDERED) or not isinstance(value, Iterable):
-        raise RequestError(f"{name}: {_short(value)} is of type {type(value).__name__}", hint=hint)
+        raise RequestError(f"{name}: {shown(value)} is of type {type(value).__name__}", hint=hint)
     return list(value)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

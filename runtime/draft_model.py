@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,7 +210,8 @@ class DraftModel:
         self.cache.copies = {}
         for request in list(self._followers):
             self.release(request)
-        warnings.warn(f"speculate: {self._name}: {self.off}; no more guesses of it", RuntimeWarning, stacklevel=2)
+        with suppress(RuntimeWarning):  # made an error, it would end the step, and with it all requests
+            warnings.warn(f"speculate: {self._name}: {self.off}; no more guesses of it", RuntimeWarning, stacklevel=2)
 
 
 def open_draft(

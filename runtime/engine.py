@@ -29,7 +29,11 @@ class Engine:
         return self.scheduler.preemptions
 
     def step(self) -> list[Request]:
-        """Runs one step; returns the requests that got tokens or logits, finished ones among them."""
+        """Runs one step; returns the requests that got tokens or logits, finished ones among them.
+
+        Raises FailedRequestError for an error in the work for one request: it is to be failed, and the step to be made
+        again. Whatever else is raised is an error of all.
+        """
         batch = self.scheduler.schedule()
         pending = self.executor.submit(batch.step)
         self.scheduler.prepare_next(batch)
@@ -38,6 +42,10 @@ class Engine:
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises CapacityError if it could never fit."""
         self.scheduler.add(request)
+
+    def fail(self, request: Request, cause: BaseException) -> Request:
+        """Ends a request by an error, and releases its blocks; returns the one that its caller waits for."""
+        return self.scheduler.fail(request, cause)
 
     def abort(self, request: Request) -> None:
         """Ends a request and releases its blocks; nothing happens if it has ended."""

@@ -4,6 +4,12 @@ The thread takes steps as long as there is work, and ends when there is none. Re
 inbox that it empties between steps; results leave through listeners, which it calls. A listener is never called again
 once ``abort`` has returned.
 
+The thread waits for no caller: it takes no lock that one may hold. A signal handler interrupts the main thread
+anywhere, and may itself wait for a request. So the hand-over is made of single operations of a dict and a deque.
+
+What goes wrong while the engine works for one request ends that request alone (``FailedRequestError``). What goes wrong
+for all, as when the executor fails, ends all that are running. Neither ends the engine.
+
 A process ends, or forks, at any moment:
 
 1. At the interpreter's exit every loop stops after the step that runs. The thread is a daemon, for which Python
@@ -14,12 +20,14 @@ A process ends, or forks, at any moment:
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -27,17 +35,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from enginewright.plugins.shared.errors import (
-    BundleError,
-    CapacityError,
-    EnginewrightError,
-    OverloadError,
-    RequestError,
-)
+from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, shown
 
 from .engine import Engine
 from .requests.outputs import StreamPiece
-from .requests.request import Request
+from .requests.request import FailedRequestError, Request
 
 Listener = Callable[[StreamPiece | EnginewrightError], None]
 """Gets the pieces of a request, the last with its finish_reason; or an error, and then nothing more. Must be quick."""
@@ -47,44 +49,38 @@ Result = TypeVar("Result")
 
 
 class EngineLoop:
-    """See the module. Every method may be called from any thread."""
+    """See the module. Every method may be called from any thread, and from a signal handler."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: dict[Request, Listener] = {}
-        self._closed = self._forked = False
+        self._ended: Callable[[], EnginewrightError] | None = None  # why nothing is taken any more
         self._new_locks()
         _loops.add(self)
 
     def _new_locks(self) -> None:
-        # Guards all that is above. The garbage collector may close a stream anywhere, also where it is held.
-        self._lock = threading.RLock()
-        self._running = False  # a thread takes steps, or will soon
+        self._running = False  # a thread takes steps, or looks at the inbox before it ends
         self._stepping = threading.Lock()  # held by the thread that takes steps
         self._stepper = 0  # that thread
+        self._telling: Request | None = None  # whose listener it is about to call, or calls
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Starts a request. Raises CapacityError if it could never fit, EnginewrightError after ``close``."""
         self.engine.scheduler.check(request)
-        with self._lock:
-            if self._forked:
-                raise _forked_error()
-            if self._closed:
-                raise EnginewrightError("this model was closed", hint="Open the bundle again with LLM(path).")
-            self._listeners[request] = listener
-            try:
-                self._post(partial(self._add, request))
-            except RuntimeError as e:
-                del self._listeners[request]
-                hint = "End other threads or processes, or raise the limit (ulimit -u)."
-                raise CapacityError(f"the engine's thread can't be started: {e}", hint=hint) from e
+        if self._ended is not None:
+            raise self._ended()
+        self._listeners[request] = listener
+        try:
+            self._post(partial(self._add, request))
+        except CapacityError:
+            self._listeners.pop(request, None)
+            raise
 
     def abort(self, request: Request) -> None:
         """Ends a request before the next step; nothing happens if it has ended. Its listener isn't called."""
-        with self._lock:
-            if self._listeners.pop(request, None) is not None:
-                self._post(partial(self.engine.abort, request))
+        if self._take_listener(request) is not None:
+            self._post(partial(self.engine.abort, request))
 
     def call(self, action: Callable[[], Result]) -> Result:
         """What ``action`` returns or raises, called between two steps. Raises EnginewrightError after ``close``."""
@@ -92,16 +88,15 @@ class EngineLoop:
 
         def run() -> None:
             try:
+                if self._ended is not None:
+                    raise self._ended()
                 found.set_result(action())
             except Exception as e:  # noqa: BLE001  the caller gets it
                 found.set_exception(e)
 
-        with self._lock:
-            if self._forked:
-                raise _forked_error()
-            if self._closed:
-                raise EnginewrightError("this model was closed", hint="Open the bundle again with LLM(path).")
-            self._post(run)
+        if self._ended is not None:
+            raise self._ended()
+        self._post(run)
         return found.result()
 
     def close(self) -> bool:
@@ -110,94 +105,153 @@ class EngineLoop:
         Returns whether the executor is idle: False in a forked child, and from within a step, where the garbage
         collector may call this.
         """
-        with self._lock:
-            self._closed = True
-            self._tell_all(EnginewrightError("the model was closed", hint="Close it when no request is running."))
+        self._ended = self._ended or _closed_error
+        self._tell_all(EnginewrightError("the model was closed", hint="Close it when no request is running."))
         return self.stop()
 
     def stop(self) -> bool:
         """``close``, but listeners aren't called."""
-        with self._lock:
-            self._closed = True
-            self._listeners.clear()
-            if self._running:
-                self._inbox.append(self.engine.abort_all)
-        if self._forked or self._stepper == threading.get_ident():
+        self._ended = self._ended or _closed_error
+        self._listeners.clear()
+        if self._ended is _forked_error or self._stepper == threading.get_ident():
             return False
-        with self._stepping:
+        with self._stepping:  # its thread ends after the step that runs, and later ones take none
             return True
 
     def after_fork(self) -> None:
         """In the child: see the module."""
         self._new_locks()
-        self._forked = True
+        self._ended = _forked_error
+        self._inbox.clear()
         self._tell_all(_forked_error())
 
     def _post(self, action: Callable[[], None]) -> None:
-        """Has the thread do ``action`` between steps. The caller holds the lock, so no run ends before it has left."""
-        if not self._running:
-            threading.Thread(target=self._run, name="enginewright-engine", daemon=True).start()
-            self._running = True  # not before: a Ctrl-C in between must not leave it true with no run
+        """Has the thread do ``action`` between steps. Either it sees that, or it is seen to have ended."""
         self._inbox.append(action)
+        if self._running:
+            return
+        begun = _thread.allocate_lock()
+        begun.acquire()
+        try:  # threading.Thread.start takes a lock that a signal handler's call would wait for
+            _thread.start_new_thread(self._run, (begun,))
+        except RuntimeError as e:
+            try:
+                self._inbox.remove(action)
+            except ValueError:  # another thread has done it
+                return
+            hint = "End other threads or processes, or raise the limit (ulimit -u)."
+            raise CapacityError(f"the engine's thread can't be started: {e}", hint=hint) from e
+        begun.acquire()  # so that the next call doesn't start another; one too many does no harm
 
-    def _run(self) -> None:
-        """Takes steps until there is no work. If that ends by an error, every request ends with it."""
-        with self._stepping:  # where a Ctrl-C hid that a run had begun, this is the second
+    def _run(self, begun: _thread.LockType) -> None:
+        """Takes steps until there is no work."""
+        self._running = True
+        begun.release()
+        with self._stepping:  # two may have been started: the second finds nothing to do
             self._stepper = threading.get_ident()
             try:
                 while self._take_inbox():
-                    for request in self.engine.step():
-                        self._deliver(request)
-            except BaseException as e:  # noqa: BLE001  whoever waits for a request gets it; nobody is above this thread
-                self._fail(e)
+                    self._step()
             finally:
                 self._stepper = 0
 
     def _take_inbox(self) -> bool:
         """Does what was asked for between steps; False, and the loop is over, if there is nothing to do."""
-        with self._lock:
-            while self._inbox:
-                self._inbox.popleft()()
-            self._running = self.engine.has_work()
-            return self._running
+        while True:
+            self._running = True
+            try:
+                while self._inbox:
+                    self._inbox.popleft()()
+                if self._ended is not None:
+                    self._tell_all(self._ended())
+                    self.engine.abort_all()
+                if self.engine.has_work():
+                    return True
+            except BaseException as e:  # noqa: BLE001  see _step
+                self._fail(e)
+            self._running = False
+            if not self._inbox:  # else it came after the look at it
+                return False
+
+    def _step(self) -> None:
+        try:
+            try:
+                for request in self.engine.step():
+                    self._deliver(request)
+            except FailedRequestError as failure:
+                self._end(failure.request, failure.__cause__ or failure)
+        except BaseException as e:  # noqa: BLE001  whoever waits for a request gets it; nobody is above this thread
+            self._fail(e)
 
     def _add(self, request: Request) -> None:
+        if request not in self._listeners:
+            return  # aborted meanwhile, or told that the engine failed
+        if self._ended is not None:
+            self._tell(request, self._ended())
+            return
         try:
             self.engine.add_request(request)
-        except (OverloadError, RequestError) as e:  # the policy refuses it
-            request.fail(e)
-            self._deliver(request)
+        except Exception as e:  # noqa: BLE001  the policy refuses it, or has failed: this one alone ends
+            self._end(request, e)
+
+    def _end(self, request: Request, cause: BaseException) -> None:
+        """Ends one request by an error of its own."""
+        self._deliver(self.engine.fail(request, cause))
 
     def _deliver(self, request: Request) -> None:
-        with self._lock:
-            piece = request.take_piece()
-            listener = self._listeners.get(request)
-            if request.finished:
-                self._listeners.pop(request, None)
-            if listener is not None:
-                listener(piece)
+        self._tell(request, request.take_piece())
+
+    def _tell(self, request: Request, event: StreamPiece | EnginewrightError) -> None:
+        """Calls the listener. ``_take_listener`` either sees here that it is being called, or has taken it before."""
+        self._telling = request
+        try:
+            if (listener := self._listeners.get(request)) is not None:
+                if isinstance(event, EnginewrightError) or event.finish_reason is not None:
+                    self._listeners.pop(request, None)
+                listener(event)
+        except Exception:  # noqa: BLE001  who doesn't listen gets no more
+            self._listeners.pop(request, None)
+            self.engine.abort(request)
+        finally:
+            self._telling = None
+
+    def _take_listener(self, request: Request) -> Listener | None:
+        """Its listener, which won't be called any more by the thread that takes steps."""
+        listener = self._listeners.pop(request, None)
+        while self._telling is request and self._stepper != threading.get_ident():
+            time.sleep(0)
+        return listener
 
     def _fail(self, cause: BaseException) -> None:
-        kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
-        error: EnginewrightError = kind(
-            f"the engine failed: {cause!r}", hint="The requests that were running are lost."
-        )
-        if isinstance(cause, BundleError):  # a file of the bundle changed: its hint says what to do
-            error = BundleError(f"{cause.message}; the requests that were running are lost", hint=cause.hint)
-        error.__cause__ = cause
-        with self._lock:
-            self._running = False
-            self._tell_all(error)
+        """Every request that runs ends."""
+        error = _engine_error(cause)
+        self._tell_all(error)
+        try:
             self.engine.abort_all()
+        except Exception:  # noqa: BLE001  what it holds isn't known any more
+            self._ended = partial(_engine_error, cause)
 
     def _tell_all(self, error: EnginewrightError) -> None:
-        for listener in list(self._listeners.values()):
-            listener(error)
-        self._listeners.clear()
-        self._inbox.clear()
+        for request in list(self._listeners):
+            if (listener := self._take_listener(request)) is not None:
+                listener(error)
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+def _engine_error(cause: BaseException) -> EnginewrightError:
+    hint = "The requests that were running are lost."
+    kind = CapacityError if isinstance(cause, CapacityError) else EnginewrightError
+    error: EnginewrightError = kind(f"the engine failed: {shown(cause, 1000)}", hint=hint)
+    if isinstance(cause, BundleError):  # a file of the bundle changed: its hint says what to do
+        error = BundleError(f"{cause.message}; the requests that were running are lost", hint=cause.hint)
+    error.__cause__ = cause
+    return error
+
+
+def _closed_error() -> EnginewrightError:
+    return EnginewrightError("this model was closed", hint="Open the bundle again with LLM(path).")
 
 
 def _forked_error() -> EnginewrightError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 from enginewright.plugins.shared.contracts import ExecutorCaps, ModelInfo
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError, shown
 
-from .arguments import check_int, check_type
+from .arguments import check_int, check_path, check_type, checked_name
 from .engine import Engine
 from .executors.base import Executor
 from .executors.static_shapes import StaticShapes
@@ -23,11 +24,15 @@ _OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("target", "isa", "provider"), _NAME),
     "prefix_folder": ((str, os.PathLike, type(None)), "the path of a folder, or None"),
     "prefix_folder_days": ((int, float), "a number of days"),
+    "load": ((str,), '"map" or "read"'),
     "context": ((int, type(None)), "a number of tokens, or None"),
     "memory": ((int, str, type(None)), 'bytes, or a size such as "512MiB"'),
-    **dict.fromkeys(("buckets", "prefix_cache", "verify"), _FLAG),
+    **dict.fromkeys(("buckets", "prefix_cache"), _FLAG),
+    "verify": ((bool, type(None)), "True, False or None"),
 }
 """Types of LLM's options, and what an error says they must be."""
+
+MOST_DAYS = 1_000_000
 
 OFFLINE_PROMPT = 2048
 """Most tokens of prompts in a step, where nobody waits for single tokens."""
@@ -37,21 +42,32 @@ def check_options(**given: object) -> None:
     """Raises RequestError naming the option whose type is wrong."""
     for name, value in given.items():
         check_type(name, value, *_OPTIONS[name])
+        if _OPTIONS[name] is _NAME and value is not None:
+            checked_name(name, value)
+        if name in ("path", "prefix_folder") and isinstance(value, (str, os.PathLike)):
+            check_path(name, value)
+    if not 0 <= (days := given.get("prefix_folder_days", 0)) <= MOST_DAYS and days != math.inf:  # type: ignore[operator]
+        hint = f"It must be a number from 0 to {MOST_DAYS}, or inf."
+        raise RequestError(f"prefix_folder_days: {shown(days)} is out of range", hint=hint)
+    if given.get("context") is not None:
+        check_int("context", given["context"], 0, 1 << 40)
 
 
 def scheduler_config(
     max_requests: int, prefill_chunk: int | None, prefix_cache: bool, scheduling: object, speculate: object = None
 ) -> SchedulerConfig:
     """Of what ``LLM`` was given; see ``scheduling_of``. Raises RequestError."""
-    if speculate == "" or not isinstance(speculate, (str, os.PathLike, type(None))):
+    if speculate is not None and (not isinstance(speculate, (str, os.PathLike)) or speculate == ""):
         hint = 'Pass "auto", "lookup", the path of a draft model\'s bundle, or None.'
-        raise RequestError(f"speculate: {speculate!r} isn't a way to guess tokens", hint=hint)
+        raise RequestError(f"speculate: {shown(speculate)} isn't a way to guess tokens", hint=hint)
+    if speculate is not None:
+        check_path("speculate", speculate)
     scheduling = scheduling_of(scheduling)
     most = ExecutorCaps().max_tokens
     usual = OFFLINE_PROMPT if scheduling is not None and scheduling.offline else SchedulerConfig().prefill_tokens
     chunk = usual if prefill_chunk is None else prefill_chunk
-    check_int("max_requests", max_requests, 1, most)
-    check_int("prefill_chunk", chunk, 1, most)
+    max_requests = check_int("max_requests", max_requests, 1, most)
+    chunk = check_int("prefill_chunk", chunk, 1, most)
     ahead = None if speculate == "auto" else speculate is not None
     return SchedulerConfig(max_requests, chunk, None, prefix_cache, scheduling, speculate=ahead)
 

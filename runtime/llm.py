@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,9 @@ from .info import check_options, describe, scheduler_config
 from .kv_cache.cache_groups import parse_size
 from .prefixes import DEFAULT_DAYS, DEFAULT_SIZE, load_prefix, open_tier, opened_tier, save_prefix
 from .request_maker import RequestMaker, Terms
-from .requests.outputs import RequestOutput, StreamPiece
-from .requests.sampling import SamplingParams
+from .requests.outputs import BeamSearchOutput, RequestOutput, StreamPiece
+from .requests.sampling import BeamSearchParams, SamplingParams, check_seed
+from .requests.vllm_names import OF_CHAT, OF_GENERATE, OF_LLM, check_nothing, one_of, takes_vllm_names
 from .run_requests import aanswers, answers, astream, scored, stream, wanted
 from .scheduler.options import Scheduling
 from .text.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .text.chat_template import Message
 
 MOST_THREADS = 1024
+_OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
 
 class LLM:
@@ -45,9 +47,9 @@ class LLM:
     every request of this LLM is an EnginewrightError, and the bundle is to be opened again.
 
     Args:
-        path: the bundle.
+        path (vLLM: model): the bundle.
         target: which of its targets to run; None takes the first of "cpu", "onnx", "tensorrt-rtx", "tensorrt", "cuda",
-            "tvm", "stablehlo".
+            "tvm", "stablehlo" that it has and ``trust`` allows.
         threads: of the kernels, at most 1024; 0 takes as many as there are cores.
         isa: instruction set of the cpu target, such as "avx2" (see ``CpuExecutor``); None takes the best there is.
         provider: onnxruntime's execution provider for the onnx target ("cpu", "cuda", "tensorrt-rtx", "directml",
@@ -58,7 +60,12 @@ class LLM:
         max_requests: most requests that run at a time; more wait.
         prefill_chunk: most prompt tokens of a step, over all requests; None takes 512, or with ``buckets`` the largest.
         buckets: where the bundle has static-shape buckets, steps have their sizes; False runs any size.
-        verify: check the hashes of all files first (reads the whole bundle).
+        verify: True checks the hashes of all files first (reads the whole bundle). None hashes the weights beside the
+            first steps, on a thread of the lowest priority: where a file was altered, requests end with BundleError
+            as soon as that is known. False looks at no hash.
+        trust: what may run of the code that bundles carry for some targets (tvm, stablehlo, cuda, tensorrt-rtx,
+            tensorrt), which can do whatever a program can. None: nothing, so that those targets aren't opened. "code":
+            all of it. "sha256:...": of the bundle of that hash alone, as `optimize inspect` shows it.
         prefix_cache: keep what was computed, for requests that begin alike; tokens are the same without it. Where the
             target can't share blocks, nothing is kept (``info()["prefix_cache"]`` is None).
         speculate: "lookup" computes tokens ahead that stood behind the same few before; the path of a faster bundle
@@ -71,6 +78,10 @@ class LLM:
         prefix_folder_days: what wasn't used for so long is deleted when the folder is opened.
         load: "map" maps the cpu target's weights; a file that changes is noticed before the next step (BundleError),
             but cut off during a step it ends the process (SIGBUS). "read" copies the weights into memory.
+        seed: another one draws other tokens for all requests that name no seed; None is 0.
+
+    vLLM's other arguments are taken where they have another name here, where no result depends on them, or where they
+    ask for nothing. Any other is a RequestError that says what to do instead.
 
     Attributes:
         model: what the bundle says of the model.
@@ -78,14 +89,17 @@ class LLM:
 
     Raises:
         BundleError: the bundle is missing, damaged, too new, or has no such target; names file and field.
+        TrustError: the target carries code, and ``trust`` doesn't allow it; a BundleError.
         CapacityError: ``memory`` holds no KV block, or ``context`` is more than the model has.
         MissingDependencyError: what the target runs on is not installed, or too old.
     """
 
+    @takes_vllm_names(OF_LLM, of_params=_OF_PARAMS)
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         *,
+        model: str | os.PathLike[str] | None = None,
         target: str | None = None,
         threads: int = 0,
         isa: str | None = None,
@@ -101,24 +115,32 @@ class LLM:
         prefix_folder: str | os.PathLike[str] | None = None,
         prefix_folder_size: int | str = DEFAULT_SIZE,
         prefix_folder_days: float = DEFAULT_DAYS,
-        verify: bool = False,
+        verify: bool | None = None,
         load: Load = "map",
+        trust: str | None = None,
+        seed: int | None = None,
     ) -> None:
+        path = one_of(path=path, model=model)
         config = scheduler_config(max_requests, prefill_chunk, prefix_cache, scheduling, speculate)
-        check_int("threads", threads, 0, MOST_THREADS)
+        threads = check_int("threads", threads, 0, MOST_THREADS)
         check_options(path=path, target=target, isa=isa, provider=provider, context=context, memory=memory)
         check_options(buckets=buckets, prefix_cache=prefix_cache, prefix_folder=prefix_folder)
-        check_options(verify=verify, prefix_folder_days=prefix_folder_days)
+        check_options(verify=verify, prefix_folder_days=prefix_folder_days, load=load)
         parse_size(prefix_folder_size, "prefix_folder_size")
-        bundle = Bundle.open(path)
+        budget = None if memory is None else parse_size(memory)
+        seed = check_seed(seed)
+        assert path is not None
+        bundle = Bundle.open(path, trust)
         if verify:
             bundle.verify_hashes()
+        elif verify is None:
+            bundle.hash_weights_beside()
         target = choose_target(bundle, target)
-        model = replace(bundle.model, context_length=context_of(bundle, context, target))
+        info = replace(bundle.model, context_length=context_of(bundle, context, target))
         files = bundle.tokenizer_files()
         tokenizer = Tokenizer(files) if files.tokenizer_json else None  # may raise: before threads are started
         placement = Placement(threads, isa, provider, load=load)
-        context, budget = model.context_length, None if memory is None else parse_size(memory)
+        context = info.context_length
         draft, budget = open_draft(speculate, bundle, target, context, placement, config, budget)
         executor = open_executor(bundle, target, context, placement, config, memory=budget, buckets=buckets)
         if isinstance(executor, StaticShapes):
@@ -128,7 +150,8 @@ class LLM:
                 config = replace(config, speculate=False)
         del files
         return_freed_memory()
-        self._start(Engine(executor, config, draft), model, tokenizer)
+        self._start(Engine(executor, config, draft), info, tokenizer, seed)
+        self._name = bundle.path.name
         if prefix_folder is not None:
             self._cache.disk = open_tier(executor, self._cache, prefix_folder, prefix_folder_size, prefix_folder_days)
 
@@ -150,11 +173,12 @@ class LLM:
         llm._start(Engine(executor, config), model, tokenizer)
         return llm
 
-    def _start(self, engine: Engine, model: ModelInfo, tokenizer: Tokenizer | None) -> None:
+    def _start(self, engine: Engine, model: ModelInfo, tokenizer: Tokenizer | None, seed: int = 0) -> None:
         self.model = model
         self.engine = engine
         self._executor = engine.executor
-        self._requests = RequestMaker(model, tokenizer, self.engine.scheduler)
+        self._name, self._target = model.name, str(engine.executor.describe()["target"])
+        self._requests = RequestMaker(model, tokenizer, self.engine.scheduler, seed)
         self._loop = EngineLoop(self.engine)
         self._cache = self.engine.scheduler.cache
         self._has_chat_template = tokenizer is not None and bool(tokenizer.chat_templates)
@@ -164,11 +188,17 @@ class LLM:
         """Raises BundleError if the bundle has none; then prompts are token ids."""
         return self._requests.tokenizer
 
+    def get_tokenizer(self, lora_request: None = None) -> Tokenizer:
+        """``tokenizer``, under vLLM's name."""
+        check_nothing("lora_request", lora_request, OF_GENERATE)
+        return self.tokenizer
+
     @property
     def has_chat_template(self) -> bool:
         """Whether ``chat`` and ``stream_chat`` work."""
         return self._has_chat_template
 
+    @takes_vllm_names(OF_GENERATE, of_params=_OF_PARAMS)
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -179,7 +209,7 @@ class LLM:
         use_tqdm: bool | None = None,
         raise_errors: bool | None = None,
         tenant: str = "",
-        priority: int | None = None,
+        priority: int | Sequence[int] | None = None,
         request_class: str | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several, together.
@@ -192,7 +222,7 @@ class LLM:
                 its output has it as ``error``, and finish_reason "error". True: it is raised, when all have ended.
                 None: raised for one prompt that isn't in a list, so that no other's result is lost.
             tenant: whose prompts these are. Only requests of the same tenant find each other's prefixes.
-            priority: lower goes first (vLLM's). None is the class's.
+            priority: lower goes first; one for all, or as vLLM has it one for each prompt. None is the class's.
             request_class: one of ``scheduling``'s classes, with targets for its times.
 
         Returns:
@@ -208,6 +238,7 @@ class LLM:
         requests, raised = self._requests.of_prompts(prompts, params, sampling_params, terms, raise_errors)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
 
+    @takes_vllm_names(OF_CHAT, open_ended=True)
     def chat(
         self,
         messages: Iterable[Message] | Iterable[Iterable[Message]],
@@ -236,6 +267,34 @@ class LLM:
         terms = Terms(tenant, priority, request_class)
         requests, raised = self._requests.of_chats(messages, params, sampling_params, variables, terms, raise_errors)
         return answers(self._loop, requests, raised, wanted(progress, use_tqdm))
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool | None = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """vLLM's beam search, by ours: see ``SamplingParams.num_beams`` for what decides.
+
+        Args:
+            prompts: as ``generate`` takes them.
+            params: how many beams, and how long they may be.
+            lora_request: None; there are no adapters yet.
+            use_tqdm: a bar on stderr.
+            concurrency_limit: nothing depends on it; ``LLM(max_requests=...)`` says how many requests run at a time.
+
+        Returns:
+            One output a prompt, with ``beam_width`` sequences.
+
+        Raises what ``generate`` raises.
+        """
+        check_nothing("lora_request", lora_request, OF_GENERATE)
+        arguments.check_type("params", params, (BeamSearchParams,), "BeamSearchParams(beam_width=..., max_tokens=...)")
+        found = self.generate(prompts, params.sampling(), use_tqdm=use_tqdm, raise_errors=True)
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False) if self._requests.has_tokenizer else None
+        return [BeamSearchOutput.of(result, decode) for result in found]
 
     async def agenerate(
         self,
@@ -343,6 +402,10 @@ class LLM:
         """
         return scored(self._loop, self._requests.of_hidden(prompt, layers, self._executor))
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """``default_params``, under vLLM's name."""
+        return self.default_params()
+
     def default_params(self, **overrides: Any) -> SamplingParams:
         """What the model's makers recommend (temperature, top_k, ...), with your own values on top."""
         return SamplingParams.from_defaults(self.model.generation_defaults, **overrides)
@@ -382,7 +445,8 @@ class LLM:
 
     def delete_prefixes(self, *, tenant: str | None = None) -> int:
         """Forgets what is kept of one tenant or of all; returns how many files of ``prefix_folder`` that were."""
-        return self._loop.call(partial(self.engine.scheduler.forget, None if tenant is None else (tenant,)))
+        whose = None if tenant is None else (arguments.checked_name("tenant", tenant),)
+        return self._loop.call(partial(self.engine.scheduler.forget, whose))
 
     def close(self) -> None:
         """Ends every request, writes what is kept to ``prefix_folder``, and frees the memory. May be called again."""
@@ -392,6 +456,9 @@ class LLM:
                 self._cache.save_all(disk)
                 disk.store.close()
             self.engine.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self._name!r}, target={self._target!r}, context={self.model.context_length})"
 
     def __enter__(self) -> LLM:
         return self

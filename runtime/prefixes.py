@@ -9,6 +9,7 @@ from pathlib import Path
 
 from enginewright.plugins.shared.errors import RequestError
 
+from .arguments import check_path
 from .executors.base import Executor
 from .executors.static_shapes import StaticShapes
 from .kv_cache.block_store import BlockStore
@@ -33,6 +34,7 @@ def open_tier(
     Raises RequestError if its target, or its configuration, keeps no prefixes; what is wrong with the folder itself is
     a warning, and in ``info()``.
     """
+    check_path("folder", folder)
     memory = executor.inner if isinstance(executor, StaticShapes) else executor
     if cache.index is None or not isinstance(memory, BlockMemory):
         raise RequestError(

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.plugins.shared.errors import BundleError, RequestError, shown
 
 from . import arguments
-from .arguments import Encoded, Params, Prompt, check_int, check_type
+from .arguments import Encoded, Params, Prompt, check_int, checked_name
 from .executors.base import Executor
 from .requests.beam_search import BeamSearch
 from .requests.outputs import RequestOutput
 from .requests.request import HiddenStates, Request
 from .requests.request_class import NO_TARGETS, RequestClass
-from .requests.sampling import SamplingParams
+from .requests.sampling import SamplingParams, seed_of
 from .scheduler.continuous import ContinuousScheduler
 from .scheduler.options import check_priority
 from .text.output_text import OutputText
@@ -30,13 +30,43 @@ if TYPE_CHECKING:
     from .text.chat_template import Message
 
 
+_KEPT_WORDS = 16
+"""Lists of bad words whose tokens are kept: a caller passes the same one with each request."""
+_OF_PARAMS = frozenset(field.name for field in fields(SamplingParams))
+
+
 @dataclass(frozen=True)
 class Terms:
     """Whose requests these are, and how they are served; see ``LLM.generate``."""
 
     tenant: str = ""
-    priority: int | None = None
+    priority: int | Sequence[int] | None = None
     request_class: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises RequestError naming the argument."""
+        object.__setattr__(self, "tenant", checked_name("tenant", self.tenant))
+        if self.request_class is not None:
+            object.__setattr__(self, "request_class", checked_name("request_class", self.request_class))
+        if isinstance(self.priority, (list, tuple)):
+            object.__setattr__(self, "priority", tuple(map(_checked_priority, self.priority)))
+        elif self.priority is not None:
+            object.__setattr__(self, "priority", _checked_priority(self.priority))
+
+    def each(self, count: int) -> list[Terms]:
+        """Of ``count`` requests: vLLM has a priority for each. Raises RequestError where there are not so many."""
+        if not isinstance(self.priority, tuple):
+            return [self] * count
+        if len(self.priority) != count:
+            raise RequestError(
+                f"priority: {len(self.priority)} of them for {count} prompts", hint="Pass one, or one for each prompt."
+            )
+        return [replace(self, priority=one) for one in self.priority]
+
+
+def _checked_priority(value: Any) -> int:
+    check_priority("priority", value)
+    return int.__int__(value)
 
 
 @dataclass(frozen=True)
@@ -73,12 +103,17 @@ class RequestMaker:
         model: with the context that requests may have.
         tokenizer: None where the bundle has none; then prompts are token ids.
         scheduler: says what the KV cache can hold.
+        seed: goes into the seeds of requests that name none; see ``seed_of``.
     """
 
-    def __init__(self, model: ModelInfo, tokenizer: Tokenizer | None, scheduler: ContinuousScheduler) -> None:
+    def __init__(
+        self, model: ModelInfo, tokenizer: Tokenizer | None, scheduler: ContinuousScheduler, seed: int = 0
+    ) -> None:
         self._model = model
+        self._seed = seed
         self._tokenizer = tokenizer
         self._scheduler = scheduler
+        self._words: dict[Sequence[str | Sequence[int]], list[Sequence[int]]] = {}  # bad_words -> their tokens
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -89,6 +124,10 @@ class RequestMaker:
                 hint="Export the model from a folder with its tokenizer; from Python, pass token ids instead of text.",
             )
         return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
 
     def of_prompts(
         self, prompts: Any, params: Params, sampling_params: Params, terms: Terms, raise_errors: bool | None
@@ -112,7 +151,7 @@ class RequestMaker:
         most, found = self._model.context_length - 1, []
         for i, chat in enumerate(chats):
             name = "messages" if single else f"messages[{i}]"
-            text = self.tokenizer.render_chat(chat, **variables)
+            text = self.tokenizer.checked_chat(chat, of_params=_OF_PARAMS, **variables)
             ids = arguments.encode_within(self.tokenizer, text, most, name, add_special_tokens=False)
             found.append(Encoded(ids, text, name))
         return self._requests(found, params, sampling_params, terms), arguments.raises(raise_errors, single)
@@ -134,8 +173,7 @@ class RequestMaker:
                 f"hidden_states: target {executor.describe()['target']!r} gives none",
                 hint='Open the bundle with target="cpu", if it has that.',
             )
-        if isinstance(layers, (str, int)) or not len(layers):
-            raise RequestError(f"layers: {layers!r} isn't a list of numbers", hint="Pass one such as [0, -1].")
+        layers = arguments.numbers("layers", layers, "Pass a list such as [0, -1].")
         count = max(sum(len(group.layers) for group in self._scheduler.groups.values()), *there) + 1
         for layer in layers:
             check_int("layers", layer, -count, count - 1)
@@ -167,27 +205,25 @@ class RequestMaker:
     def _requests(
         self, prompts: Sequence[Encoded], params: Params, sampling_params: Params, terms: Terms
     ) -> list[Asked]:
-        of_class = self._class_of(terms)
         each = arguments.params_for(len(prompts), params, sampling_params)
-        return [self._request(prompt, one, terms, of_class) for prompt, one in zip(prompts, each, strict=True)]
+        asked = [(one, self._class_of(one)) for one in terms.each(len(prompts))]
+        rows = zip(prompts, each, asked, strict=True)
+        return [self._request(prompt, one, *whose) for prompt, one, whose in rows]
 
     def _class_of(self, terms: Terms) -> RequestClass:
-        check_type("tenant", terms.tenant, (str,), "a name")
-        check_type("request_class", terms.request_class, (str, type(None)), "a name, or None")
-        if terms.priority is not None:
-            check_priority("priority", terms.priority)
         scheduling = self._scheduler.config.scheduling
         if scheduling is not None:
             return scheduling.class_named(terms.request_class)
         for name, value in (("request_class", terms.request_class), ("priority", terms.priority)):
             if value:
                 raise RequestError(
-                    f"{name}: {value!r}, and this LLM serves first come, first served",
+                    f"{name}: {shown(value)}, and this LLM serves first come, first served",
                     hint='Open the bundle with LLM(path, scheduling="priority"), or with classes.',
                 )
         return NO_TARGETS
 
     def _request(self, encoded_prompt: Encoded, params: SamplingParams, terms: Terms, of_class: RequestClass) -> Asked:
+        assert not isinstance(terms.priority, Sequence)  # see Terms.each
         context = self._model.context_length
         prompt = arguments.checked_ids(encoded_prompt, context - 1, context, self._model.vocab_size)
         if self._tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
@@ -199,15 +235,19 @@ class RequestMaker:
         wanted = params.max_tokens
         if wanted is None:  # the last new token needs no place in the cache
             wanted = max(self._scheduler.most_cached(context - 1, params.num_beams) - len(prompt) + 1, 1)
-        drawn = params
+        size, drawn = self._model.vocab_size, params
+        if any(token >= size for token in params.stop_token_ids):  # they never come
+            drawn = replace(drawn, stop_token_ids=tuple(token for token in params.stop_token_ids if token < size))
         if params.best_of is not None and params.logprobs is None:
-            drawn = replace(params, logprobs=0)
-        text = partial(self._text, prompt, params.stop)
+            drawn = replace(drawn, logprobs=0)
+        if params.seed is None and self._seed:
+            drawn = replace(drawn, seed=seed_of(prompt, self._seed))
+        text = partial(self._text, prompt, params)
         each = partial(
             Request,
             prompt,
             drawn,
-            end_token_ids=self._model.eos_token_ids,
+            end_token_ids=[token for token in self._model.eos_token_ids if token < size],
             max_tokens=min(wanted, context - len(prompt)),
             prompt_text=encoded_prompt.text,
             tenant=terms.tenant,
@@ -221,32 +261,39 @@ class RequestMaker:
         self._scheduler.check(requests[0])
         return Asked(tuple(requests), params)
 
-    def _text(self, prompt: Sequence[int], stop: Sequence[str]) -> OutputText | None:
-        return None if self._tokenizer is None else OutputText(self._tokenizer.detokenizer(prompt), stop)
+    def _text(self, prompt: Sequence[int], params: SamplingParams) -> OutputText | None:
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        detokenizer = self._tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
+        return OutputText(detokenizer, params.stop, keep_stop=params.include_stop_str_in_output)
 
     def _search(self, plain: Request, each: Callable[..., Request], text: Callable[[], OutputText | None]) -> Request:
         """The request of a beam search; ``plain`` is it without."""
-        size = self._model.vocab_size
-        search = BeamSearch(plain.params, plain.end_tokens, plain.max_tokens, size, text)
-        if search.candidates == size:
-            raise RequestError(f"num_beams: {plain.params.num_beams} are too many for a vocabulary of {size}")
+        search = BeamSearch(plain.params, plain.end_tokens, plain.max_tokens, self._model.vocab_size, text)
         root = each(search=search)
         search.members.append(root)
         return root
 
     def _bad_words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
         """Their tokens: of a text as it stands at the beginning of a text, and behind a space."""
-        found: list[Sequence[int]] = []
+        if all(isinstance(word, tuple) for word in words):
+            return [word for word in words if isinstance(word, tuple)]
+        if (known := self._words.get(words)) is not None:
+            return known
+        found: dict[tuple[int, ...], None] = {}
         for word in words:
             if not isinstance(word, str):
-                found.append(word)
+                found[tuple(word)] = None
                 continue
             bare = word.lstrip() or word
             for spelling in (bare, f" {bare}"):
-                ids = self.tokenizer.encode(spelling, add_special_tokens=False)
-                if ids and ids not in found:
-                    found.append(ids)
-        return found
+                if ids := self.tokenizer.encode(spelling, add_special_tokens=False):
+                    found[tuple(ids)] = None
+        if len(self._words) >= _KEPT_WORDS:
+            self._words = {}  # another one: other threads may look into this one
+        tokens: list[Sequence[int]] = list(found)
+        self._words[words] = tokens
+        return tokens
 
     def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
         """That all are in the vocabulary, and that the first new token can be one."""
@@ -259,7 +306,7 @@ class RequestMaker:
         for name, tokens in named.items():
             wrong = next((token for token in tokens if token >= size), None)
             if wrong is not None:
-                raise RequestError(f"{name}: token {wrong} is outside the vocabulary of {size}")
+                raise RequestError(f"{name}: token {shown(wrong)} is outside the vocabulary of {size}")
         if params.allowed_token_ids:
             ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._model.eos_token_ids))
             banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}

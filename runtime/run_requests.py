@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import queue
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from enginewright.plugins.shared.contracts import FloatArray
-from enginewright.plugins.shared.errors import EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, RequestError, shown
 
 from .engine_loop import EngineLoop
 from .request_maker import Asked
@@ -136,12 +137,15 @@ def results(asked: Sequence[Asked], raise_errors: bool) -> list[RequestOutput]:
     return found
 
 
-def wanted(progress: bool | None, use_tqdm: bool | None) -> bool | None:
+def wanted(progress: bool | None, use_tqdm: bool | Callable[..., object] | None) -> bool | None:
     """Whether a bar is wanted, from what was said under either name. Raises RequestError."""
     for name, value in (("progress", progress), ("use_tqdm", use_tqdm)):
-        if value is not None and not isinstance(value, bool):
-            raise RequestError(f"{name}: {value!r} isn't True, False or None", hint="None shows a bar on terminals.")
-    return use_tqdm if progress is None else progress
+        if value is not None and not isinstance(value, bool) and not (name == "use_tqdm" and callable(value)):
+            raise RequestError(
+                f"{name}: {shown(value)} isn't True, False or None", hint="None shows a bar on terminals."
+            )
+    found = use_tqdm if progress is None else progress
+    return True if callable(found) else found  # vLLM takes what makes a bar, too: it gets ours
 
 
 @contextmanager
@@ -151,12 +155,17 @@ def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
     ``show`` None: where stderr is a terminal and there are many prompts.
     """
     if show is None:
-        show = prompts >= MANY_PROMPTS and sys.stderr is not None and sys.stderr.isatty()
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        show = prompts >= MANY_PROMPTS and on_terminal and importlib.util.find_spec("rich") is not None
     if not show:
         yield lambda tokens, ended: None
         return
-    from rich.console import Console  # 50 ms that nobody else waits for
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    try:
+        from rich.console import Console  # 50 ms that nobody else waits for
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError as e:
+        hint = "Install it with: pip install 'enginewright[cli]'; or leave progress out."
+        raise MissingDependencyError("progress: a bar needs rich, which is not installed", hint=hint) from e
 
     columns = (
         TextColumn("prompts"),
@@ -181,7 +190,7 @@ def progress_bar(prompts: int, show: bool | None) -> Iterator[Advance]:
 
 def _async_queue() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
     """A queue of the running event loop, and what puts into it from any thread."""
-    import asyncio  # who awaits this has it; nobody else waits for it
+    import asyncio  # here, because callers without coroutines don't need it, and its import takes time
 
     events: asyncio.Queue[Event] = asyncio.Queue()
     loop = asyncio.get_running_loop()

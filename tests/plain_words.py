@@ -1,4 +1,6 @@
-"""Phrases that a reader has to decode, and what to write instead; ``make lint`` looks for them in docs and sources.
+"""Phrases and long sentences that a reader has to decode; ``make lint`` looks for them.
+
+Phrases in docs and sources, with what to write instead; sentences of more than 30 words in docs.
 
     python tests/plain_words.py [FILE ...]     # by default every page, Python and C++ file that git tracks
 
@@ -62,6 +64,56 @@ def anywhere(pattern: str) -> re.Pattern[str]:
     )
 
 
+LONGEST = 30
+"""Words of a sentence in docs."""
+
+STILL_LONG = {
+    "docs/inside/architecture.md": 4,
+    "docs/inside/benchmark.md": 13,
+    "docs/inside/bundle-format.md": 8,
+    "docs/inside/claims.md": 6,
+    "docs/inside/engines.md": 4,
+    "docs/inside/ladder.md": 1,
+    "docs/inside/lowered-program.md": 2,
+    "docs/inside/notes-cpu.md": 9,
+    "docs/inside/notes-gpu-engines.md": 2,
+    "docs/inside/numerics.md": 2,
+    "docs/inside/ops.md": 1,
+    "docs/inside/speculation.md": 11,
+    "docs/use/python-reference.md": 2,
+}
+"""Longer sentences that pages have still. A page may have fewer, and then its number here is lowered."""
+
+
+def long_sentences(text: str) -> Iterator[tuple[int, int, str]]:
+    """(line, words, how it begins) of every sentence of a page that is too long.
+
+    Each item of a list and each cell of a table is a text of its own; code, headings and links' targets don't count.
+    """
+    text = re.sub(r"^```.*?^```|<!--.*?-->", lambda m: "\n" * m[0].count("\n"), text, flags=re.S | re.M)
+    pieces: list[tuple[int, str]] = []
+    goes_on = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("|"):
+            pieces += [(number, cell) for cell in line.split("|")]
+        elif goes_on and line.strip() and not re.match(r"\s*([-*+] |\d+\. |> |#)", line):
+            pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]}\n{line}")
+            continue
+        elif not line.lstrip().startswith("#"):
+            pieces.append((number, re.sub(r"^\s*([-*+]|\d+\.|>) ", "", line)))
+            goes_on = bool(line.strip())
+            continue
+        goes_on = False
+    for number, piece in pieces:
+        at = 0
+        for end in re.finditer(r"(?<=[.!?])[)\"*`]*\s+(?=[^a-z])|\Z", piece):
+            said = re.sub(r"\]\([^)]*\)", "] ", piece[at : end.start()])
+            words = [word for word in said.split() if re.search(r"\w", word)]
+            if len(words) > LONGEST:
+                yield number + piece.count("\n", 0, at), len(words), " ".join(words[:8])
+            at = end.end()
+
+
 COMPILED = [(anywhere(pattern), instead) for pattern, instead in PHRASES]
 
 
@@ -74,7 +126,17 @@ def main(names: list[str]) -> int:
     found = [(name, *one) for name in names for one in findings(Path(name).read_text(encoding="utf-8"))]
     for name, line, said, instead in found:
         print(f'{name}:{line}: "{said}": write {instead}')
-    return 1 if found else 0
+    too_long = False
+    for name in (n for n in names if n.endswith(".md") and "CHANGELOG" not in n):
+        sentences = list(long_sentences(Path(name).read_text(encoding="utf-8")))
+        path = Path(name).resolve()
+        allowed = STILL_LONG.get(str(path.relative_to(REPOSITORY)), 0) if path.is_relative_to(REPOSITORY) else 0
+        if len(sentences) > allowed:
+            too_long = True
+            for line, words, begin in sentences:
+                print(f"{name}:{line}: {words} words, at most {LONGEST}: {begin} ...")
+            print(f"{name}: {len(sentences)} long sentences, {allowed} are allowed: cut them into short ones")
+    return 1 if found or too_long else 0
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("optimizer", "passes", "plugins", "runtime")
-MOST_LINES = 400
+MOST_LINES = 600
 
 HEAVY = {"torch", "transformers", "gguf", "safetensors", "torch_tensorrt", "onnx", "onnxruntime", "triton"} | {
     "jaxlib",
@@ -104,23 +105,22 @@ def packages_of(*prefixes: str) -> dict[str, str]:
 def test_every_package_that_is_imported_is_declared() -> None:
     found = packages_of(*PARTS)
     assert {"numpy", "torch", "huggingface_hub", "sympy"} <= set(found)  # the test sees some
-    known = declared("export", "onnx", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
+    known = declared("cli", "export", "onnx", "tensorrt-rtx", "cuda", "tvm") | set(NOT_DECLARED)
     assert {name: place for name, place in found.items() if name not in known} == {}
     assert set(NOT_DECLARED) <= set(found)
 
 
-def test_transformers_is_capped_at_its_next_minor_version() -> None:
-    """Capture stands on parts of it that aren't public, and change between minor versions."""
+def test_transformers_is_capped_at_the_next_minor_version() -> None:
+    """Capture stands on parts of it that aren't public, and change between minor versions: the next one isn't tried."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     (line,) = [s for s in project["optional-dependencies"]["export"] if s.startswith("transformers")]
-    found = re.fullmatch(r"transformers>=(\d+)\.(\d+)(?:\.\d+)?,<(\d+)\.(\d+)", line)
-    assert found is not None, line
-    major, minor, next_major, next_minor = map(int, found.groups())
-    assert (next_major, next_minor) == (major, minor + 1)
+    major, minor = map(int, metadata.version("transformers").split(".")[:2])
+    assert line.endswith(f",<{major}.{minor + 1}"), line
 
 
 def test_what_the_runtime_imports_comes_without_extras() -> None:
     optional = {"onnxruntime", "tensorrt", "tensorrt_rtx", "torch"}  # loaded where a target needs them; see RUNS_ON
+    optional |= {"rich"}  # a bar of progress, where the command's packages are
     found = packages_of(
         "runtime", "plugins.cpu", "plugins.shared.contracts", "plugins.shared.records", "plugins.shared.lowered_program"
     )

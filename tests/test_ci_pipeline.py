@@ -42,7 +42,7 @@ def test_the_script_uses_commands_and_options_that_there_are() -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     used = commands_of(SCRIPT.read_text())
     assert {"export", "verify", "diff", "doctor", "sbom"} <= used.keys()
-    assert {"--recipe", "--target", "--context-length", "--output"} <= used["export"]
+    assert {"--recipe", "--target", "--context", "--output"} <= used["export"]
     for command, options in used.items():
         assert options <= {flag for p in known[command].params for flag in p.opts}, command
 
@@ -65,6 +65,23 @@ def test_the_workflow_runs_the_script_with_variables_that_it_reads() -> None:
     for step in job["steps"]:
         assert ("uses" in step) != ("run" in step)
         assert "uses" not in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+@pytest.mark.parametrize(
+    ("index", "options"), [("", []), ("https://wheels.example/cpu", ["--index-url", "https://wheels.example/cpu"])]
+)
+def test_the_workflow_installs_with_an_index_and_without(index: str, options: list[str], tmp_path: Path) -> None:
+    document: dict[Any, Any] = yaml.safe_load((FOLDER / "github-actions.yml").read_text())
+    (job,) = document["jobs"].values()
+    (step,) = [step for step in job["steps"] if "pip install" in step.get("run", "")]
+    assert step["env"] == {"TORCH_INDEX": "${{ vars.TORCH_INDEX }}"} and "${{" not in step["run"]
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\nprintf "%s\\n" "$@" END >> "$SAID"\n')
+    pip.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SAID": str(tmp_path / "said"), "TORCH_INDEX": index}
+    subprocess.run(["bash", "-e", "-c", step["run"]], env=environment, check=True)
+    first = (tmp_path / "said").read_text().split("END")[0].split()
+    assert first == ["install", "torch==2.13.0", *options]
 
 
 def test_the_dockerfile_names_files_and_extras_that_there_are() -> None:

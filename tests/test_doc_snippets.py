@@ -13,6 +13,7 @@ import pytest
 
 from enginewright.runtime.requests.sampling import SamplingParams
 from tests.doc_snippets import run_python, script_of
+from tests.waiting import HANG
 
 PAGE = """\
 # A page
@@ -110,7 +111,7 @@ def test_the_tutorial_runs(tiny_folder: Path, repository: Path, tmp_path: Path) 
     }  # fmt: skip
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-ec", "\n".join(lines)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "KL" in done.stdout and "they agree" in done.stdout
     folder = tmp_path / "python"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.shared.extensions import Extensible
@@ -19,26 +22,29 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
 
 RECIPE = """
 name = "toy"
-targets = ["toy"]
+targets = ["cpu", "toy"]
 
 [passes]
-count_linears = true
+fold_scales = true
 """
 
 USE = """
 import sys
 from pathlib import Path
 import enginewright as ew
+from enginewright.runtime.bundle.reader import Bundle
 
 folder, source = Path(sys.argv[1]), sys.argv[2]
 ew.export(source, folder / "plain.bundle", recipe="f32")
 assert not [name for name in sys.modules if name.startswith("enginewright_toy")]  # nobody has named it
 report = ew.export(source, folder / "toy.bundle", recipe=folder / "toy.toml")
-(counted,) = (p for p in report.passes if p.name == "count_linears")
-assert counted.matched == 9, counted  # qkv, o, gate and up, down in each of two layers, and the head
+(folded,) = (p for p in report.passes if p.name == "fold_scales")
+assert folded.matched == 4 and folded.measurement is not None, folded  # attention and MLP of each of two layers
+plain, toy = (Bundle.open(folder / name).program("cpu") for name in ("plain.bundle", "toy.bundle"))
+assert len(toy.steps) <= len(plain.steps) - 4  # the products are gone, and what stood beside them is fused
 found = {}
-for target, bundle in (("cpu", "plain.bundle"), ("toy", "toy.bundle")):
-    with ew.LLM(folder / bundle, target=target) as llm:
+for target in ("cpu", "toy"):
+    with ew.LLM(folder / "toy.bundle", target=target) as llm:
         assert llm.info()["executor"]["target"] == target
         found[target] = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
 assert found["cpu"] == found["toy"] and len(found["toy"]) == 12
@@ -55,21 +61,31 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_a_recipe_names_them(installed: dict[str, str], tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_page_shows_the_package_s_pass() -> None:
+    page = (EXAMPLE.parent.parent / "docs" / "build" / "extending.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    assert shown in (EXAMPLE / "enginewright_toy" / "__init__.py").read_text(encoding="utf-8")
+
+
+def test_a_recipe_names_them(
+    installed: dict[str, str], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
     (tmp_path / "toy.toml").write_text(RECIPE)
+    granite = tmp_path / "granite"
+    tiny_model("Granite", residual_multiplier=0.22).save_pretrained(granite)
     done = subprocess.run(
-        [sys.executable, "-c", USE, tmp_path, tiny_folder], env=installed, capture_output=True, text=True, check=False
+        [sys.executable, "-c", USE, tmp_path, granite], env=installed, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     bundle = tmp_path / "toy.bundle"
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["targets"] == ["toy"] and manifest["toolchain"]["enginewright-toy"] == "0.1.0"
+    assert manifest["targets"] == ["cpu", "toy"] and manifest["toolchain"]["enginewright-toy"] == "0.1.0"
     doctor = [sys.executable, "-m", "enginewright", "doctor", bundle, "--json"]
     done = subprocess.run(doctor, env=installed, capture_output=True, text=True, check=True)
-    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "runs"}
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"cpu": "runs", "toy": "runs"}
     # Without the package it is refused by name.
     done = subprocess.run(doctor, capture_output=True, text=True, check=False)
-    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "can't"}
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"cpu": "runs", "toy": "can't"}
 
 
 class _Entry:

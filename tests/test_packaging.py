@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ PARTS = ("optimizer", "passes", "plugins", "runtime")
 MOST_WHEEL_BYTES = 60e6
 QUICKLY = ("-C", "cmake.build-type=MinSizeRel", "-C", "cmake.define.CMAKE_CXX_FLAGS_MINSIZEREL=-O1 -DNDEBUG")
 """How fast the kernels are is none of these tests' matter, and to optimise them takes longest."""
+AS_MAKE_WHEEL = ("-C", "cmake.define.EW_OLD_GLIBC=ON")
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,17 @@ def packages(repository: Path, shared_folder: Path) -> Packages:
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(repository / name, tree / name, follow_symlinks=False)
-    command = [sys.executable, "-m", "build", "--no-isolation", *QUICKLY, "--outdir", str(out), str(tree)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        *QUICKLY,
+        *AS_MAKE_WHEEL,
+        "--outdir",
+        str(out),
+        str(tree),
+    ]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
     return Packages(tree, names, next(out.glob("*.tar.gz")), next(out.glob("*.whl")))
@@ -104,6 +117,22 @@ def test_the_wheel_holds_the_four_parts(packages: Packages) -> None:
     assert packages.wheel.stat().st_size < MOST_WHEEL_BYTES
 
 
+NEWEST = {"GLIBC_2": 28, "GLIBCXX_3.4": 24, "CXXABI_1.3": 11}
+"""Of the system's symbols, what manylinux_2_28 allows."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors' wheels need what auditwheel finds")
+def test_the_wheel_runs_with_an_older_glibc(packages: Packages) -> None:
+    with zipfile.ZipFile(packages.wheel) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        assert len(libraries) == 3
+        for name in libraries:
+            needed = archive.read(name)
+            for symbol, newest in NEWEST.items():
+                found = re.findall(rf"\0{re.escape(symbol)}\.(\d+)".encode(), needed)
+                assert max(map(int, found), default=0) <= newest, (name, symbol, found)
+
+
 @pytest.fixture(scope="module")
 def bare_environment(packages: Packages, shared_folder: Path) -> Path:
     """bin/ of an environment with the wheel and what it requires, and nothing else."""
@@ -113,8 +142,17 @@ def bare_environment(packages: Packages, shared_folder: Path) -> Path:
     installed = subprocess.run([*pip, "install", "--quiet", str(packages.wheel)], capture_output=True, text=True)
     assert installed.returncode == 0, installed.stderr
     listed = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True, text=True)
-    assert {"torch", "transformers", "gguf", "safetensors"}.isdisjoint(p["name"] for p in json.loads(listed.stdout))
+    names = {p["name"] for p in json.loads(listed.stdout)}
+    assert {"torch", "transformers", "gguf", "safetensors", "pydantic", "rich", "typer"}.isdisjoint(names)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def with_command(packages: Packages, bare_environment: Path) -> Path:
+    """The same environment with the extra of the command: whoever wants it without comes before."""
+    pip = [str(bare_environment / "python"), "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", f"{packages.wheel}[cli]"], check=True)
+    return bare_environment
 
 
 def run(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -136,8 +174,14 @@ def test_the_runtime_answers_without_torch(bare_environment: Path, smollm2_bundl
     assert done.stdout.endswith("\n\n")  # neither was loaded
 
 
-def test_the_command_works_without_torch(bare_environment: Path, tiny_bundle: Path, tmp_path: Path) -> None:
-    optimize = bare_environment / "optimize"
+def test_without_the_command_s_packages_the_extra_is_named(bare_environment: Path, tmp_path: Path) -> None:
+    done = run(bare_environment / "optimize", "--version", cwd=tmp_path)
+    assert done.returncode == 10  # MissingDependencyError
+    assert "enginewright[cli]" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_command_works_without_torch(with_command: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    optimize = with_command / "optimize"
     assert run(optimize, "--version", cwd=tmp_path).stdout.startswith("enginewright 0.")
     done = run(optimize, "generate", str(tiny_bundle), "Hello", "--max-tokens", "4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -151,7 +195,7 @@ def test_the_command_works_without_torch(bare_environment: Path, tiny_bundle: Pa
 
 
 def test_a_bundle_moves_to_another_environment_and_verifies_there(
-    bare_environment: Path, tiny_folder: Path, tmp_path: Path
+    with_command: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     """That one has neither onnxruntime nor what exporting needs; the onnx target is hashed all the same."""
     export(tiny_folder, tmp_path / "here" / "a.bundle", targets=("cpu", "onnx"))
@@ -159,7 +203,7 @@ def test_a_bundle_moves_to_another_environment_and_verifies_there(
     there = tmp_path / "quite" / "another folder"
     there.mkdir(parents=True)
     bundle = Path(shutil.move(tmp_path / "here" / "a.bundle", there / "b.bundle"))
-    optimize = bare_environment / "optimize"
+    optimize = with_command / "optimize"
     done = run(optimize, "verify", "b.bundle", "--json", cwd=there)
     assert done.returncode == 0, done.stderr
     cpu, onnx = json.loads(done.stdout)["targets"]
@@ -180,8 +224,8 @@ def test_a_bundle_moves_to_another_environment_and_verifies_there(
         path.write_bytes(data)
 
 
-def test_exporting_without_torch_says_what_to_install(bare_environment: Path, tmp_path: Path) -> None:
-    done = run(bare_environment / "optimize", "export", "model", "-o", "out.bundle", cwd=tmp_path)
+def test_exporting_without_torch_says_what_to_install(with_command: Path, tmp_path: Path) -> None:
+    done = run(with_command / "optimize", "export", "model", "-o", "out.bundle", cwd=tmp_path)
     assert done.returncode == 10  # MissingDependencyError
     assert "enginewright[export]" in done.stderr
     assert "Traceback" not in done.stderr
@@ -195,7 +239,9 @@ def test_the_compiler_works_with_the_versions_that_it_allows(
 ) -> None:
     """Exports and answers in an environment of its own: each requirement at its floor, or as new as pip finds it."""
     stated = tomllib.loads((packages.tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = [Requirement(r) for r in (*stated["dependencies"], *stated["optional-dependencies"]["export"])]
+    extras = stated["optional-dependencies"]
+    assert extras["export"][0] == "enginewright[cli]"
+    required = [Requirement(r) for r in (*stated["dependencies"], *extras["cli"], *extras["export"][1:])]
     floors = {r.name: next(s.version for s in r.specifier if s.operator == ">=") for r in required}
     fixed = floors if which == "lowest" else {"torch": floors["torch"]}  # newer ones may be of another build
     constraints = tmp_path / "constraints.txt"
@@ -215,3 +261,40 @@ def test_the_compiler_works_with_the_versions_that_it_allows(
         assert done.returncode == 0, done.stderr
         done = run(programs / "optimize", "generate", str(bundle), "Hello", "--max-tokens", "4", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+
+
+def transformers_minors() -> list[str]:
+    """Its minor versions that pyproject.toml allows, such as 5.22."""
+    stated = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (line,) = [s for s in stated["optional-dependencies"]["export"] if s.startswith("transformers")]
+    found = re.fullmatch(r"transformers>=(\d+)\.(\d+),<\1\.(\d+)", line)
+    assert found is not None, line
+    return [f"{found[1]}.{minor}" for minor in range(int(found[2]), int(found[3]))]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("minor", transformers_minors())
+def test_models_are_captured_with_each_minor_version_of_transformers(
+    minor: str, repository: Path, tmp_path: Path
+) -> None:
+    """The range in pyproject.toml is what passes here; before it is widened, this test runs with what is new."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--no-deps",
+    ]
+    subprocess.run([*pip, "--target", str(tmp_path), f"transformers=={minor}.*"], check=True)
+    tests = ["tests/optimizer/capture", "tests/acceptance/test_families.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=repository,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]

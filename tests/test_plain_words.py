@@ -71,5 +71,39 @@ def test_the_command_names_file_and_line(tmp_path: Path) -> None:
     assert subprocess.run([*command, str(page)]).returncode == 0
 
 
+LONG = " ".join(["word"] * 31)
+
+
+@pytest.mark.parametrize(
+    ("page", "lines"),
+    [
+        (f"Short. {LONG}.\n", [1]),
+        (f"one\ntwo\n\n- an item. {LONG}\n", [4]),
+        (f"| a | {LONG} |\n| b | short |\n", [1]),
+        (f"first line\n{LONG}\n", [1]),  # the sentence begins there
+        (f"{LONG[:69]}. {LONG[70:].capitalize()}\n", []),
+        (f"```\n{LONG}\n```\n# {LONG}\n", []),
+        (f"- {LONG[:70]}\n- {LONG[70:]}\n", []),
+        (" ".join(["[word](a b c d)"] * 30) + "\n", []),
+    ],
+)
+def test_a_long_sentence_is_found_and_short_ones_are_not(page: str, lines: list[int]) -> None:
+    assert [line for line, _, _ in plain_words.long_sentences(page)] == lines
+
+
+def test_a_page_with_more_long_sentences_than_it_had_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{LONG}.\n", encoding="utf-8")
+    command = [sys.executable, plain_words.__file__, str(page)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{page}:1: 31 words, at most 30" in done.stdout
+
+
+def test_no_page_is_allowed_more_than_it_has() -> None:
+    for name, allowed in plain_words.STILL_LONG.items():
+        text = (plain_words.REPOSITORY / name).read_text(encoding="utf-8")
+        assert len(list(plain_words.long_sentences(text))) <= allowed
+
+
 def test_docs_and_sources_have_none() -> None:
     assert plain_words.main([]) == 0

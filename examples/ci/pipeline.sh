@@ -41,7 +41,7 @@ step() { echo "== $*" >&2; }
 
 options=(--recipe "${RECIPE:-f32}" --json --quiet)
 for target in "${targets[@]}"; do options+=(--target "$target"); done
-if [ -n "${CONTEXT:-}" ]; then options+=(--context-length "$CONTEXT"); fi
+if [ -n "${CONTEXT:-}" ]; then options+=(--context "$CONTEXT"); fi
 if [ ${#gpus[@]} -gt 0 ]; then
   options+=(--target tensorrt-rtx)
   for gpu in "${gpus[@]}"; do options+=(--gpu "$gpu"); done

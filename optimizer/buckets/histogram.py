@@ -78,7 +78,7 @@ class Histogram:
             raise RequestError(
                 f"{self.origin}: {beyond:,} of {self.entries:,} lengths are beyond the context of {context_length:,} "
                 f"tokens, up to {self.longest:,}",
-                hint="Take them out of the file, or export for a longer context (--context-length).",
+                hint="Take them out of the file, or export for a longer context (--context).",
             )
 
     def in_chunks(self, chunk: int) -> Histogram:

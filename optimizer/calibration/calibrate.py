@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import torch
@@ -17,11 +18,17 @@ from enginewright.optimizer.shared.export_records import CalibrationReport, Cove
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.passes.framework.base import Metric
 from enginewright.plugins.shared.contracts import ModelInfo
+from enginewright.plugins.shared.errors import RequestError
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .coverage import measure_coverage
 from .sample import sample_sequences
 from .text_file import read_sequences
+
+TEXT = "calibration_text.txt"
+"""The file of the package's text for calibration; no line of it is in the one that is measured with."""
+
+TEXT_ORIGIN = "the package's calibration text"
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,13 @@ def calibrate(
     keep_bytes: int = KEEP_BYTES,
     cache_bytes: int | None = None,
 ) -> Calibration:
-    """Sequences from ``file``, or without one sampled from the model.
+    """Sequences from ``file``, or without one from where the recipe says.
 
     Args:
         source: the model.
         info: what the runtime knows of it.
-        section: how many tokens, in sequences of which length, and the seed of sampling.
+        section: how many tokens, in sequences of which length, from where. A model whose tokenizer can't read the
+            package's text is sampled from.
         file: text or JSONL; see ``read_sequences``.
         tokenizer: the model's, if it has one.
         progress: called with the stage "calibration".
@@ -72,6 +80,8 @@ def calibrate(
         sequences = read_sequences(Path(file), tokenizer, info.vocab_size, section.tokens, length)
         progress(ProgressEvent("calibration", 1, 1, str(file)))
         return _calibration(sequences, Path(file).name, info)
+    if section.source == "text" and (known := _text(tokenizer, info, section.tokens, length)) is not None:
+        return Calibration(known, TEXT_ORIGIN, measure_coverage(known, info.vocab_size, few=True))
     origin = f"sampled from the model, seed {section.seed}"
     progress(ProgressEvent("calibration", 0, 1, origin))
     given = source if isinstance(source, PreTrainedModel) else Path(source)
@@ -86,6 +96,15 @@ def calibrate(
         cache_bytes=cache_bytes,
     )
     return _calibration(sequences, origin, info)
+
+
+def _text(tokenizer: Tokenizer | None, info: ModelInfo, tokens: int, length: int) -> tuple[torch.Tensor, ...] | None:
+    """The package's text; None if the model can't read it."""
+    with resources.as_file(resources.files(__package__) / TEXT) as file:
+        try:
+            return read_sequences(file, tokenizer, info.vocab_size, tokens, length)
+        except RequestError:  # without a tokenizer, or with one of another vocabulary
+            return None
 
 
 def _calibration(sequences: tuple[torch.Tensor, ...], origin: str, info: ModelInfo) -> Calibration:
@@ -116,4 +135,7 @@ def calibration_report(
     """The report once passes have measured their ``metrics``; None if nothing was calibrated."""
     if calibration is None:
         return None
-    return CalibrationReport(calibration.origin, measure_coverage(calibration.sequences, vocab_size, metrics))
+    return CalibrationReport(
+        calibration.origin,
+        measure_coverage(calibration.sequences, vocab_size, metrics, few=calibration.origin == TEXT_ORIGIN),
+    )

@@ -17,10 +17,13 @@ SMALL_SHARE = 0.005
 """A smaller part of the vocabulary than this is what one repetitive text has."""
 
 
-def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = ()) -> Coverage:
+def measure_coverage(
+    sequences: Sequence[torch.Tensor], vocab_size: int, metrics: Iterable[Metric] = (), *, few: bool = False
+) -> Coverage:
     """The coverage of ``sequences`` ([S] each, of a model with so many tokens).
 
-    ``metrics``: what passes measured; those called LARGEST_INPUT become the ranges.
+    ``metrics``: what passes measured; those called LARGEST_INPUT become the ranges. ``few``: that few tokens do, as for
+    the magnitudes that smoothing looks at.
     """
     tokens = sum(len(s) for s in sequences)
     distinct = len(torch.cat(list(sequences)).unique())
@@ -28,12 +31,12 @@ def measure_coverage(sequences: Sequence[torch.Tensor], vocab_size: int, metrics
     measured = tuple(metrics)
     ranges = tuple(InputRange(f.where, f.value) for f in measured if f.name == LARGEST_INPUT)
     warnings = []
-    if tokens < FEW_TOKENS:
+    if tokens < FEW_TOKENS and not few:
         warnings.append(
             f"calibration has {tokens:,} tokens, and fewer than {FEW_TOKENS:,} say little of wide layers: "
             "give it a longer text"
         )
-    if share < SMALL_SHARE:
+    if share < SMALL_SHARE and not few:
         warnings.append(
             f"calibration has {distinct:,} different tokens, {share:.2%} of the vocabulary, where {SMALL_SHARE:.1%} is "
             "the least that a varied text has: give it one"

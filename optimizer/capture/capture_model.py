@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
 from enginewright.runtime.bundle.manifest import SourceSection
-from enginewright.runtime.bundle.regular_file import open_regular
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 
 from . import gguf, huggingface, module
 from .bind_weights import bind_weights
 from .build_model import build_model, check_decoder
+from .check_source import check_file
 from .convert_weights import by_model_names
-from .find_source import describe_source
+from .find_source import describe_source, model_name
 from .freeze_rope import freeze_rope
 from .model_info import model_info
 from .tokenizer import load_tokenizer, tokenizer_files
@@ -43,7 +43,11 @@ class CapturedModel:
 
 
 def capture(
-    source: str | Path | torch.nn.Module, *, tokenizer: Tokenizer | None = None, context_length: int | None = None
+    source: str | Path | torch.nn.Module,
+    *,
+    tokenizer: Tokenizer | None = None,
+    context_length: int | None = None,
+    name: str | None = None,
 ) -> CapturedModel:
     """Captures a decoder-only language model without reading its weights.
 
@@ -53,20 +57,23 @@ def capture(
         tokenizer: in place of the source's own: a transformers tokenizer, or a directory that has one.
         context_length: the longest request to be served; what scales rotary frequencies by the length is fixed for it.
             By default the longest that needs no such scaling, or all that the model is made for; see ``freeze_rope``.
+        name: what to call it; by default as its file or folder is called.
 
     Raises:
         SourceError: the source is missing, incomplete or damaged; names file, field or tensor.
         UnsupportedModelError: a model that can't be compiled; names what it is and which module or field is why.
     """
     own = _tokenizer_of(tokenizer)
+    path = None if isinstance(source, torch.nn.Module) else Path(source)
     if isinstance(source, torch.nn.Module):
-        return _capture_module(source, own, context_length)
-    path = Path(source)
-    if path.is_dir():
-        return _capture_directory(path, own, context_length)
-    if path.is_file():
-        return _capture_gguf(path, own, context_length)
-    raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+        captured = _capture_module(source, own, context_length)
+    elif path is not None and path.is_dir():
+        captured = _capture_directory(path, own, context_length)
+    elif path is not None and path.is_file():
+        captured = _capture_gguf(path, own, context_length)
+    else:
+        raise SourceError(f"{source} doesn't exist", hint="Pass a Hugging Face directory or a GGUF file.")
+    return captured if name is None else replace(captured, model_info=replace(captured.model_info, name=name))
 
 
 def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
@@ -82,7 +89,7 @@ def capture_shapes(source: Path) -> tuple[Program, ModelInfo]:
     else:
         model, weights = build_from_gguf(_open_gguf(source))
     context = freeze_rope(model)
-    return trace(model, weights), model_info(model, describe_source(source).name.rpartition("/")[2], context, {})
+    return trace(model, weights), model_info(model, model_name(source), context, {})
 
 
 def _unread(name: str, parameter: torch.nn.Parameter) -> WeightExpr:
@@ -138,12 +145,11 @@ def _capture_directory(
     context = freeze_rope(model, context_length)
     tokenizer = tokenizer or load_tokenizer(directory)
     generation = huggingface.read_generation_settings(directory)
-    said = describe_source(directory)
     return CapturedModel(
         trace(model, weights),
-        model_info(model, said.name.rpartition("/")[2], context, generation, getattr(tokenizer, "eos_token_id", None)),
+        model_info(model, model_name(directory), context, generation, getattr(tokenizer, "eos_token_id", None)),
         None if tokenizer is None else tokenizer_files(tokenizer),
-        said,
+        describe_source(directory),
     )
 
 
@@ -157,7 +163,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
     elif "tokenizer.ggml.model" in file.metadata:
         tokenizer = load_tokenizer(path.parent, gguf_file=path.name)
         files = None if tokenizer is None else tokenizer_files(tokenizer, wants_bos=gguf.wants_bos(file))
-    name = str(file.metadata.get("general.name") or path.stem)
+    name = model_name(path, file.metadata.get("general.name"))
     eos = getattr(tokenizer, "eos_token_id", None)
     return CapturedModel(
         trace(model, weights),
@@ -168,15 +174,7 @@ def _capture_gguf(path: Path, tokenizer: PreTrainedTokenizerBase | None, context
 
 
 def _open_gguf(path: Path) -> gguf.GgufFile:
-    try:
-        with open_regular(path) as handle:
-            magic = handle.read(len(gguf.MAGIC))
-    except OSError as e:
-        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
-    if magic != gguf.MAGIC:
-        begins = f"it begins with {magic!r}" if magic else "it is empty"
-        folder = path.parent if (path.parent / huggingface.CONFIG).is_file() else "the folder of a Hugging Face model"
-        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
+    check_file(path)
     return gguf.open_gguf(path)
 
 

@@ -87,6 +87,20 @@ def find_source(
         CapacityError: the disk is too small.
         MissingDependencyError: huggingface_hub, or what reads configurations, is not installed.
     """
+    wanted = find_here(source, revision=revision, option=option)
+    if isinstance(wanted, Path):
+        return wanted
+    said = f"{option}: " if option else ""
+    with MissingDependencyError.of_export(f"{said}{os.fspath(source)} isn't on this disk, and a model of the Hub"):
+        from .hub import fetch
+    return fetch(wanted, progress, weights=weights)
+
+
+def find_here(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> Path | HubId:
+    """The path on this disk that ``source`` names, or else the Hub id that it is; nothing is fetched.
+
+    Raises SourceError for what is neither, and for a revision that doesn't go with it.
+    """
     text = os.fspath(source)
     said = f"{option}: " if option else ""
     if os.path.exists(text):
@@ -108,9 +122,7 @@ def find_source(
                 f"{said}{text} names a revision, and {revision!r} is given too", hint="Leave one of them out."
             )
         wanted = replace(wanted, revision=revision)
-    with MissingDependencyError.of_export(f"{said}{text} isn't on this disk, and a model of the Hub"):
-        from .hub import fetch
-    return fetch(wanted, progress, weights=weights)
+    return wanted
 
 
 def describe_source(path: Path) -> SourceSection:
@@ -128,3 +140,25 @@ def describe_source(path: Path) -> SourceSection:
         return SourceSection(kind="huggingface", name=whole.name)
     below = whole.as_posix()[found.end() :]
     return SourceSection(kind="huggingface", name=f"{hub.id}/{below}" if below else hub.id, hub=hub)
+
+
+_BLOCKS = re.compile(
+    r"[-._](?:UD-)?(?:I?Q\d\w*|TQ\d\w*|BF16|FP?16|FP?32|MXFP4\w*|NVFP4\w*)\Z", re.ASCII | re.IGNORECASE
+)
+_SAYS_NOTHING = frozenset({"", "model", "ggml-model", "ggml", "main", "unnamed"})
+
+
+def model_name(path: Path, inside: object = None) -> str:
+    """What a model is called: after its folder, or its GGUF file without the type of its blocks.
+
+    ``inside``: the name that a GGUF file has of itself, for a file whose own says nothing. It is often that of a run of
+    training.
+    """
+    said = describe_source(path).name.rpartition("/")[2]
+    if path.is_dir():
+        return said
+    stem = said[: -len(".gguf")] if said.lower().endswith(".gguf") else said
+    name = _BLOCKS.sub("", stem)
+    if name.lower() not in _SAYS_NOTHING:
+        return name
+    return inside if isinstance(inside, str) and inside.strip() else stem

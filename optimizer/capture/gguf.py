@@ -31,8 +31,6 @@ from enginewright.runtime.bundle.regular_file import open_regular
 from .config_sizes import check_sizes
 from .gguf_blocks import dequantize, format_of, read_codes, rows_of, shape_of
 
-MAGIC = b"GGUF"
-
 # Keys (less the architecture) that change what the model computes -> the configuration's name for it.
 _MEANINGFUL = {
     "attention.key_length": "head_dim",

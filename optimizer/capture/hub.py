@@ -19,8 +19,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub import constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     FileMetadataError,
     GatedRepoError,
@@ -30,15 +31,16 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented as it stands
+from huggingface_hub.utils import build_hf_headers, validate_repo_id  # type: ignore[attr-defined]  # documented
 
 from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 from enginewright.plugins.shared.errors import CapacityError, SourceError, UnsupportedModelError
 from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
+from .check_source import CONFIG, INDEX, SINGLE, read_json
 from .find_source import HubId
-from .hub_blobs import HTTP_ERROR, Blob, download_blob
-from .huggingface import CONFIG, INDEX, SINGLE, read_config, read_json
+from .hub_blobs import HTTP_ERROR, Blob, download_blob, get_json, has_hash
+from .huggingface import read_config
 
 _SMALL = frozenset(
     {
@@ -69,6 +71,7 @@ _BLOCK_TYPE = re.compile(
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf\Z", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"(?!.*\.\.)\w[\w./+-]*", re.ASCII)
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f\\]|\A[A-Za-z]:")
 _LISTED = 12
 
 
@@ -189,17 +192,18 @@ class _Repository:
     def of(wanted: HubId) -> _Repository:
         """As the Hub has it now. Raises what huggingface_hub does; SourceError if it isn't the Hub that answers."""
         files: dict[str, Blob | None] = {}
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         try:
-            info = HfApi(library_name="enginewright").model_info(
-                wanted.repository, revision=wanted.revision, files_metadata=True, timeout=timeout
-            )
-            commit = str(info.sha)
+            validate_repo_id(wanted.repository)
+            revision = "" if wanted.revision is None else f"/revision/{quote(wanted.revision, safe='')}"
+            info = get_json(f"api/models/{wanted.repository}{revision}", {"blobs": "true"})
+            commit = str(info["sha"])
             if not _COMMIT.fullmatch(commit):
                 raise ValueError(f"the commit is {commit!r}")
-            for entry in info.siblings or ():
-                found = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
-                files[entry.rfilename] = None if found is None or entry.size is None else Blob(found, entry.size)
+            for entry in info.get("siblings") or ():
+                if not _is_inside(name := entry["rfilename"]):
+                    continue  # whoever joins a folder and this name is led out of the folder
+                found, size = entry["lfs"]["sha256"] if entry.get("lfs") else entry.get("blobId"), entry.get("size")
+                files[name] = None if found is None or size is None else Blob(found, size)
         except (HFValidationError, HfHubHTTPError):
             raise
         except UnicodeEncodeError as e:
@@ -212,6 +216,13 @@ class _Repository:
                 hint="Check HF_ENDPOINT, and that no proxy or login page answers in its place.",
             ) from e
         return _Repository(commit, files)
+
+
+def _is_inside(name: object) -> bool:
+    """Whether a file's name, as a repository lists it, leads to a place inside of a folder."""
+    if not isinstance(name, str) or _NO_NAME.search(name):
+        return False
+    return not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 class _Download:
@@ -242,8 +253,18 @@ class _Download:
 
                 url = hf_hub_url(self._wanted.repository, name, revision=self._repository.commit)
                 download_blob(blob, url, build_hf_headers(library_name="enginewright"), self._cache / "blobs", on_bytes)
-            # Finds the bytes there and gives them their name; or fetches them, if their hash is unknown.
+            if blob is None:
+                raise SourceError(
+                    f"{self._wanted}: {constants.ENDPOINT} doesn't say which bytes {name} has",
+                    hint="Take the Hub itself, or a mirror that lists sizes and hashes.",
+                )
+            # Finds the bytes there and gives them their name; or fetches what the Hub offers now.
             hf_hub_download(self._wanted.repository, name, revision=self._repository.commit)
+            if not has_hash(place := self.folder / name, blob):
+                place.unlink(missing_ok=True)
+                raise SourceError(
+                    f"{self._wanted}: {name} isn't what the Hub lists (hash {blob.hash})", hint="Run the command again."
+                )
             done += self._size(name)
             self._report(done, total, name)
 
@@ -387,7 +408,7 @@ def _disk_full(wanted: HubId, what: str) -> CapacityError:
 
 def _revisions(wanted: HubId) -> str:
     try:
-        found = HfApi(library_name="enginewright").list_repo_refs(wanted.repository)
-    except (HTTP_ERROR, OSError, ValueError, KeyError):  # the list is only a help
+        found = get_json(f"api/models/{wanted.repository}/refs")
+        return _shown([str(entry["name"]) for kind in ("branches", "tags") for entry in found[kind]])
+    except (HTTP_ERROR, OSError, ValueError, KeyError, TypeError, AttributeError):  # the list is only a help
         return "others"
-    return _shown([entry.name for entry in (*found.branches, *found.tags)])

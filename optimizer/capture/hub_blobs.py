@@ -7,20 +7,25 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from huggingface_hub import constants, errors, get_session
-from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # documented as it stands
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # documented
 
 from enginewright.plugins.shared.errors import SourceError
+from enginewright.plugins.shared.json_document import parse_json
 
 HTTP_ERROR: type[Exception] = vars(errors)["HTTPError"]
 """Of the HTTP library that this huggingface_hub is built on: httpx, or httpx2."""
 
 _CHUNK_BYTES = 1 << 20
+_MOST_ANSWER_BYTES = 64 << 20
+"""Of a repository's list of files: one of a hundred thousand files has some 20 MB."""
+_OF_THE_CONNECTION = ("content-encoding", "content-length", "transfer-encoding")
 _TRIES = 5
 _PAUSE_SECONDS = 1.0
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -35,8 +40,28 @@ class Blob:
     size: int
 
     def __post_init__(self) -> None:
-        if not _HASH.fullmatch(self.hash) or self.size < 0:
+        sizes = type(self.size) is int and self.size >= 0  # JSON also has NaN
+        if not isinstance(self.hash, str) or not _HASH.fullmatch(self.hash) or not sizes:
             raise ValueError(f"{self.hash!r} of {self.size} bytes isn't a hash")
+
+
+def get_json(path: str, params: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """What the Hub's interface answers at a path.
+
+    Raises ValueError for what isn't JSON or has no end, and what huggingface_hub raises for an answer that is an error.
+    """
+    headers = build_hf_headers(library_name="enginewright") | {"Accept-Encoding": "identity"}
+    timeout, content = constants.HF_HUB_DOWNLOAD_TIMEOUT, bytearray()
+    url = f"{constants.ENDPOINT}/{path}"
+    with get_session().stream("GET", url, headers=headers, params=dict(params), timeout=timeout) as response:
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > _MOST_ANSWER_BYTES:
+                raise ValueError(f"{url}: the answer has more than {_MOST_ANSWER_BYTES:,} bytes")
+        kept = {name: value for name, value in response.headers.items() if name not in _OF_THE_CONNECTION}
+        whole = type(response)(response.status_code, headers=kept, content=bytes(content), request=response.request)
+    hf_raise_for_status(whole)
+    return parse_json(bytes(content))
 
 
 def download_blob(blob: Blob, url: str, headers: dict[str, str], folder: Path, progress: Callable[[int], None]) -> None:
@@ -103,6 +128,14 @@ def _append(file: BinaryIO, blob: Blob, url: str, headers: dict[str, str], progr
             if file.tell() - reported >= _CHUNK_BYTES:
                 reported = file.tell()
                 progress(reported)
+
+
+def has_hash(path: Path, blob: Blob) -> bool:
+    """Whether a file in the Hub's cache is a blob: by its name there, or by its bytes."""
+    if path.resolve().name == blob.hash:
+        return True
+    with path.open("rb") as file:
+        return _is_whole(file, blob)
 
 
 def _is_whole(file: BinaryIO, blob: Blob) -> bool:

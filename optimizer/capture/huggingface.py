@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,17 +16,10 @@ from transformers import AutoConfig, PretrainedConfig
 
 from enginewright.passes.ir.weights import Source, WeightExpr
 from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
-from enginewright.plugins.shared.json_document import parse_json
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH
-from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, read_regular
 
+from .check_source import CONFIG, INDEX, SINGLE, check_folder, read_json
 from .config_sizes import check_sizes
 from .tensor_file import read_tensor, tensor_places
-
-SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-ADAPTER = "adapter_config.json"
-_METHODS = {"awq": "AWQ", "gptq": "GPTQ", "bitsandbytes": "bitsandbytes", "compressed-tensors": "llm-compressor"}
-"""What transformers calls methods of quantization, and what people do."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -57,26 +49,8 @@ def read_config(directory: Path) -> PretrainedConfig:
         SourceError: config.json is missing, no JSON, or has a field that is missing or wrong.
         UnsupportedModelError: a model that transformers has no code for, or is quantized already.
     """
+    model_type = check_folder(directory)["model_type"]
     path = directory / CONFIG
-    _check_kind(directory)
-    if not any(directory.iterdir()):
-        raise SourceError(f"{directory} is empty", hint="Pass a directory with config.json and model.safetensors.")
-    if not path.is_file():
-        raise SourceError(f"{directory} has no {CONFIG}", hint="Pass a Hugging Face model directory or a GGUF file.")
-    raw = read_json(path)
-    model_type = raw.get("model_type")
-    if raw.get("auto_map"):
-        raise UnsupportedModelError(
-            f"{path}: auto_map: the model comes with code of its own, which is never run",
-            hint="Models that transformers itself implements can be compiled.",
-        )
-    if raw.get("quantization_config"):
-        raise _quantized_already(path, raw["quantization_config"])
-    named = raw.get("architectures")
-    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
-        raise SourceError(f"{path}: architectures is {named!r:.80}, and no list of names", hint="Download it again.")
-    if not isinstance(model_type, str):
-        raise SourceError(f"{path}: model_type is missing", hint="Pass the configuration of a transformers model.")
     try:
         config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except _WRONG_CONFIG as e:
@@ -86,36 +60,6 @@ def read_config(directory: Path) -> PretrainedConfig:
     assert isinstance(config, PretrainedConfig)
     check_sizes(config, str(path))
     return config
-
-
-def _check_kind(directory: Path) -> None:
-    """Raises SourceError for a folder that is something else than a whole model."""
-    if (directory / MANIFEST_PATH).is_file() and not (directory / CONFIG).is_file():
-        raise SourceError(
-            f"{directory} is a bundle already, not a model",
-            hint=f"Run it: optimize generate {shlex.quote(str(directory))} PROMPT. "
-            "To export with other settings, pass the model that it was made from.",
-        )
-    if (directory / ADAPTER).is_file() and not any((directory / name).is_file() for name in (SINGLE, INDEX)):
-        base = read_json(directory / ADAPTER).get("base_model_name_or_path")
-        of = f" of {base}" if isinstance(base, str) and base else ""
-        raise SourceError(
-            f"{directory} is a LoRA adapter{of} ({ADAPTER}), not a whole model; adapters aren't supported yet",
-            hint="Merge it into its base model with peft (merge_and_unload, save_pretrained), and pass that folder.",
-        )
-
-
-def _quantized_already(path: Path, section: Any) -> UnsupportedModelError:
-    """Says by which method, if the checkpoint does."""
-    method = section.get("quant_method") if isinstance(section, dict) else None
-    name = _METHODS.get(method, method) if isinstance(method, str) else None
-    by = f" by {name}" if name else ""
-    recipe = {"AWQ": "int4-awq", "GPTQ": "int4-gptq"}.get(name or "")
-    instead = f"--recipe {recipe}" if recipe else "a recipe"
-    return UnsupportedModelError(
-        f"{path}: quantization_config: the checkpoint is quantized already{by}; its packed weights can't be read yet",
-        hint=f"Export from the original checkpoint in f32, f16 or bf16, and let {instead} quantize it.",
-    )
 
 
 def read_generation_settings(directory: Path) -> dict[str, Any]:
@@ -149,15 +93,11 @@ def read_tensors(directory: Path) -> dict[str, WeightExpr]:
     return _read_shards(directory, index, weight_map)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises SourceError naming the file."""
-    try:
-        value = parse_json(read_regular(path, most=MOST_TEXT_BYTES))
-    except (OSError, ValueError) as e:
-        raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
-    if not isinstance(value, dict):
-        raise SourceError(f"{path}: must be a JSON object", hint="Download the file again.")
-    return value
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that ``read_tensors`` reads: one, or the shards that the index names."""
+    if (single := directory / SINGLE).is_file():
+        return [single]
+    return [directory / name for name in sorted(set(read_json(directory / INDEX)["weight_map"].values()))]
 
 
 def _read_shards(directory: Path, index: Path, weight_map: Mapping[str, Any]) -> dict[str, WeightExpr]:

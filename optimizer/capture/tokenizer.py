@@ -14,8 +14,8 @@ from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regul
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles, check_token_ids
 from enginewright.runtime.text.tokenizer import what_tokenizers_raises
 
+from .check_source import read_json
 from .gguf import quick_reader
-from .huggingface import read_json
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _SUFFIXES = (".json", ".jinja", ".model", ".txt")
@@ -98,6 +98,9 @@ def quick_to_read(tokenizer_json: str) -> str:
     that it would read as another tokenizer, since a token has a space in it, stays as it is.
     """
     document = json.loads(tokenizer_json)
+    if document["model"].get("dropout"):  # merges that are left out at random, in training
+        document["model"]["dropout"] = None
+        tokenizer_json = json.dumps(document, ensure_ascii=False)
     merges = document["model"].get("merges")
     if not merges or any(" " in part for merge in merges for part in merge):
         return tokenizer_json

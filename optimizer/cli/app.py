@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from importlib import metadata
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from . import (
     bisect,
     buckets,
     build,
+    cache,
     chat,
     diff,
     doctor,
@@ -35,9 +37,11 @@ from . import (
     verify,
 )
 from . import eval as evaluation
+from .spelling import Commands, with_old_names
 
 app = typer.Typer(
     name="optimize",
+    cls=Commands,
     help="Compiles a language model into a bundle, and runs it.",
     epilog=(
         "Examples:\n\n"
@@ -70,8 +74,9 @@ for _module in (
     buckets,
     doctor,
     build,
+    cache,
 ):
-    app.command(name=_module.NAME, epilog=_module.EPILOG)(_module.command)
+    app.command(name=_module.NAME, epilog=_module.EPILOG, cls=with_old_names(_module))(_module.command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -98,5 +103,7 @@ def main() -> None:
     gc.set_threshold(10_000, 10, 10)
     try:
         app()
+    except KeyboardInterrupt:  # before the command has begun; commands have a message of their own
+        sys.exit(128 + signal.SIGINT)
     finally:  # all is said and done: a Ctrl-C now ends the process, and isn't an exception in what Python still does
         signal.signal(signal.SIGINT, signal.SIG_DFL)

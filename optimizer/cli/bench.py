@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 
 from .console import print_found, reported
-from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads, numbers
+from .options import AsJson, BundlePath, Memory, NoProgress, Target, Threads, Trust, numbers
 from .progress import stage_bars
 
 NAME = "bench"
 EPILOG = (
     "Examples:\n\n"
     "  optimize bench smollm2.bundle\n\n"
-    "  optimize bench smollm2.bundle --prompts 512 --batches 1,8 --contexts 128,1024 --profile\n\n"
+    "  optimize bench smollm2.bundle --prompt 512 --batch 1,8 --context 128,1024 --profile\n\n"
     "  optimize bench smollm2.bundle --speculate lookup\n\n"
     "  optimize bench smollm2.bundle --plot speed.svg --json > speed.json"
 )
+RENAMED = {"--prompts": "--prompt", "--batches": "--batch", "--contexts": "--context"}
 
 
 def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -33,13 +34,16 @@ def command(
     bundle: BundlePath,
     target: Target = None,
     prompts: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Tokens of prompts; default 128,512,2048. none: none.")
+        str | None,
+        typer.Option("--prompt", metavar="N,...", help="Tokens of prompts; default 128,512,2048. none: none."),
     ] = None,
     batches: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Requests of decode steps; default 1,4,8,16. none: none.")
+        str | None,
+        typer.Option("--batch", metavar="N,...", help="Requests of decode steps; default 1,4,8,16. none: none."),
     ] = None,
     contexts: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Tokens that each has before them; default 128,1024.")
+        str | None,
+        typer.Option("--context", metavar="N,...", help="Tokens that each has before them; default 128,1024."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Decode steps of each size that are timed.")] = 16,
     rounds: Annotated[
@@ -47,6 +51,7 @@ def command(
     ] = None,
     threads: Threads = 0,
     memory: Memory = None,
+    trust: Trust = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also time the steps of the program, by op.")] = False,
     speculate: Annotated[
         str | None,
@@ -71,7 +76,7 @@ def command(
     from enginewright.runtime.bundle.reader import Bundle
     from enginewright.runtime.kv_cache.cache_groups import parse_size
 
-    sizes = _sizes("--prompts", prompts), _sizes("--batches", batches), _sizes("--contexts", contexts)
+    sizes = _sizes("--prompt", prompts), _sizes("--batch", batches), _sizes("--context", contexts)
     if sizes[0] == () and () in sizes[1:]:
         raise typer.BadParameter("there is nothing to measure: no prompts, and no batches with contexts")
     options = BenchOptions(
@@ -89,7 +94,7 @@ def command(
     if plot is not None:
         check_folder(plot)
     with stage_bars(hidden=quiet) as show:
-        found = bench(Bundle.open(bundle), options, show)
+        found = bench(Bundle.open(bundle, trust), options, show)
     if plot is not None:
         write_svg(found, plot)
     print_found(found, print_result, as_json=as_json, plot=plot)

@@ -10,7 +10,7 @@ import typer
 from enginewright.plugins.shared.errors import MissingDependencyError
 
 from .console import print_json, reported
-from .options import AsJson
+from .options import AsJson, check_early
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -79,10 +79,14 @@ def command(
         raise typer.BadParameter(f"{tolerance} is not above 0", param_hint="--tolerance")
     sequences = [_ids(one) for one in tokens or ()]
     wanted = None if layers is None else _layers(layers)
-    with MissingDependencyError.of_export("bisect: repeating an export"):
-        from enginewright.optimizer.bisect import Given, Options, bisect
+    from enginewright.optimizer.shared.progress import loading
 
+    check_early(a, b, recipe=recipe)
     with stage_bars(hidden=quiet) as show:
+        loading(show)
+        with MissingDependencyError.of_export("bisect: repeating an export"):
+            from enginewright.optimizer.bisect import Given, Options, bisect
+
         report = bisect(
             Given(Path(a), target_a, isa_a),
             Given(Path(a if b is None else b), target_b, isa_b),

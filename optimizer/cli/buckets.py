@@ -14,9 +14,10 @@ NAME = "buckets"
 EPILOG = (
     "Examples:\n\n"
     "  optimize buckets --histogram lengths.csv --most 8\n\n"
-    "  optimize buckets --trace requests.jsonl --most 12 --context-length 8192 --json\n\n"
+    "  optimize buckets --trace requests.jsonl --most 12 --context 8192 --json\n\n"
     "  optimize buckets --default chat --most 8 --max-batch 16"
 )
+RENAMED = {"--context-length": "--context", "--batches": "--batch-sizes", "-n": "--most"}
 
 
 @reported
@@ -32,18 +33,18 @@ def command(
         str | None, typer.Option("--default", metavar="NAME", help="A stated distribution: chat, documents or code.")
     ] = None,
     batches: Annotated[
-        Path | None, typer.Option("--batches", help="Batches of decode steps, as --histogram has lengths.")
+        Path | None, typer.Option("--batch-sizes", help="Batches of decode steps, as --histogram has lengths.")
     ] = None,
     max_batch: Annotated[
-        int, typer.Option("--max-batch", help="Without --batches: each from 1 to this comes as often.")
+        int, typer.Option("--max-batch", help="Without --batch-sizes: each from 1 to this comes as often.")
     ] = 64,
-    most: Annotated[int, typer.Option("--most", "-n", help="Most buckets, of prompts and decode steps together.")] = 8,
+    most: Annotated[int, typer.Option("--most", help="Most buckets, of prompts and decode steps together.")] = 8,
     multiple: Annotated[int, typer.Option("--multiple", help="Round sizes of prompts up to multiples of this.")] = 8,
     chunk: Annotated[
         int | None, typer.Option("--chunk", help="Longer prompts come in chunks of so many tokens.")
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option("--context-length", help="The model's context; longer prompts are an error.")
+        int | None, typer.Option("--context", help="The model's context; longer prompts are an error.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, known_target
+from .options import AsJson, BundlePath, Trust, known_target
 from .progress import stage_bars
 
 NAME = "build"
 EPILOG = (
     "Examples:\n\n"
-    "  optimize build smollm2.bundle --target tensorrt\n\n"
-    "  optimize build smollm2.bundle --target tensorrt --again --json > built.json"
+    "  optimize build smollm2.bundle --target tensorrt --trust code\n\n"
+    "  optimize build smollm2.bundle --target tensorrt --trust code --again --json > built.json"
 )
 
 
@@ -24,6 +24,7 @@ def command(
     target: Annotated[
         str, typer.Option("--target", "-t", callback=known_target, help="The target to build.")
     ] = "tensorrt",
+    trust: Trust = None,
     again: Annotated[bool, typer.Option("--again", help="Also if it is ready, such as for another GPU.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).")] = False,
@@ -33,7 +34,7 @@ def command(
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
     with stage_bars(hidden=quiet, counts=True) as show:
-        report = build_target(bundle, target, again=again, progress=show)
+        report = build_target(bundle, target, trust=trust, again=again, progress=show)
     if as_json:
         print_json(report.to_json())
     elif not quiet:

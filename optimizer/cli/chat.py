@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RequestError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import print_error, print_json, print_styled, reported
 from .options import (
@@ -32,13 +39,17 @@ from .options import (
     System,
     Target,
     Temperature,
+    TextOnly,
     Threads,
     TopK,
     TopP,
-    scheduling_given,
+    Trust,
+    llm_options,
+    named_value,
 )
-from .streaming import StreamPrinter, result_row
+from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Set, Tools, template_options
+from .terminal import Wrapped, read_turn, terminal_width
 
 if TYPE_CHECKING:
     from enginewright.runtime.llm import LLM
@@ -52,11 +63,17 @@ EPILOG = (
     "  echo Hello | optimize chat smollm2.bundle --max-tokens 32 --scheduling classes.toml"
 )
 HELP = """\
-  /help          shows this
-  /reset         forgets the conversation
-  /system TEXT   sets the system message and begins anew; without TEXT, shows it
-  /exit          ends (so does Ctrl-D)
-Ctrl-C stops an answer."""
+  /help             shows this
+  /retry            answers the last turn again, with another seed
+  /edit [TEXT]      changes the last turn, and answers that
+  /reset            forgets the conversation
+  /system [TEXT]    sets the system message and begins anew; without TEXT, shows it
+  /set [NAME VALUE] sets temperature, max_tokens or another parameter, or a variable of the template
+  /save FILE        writes the conversation, as JSON
+  /load FILE        continues a conversation that was saved
+  /quit             ends (so do /exit and Ctrl-D)
+Ctrl-C stops an answer. Pasted lines are one turn."""
+_ONE_ANSWER = ("n", "best_of", "num_beams")
 
 
 @reported
@@ -76,6 +93,7 @@ def command(
     param: Param = None,
     target: Target = None,
     provider: Provider = None,
+    trust: Trust = None,
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
@@ -83,6 +101,7 @@ def command(
     scheduling: SchedulingGiven = None,
     speculate: Speculate = "auto",
     as_json: AsJson = False,
+    quiet: TextOnly = False,
 ) -> None:
     """A conversation in the terminal. From a pipe each line is a turn, and only the answers are printed."""
     from enginewright.runtime.text.template_process import template_process
@@ -91,106 +110,266 @@ def command(
     from enginewright import LLM, SamplingParams
 
     sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop, param)
-    params_given = sampling.given()
-    params = SamplingParams(**params_given)
-    for name in ("n", "best_of", "num_beams"):
-        if name in params_given:
-            raise typer.BadParameter(f"--param {name}: a turn of a conversation has one answer, as it comes")
+    params = SamplingParams(**(given := sampling.given()))
+    if name := next((name for name in _ONE_ANSWER if name in given), None):
+        raise typer.BadParameter(f"--param {name}: a turn of a conversation has one answer, as it comes")
     options = template_options(tools, variables)
     interactive = sys.stdin.isatty()
     if interactive and as_json:
         raise typer.BadParameter("--json is for a conversation from a pipe, which has an end")
-    if interactive:
-        import readline  # noqa: F401  editing and history, for input()
-    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
-    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
-    served["speculate"] = None if speculate == "off" else speculate
+    served = llm_options(target, provider, context, threads, memory, prefix_folder, scheduling, speculate, trust)
+    start = time.perf_counter()
     with LLM(bundle, **served) as llm:
         if not llm.has_chat_template:
             raise RequestError(f"{bundle}: this model has no chat template", hint="Use `optimize generate` instead.")
-        if interactive:
-            print(f"{llm.model.name}. /help shows what can be typed.", file=sys.stderr)
-        if not as_json:
-            _converse(lambda messages: _answer(llm, messages, params, options, interactive), system, interactive)
-            return
-        rows: list[dict[str, Any]] = []
+        chat = Chat(llm, params, options, system, interactive=interactive, quiet=quiet, rows=[] if as_json else None)
+        chat.check(conversation("Hello", system))  # an option that is wrong is wrong for each turn
+        if interactive and not quiet:
+            _say(f"{llm.model.name}. /help shows what can be typed.")
+        chat.run(_typed() if interactive else _piped())
+    if as_json:
+        print_json({"results": chat.rows, "seconds": time.perf_counter() - start})
+    if chat.failed is not None and not interactive:
+        raise typer.Exit(chat.failed.exit_code)
 
-        def collect(messages: list[dict[str, Any]]) -> str:
-            (result,) = llm.chat(messages, params, **options)
+
+class _QuitError(Exception):
+    """The conversation is over."""
+
+
+@dataclass
+class Chat:
+    """A conversation, and what can be typed in it.
+
+    Attributes:
+        options: what the chat template reads besides the messages.
+        rows: results for ``--json``; None where answers are printed as they come.
+        turns: without the system message.
+        failed: the first error of a turn, which the turns behind it survive.
+    """
+
+    llm: LLM
+    params: SamplingParams
+    options: dict[str, Any]
+    system: str | None = None
+    interactive: bool = False
+    quiet: bool = False
+    rows: list[dict[str, Any]] | None = None
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    failed: EnginewrightError | None = None
+    _retries: int = 0
+
+    def run(self, lines: Iterator[str]) -> None:
+        """Answers turns, and does what lines that begin with / say."""
+        commands: dict[str, Callable[[str], None]] = {
+            **{"/exit": self._quit, "/quit": self._quit, "/help": lambda rest: _say(HELP), "/reset": self._reset},
+            **{"/system": self._system, "/set": self._set, "/save": self._save, "/load": self._load},
+            **{"/retry": self._retry, "/edit": self._edit},
+        }
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            try:
+                if word in commands:
+                    commands[word](rest.strip())
+                elif word.startswith("/") and "\n" not in line:
+                    _say(f"there is no {word}; /help shows what there is")
+                else:
+                    self._ask(line)
+            except _QuitError:
+                return
+
+    def check(self, messages: list[dict[str, Any]]) -> None:
+        """Raises RequestError for what the model's template would leave out, or refuses."""
+        self.llm.tokenizer.checked_chat(messages, **self.options)
+
+    def _ask(self, text: str) -> None:
+        self._retries = 0
+        self.turns.append({"role": "user", "content": text})
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answers the last turn; one that fails is dropped, and the conversation goes on without it."""
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        params = replace(self.params, seed=(self.params.seed or 0) + self._retries) if self._retries else self.params
+        try:
+            said = self._stream([*before, *self.turns], params)
+        except (RequestError, CapacityError) as e:
+            self.failed = self.failed or e
+            dropped = self.turns.pop()
+            if self.rows is not None:
+                self.rows.append({"prompt": dropped["content"], "error": e.message})
+            print_error(e)
+            if self.interactive and self.turns:
+                print_styled("  /reset forgets the conversation so far.", dim=True)
+        else:
+            self.turns.append({"role": "assistant", "content": said})
+
+    def _stream(self, messages: list[dict[str, Any]], params: SamplingParams) -> str:
+        """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
+        if self.rows is not None:
+            (result,) = self.llm.chat(messages, params, **self.options)
             if result.error is not None:
                 raise result.error
-            rows.append({"prompt": messages[-1]["content"]} | result_row(result))
+            self.rows.append({"prompt": messages[-1]["content"]} | result_row(result))
             return result.text
-
-        start = time.perf_counter()
-        _converse(collect, system, interactive)
-    print_json({"results": rows, "seconds": time.perf_counter() - start})
-
-
-def _converse(answer: Callable[[list[dict[str, Any]]], str], system: str | None, interactive: bool) -> None:
-    """``answer``: what the model says to a conversation."""
-    turns: list[dict[str, Any]] = []
-    for line in _lines(interactive):
-        word, _, rest = line.partition(" ")
-        if word == "/exit":
-            return
-        if word == "/help":
-            print(HELP, file=sys.stderr)
-        elif word == "/reset":
-            turns.clear()
-        elif word == "/system":
-            if rest.strip():
-                system = rest.strip()
-                turns.clear()
-            print(f"system: {system or 'none'}", file=sys.stderr)
-        elif word.startswith("/"):
-            print(f"there is no {word}; /help shows what there is", file=sys.stderr)
-        else:
-            turns.append({"role": "user", "content": line})
-            before = [{"role": "system", "content": system}] if system is not None else []
+        printer = StreamPrinter(wrap=self.interactive and sys.stdout.isatty())
+        with closing(self.llm.stream_chat(messages, params, **self.options)) as pieces:
             try:
-                said = answer([*before, *turns])
-            except RequestError as e:
-                if not interactive:
+                printer.print(pieces)
+            except KeyboardInterrupt:
+                if not self.interactive:
                     raise
+                print(" (stopped)")
+        if self.interactive and not self.quiet:
+            print_styled(printer.speed(), dim=True)
+        return printer.text
+
+    def _quit(self, rest: str) -> None:
+        raise _QuitError
+
+    def _reset(self, rest: str) -> None:
+        self.turns.clear()
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            try:
+                self.check(conversation("Hello", rest))
+            except RequestError as e:
                 print_error(e)
-                turns.pop()
-                if turns:
-                    print_styled("  /reset forgets the conversation so far.", dim=True)
+                return
+            self.system = rest
+            self.turns.clear()
+        _say(f"system: {self.system or 'none'}")
+
+    def _set(self, rest: str) -> None:
+        from enginewright.runtime.requests.sampling import SamplingParams
+
+        known = [one.name for one in fields(SamplingParams) if one.name not in _ONE_ANSWER]
+        if not rest:
+            plain = SamplingParams()
+            for name in known:
+                mark = "" if getattr(self.params, name) == getattr(plain, name) else "  (set)"
+                _say(f"  {name} {getattr(self.params, name)!r}{mark}")
+            for name, value in self.options.items():
+                _say(f"  {name} {value!r}  (of the template)")
+            return
+        name, _, text = rest.replace("=", " ", 1).partition(" ")
+        if not text.strip() or not name.isidentifier():
+            _say("/set NAME VALUE, such as /set temperature 0.7; /set alone shows what there is")
+            return
+        _, value = named_value("/set", f"{name}={text.strip()}", "temperature=0.7")
+        params, options = self.params, self.options
+        try:
+            if name in known:
+                self.params = replace(params, **{name: value})
             else:
-                turns.append({"role": "assistant", "content": said})
+                self.options = options | {name: value}
+                self.check(conversation("Hello", self.system))
+            _say(f"{name} {value!r}")
+        except RequestError as e:
+            self.params, self.options = params, options
+            near = difflib.get_close_matches(name, known, 1)
+            print_error(e if name in known or not near else RequestError(f"/set: no {name}; did you mean {near[0]}?"))
 
-
-def _answer(
-    llm: LLM,
-    messages: list[dict[str, Any]],
-    params: SamplingParams,
-    options: dict[str, Any],
-    interactive: bool,
-) -> str:
-    """What the model says, printed as it comes. Ctrl-C in a terminal ends the answer, not the conversation."""
-    printer = StreamPrinter()
-    with closing(llm.stream_chat(messages, params, **options)) as pieces:
-        try:
-            printer.print(pieces)
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            print(" (stopped)")
-    if interactive:
-        print_styled(printer.speed(), dim=True)
-    return printer.text
-
-
-def _lines(interactive: bool) -> Iterator[str]:
-    """Lines that are not blank, typed behind a prompt or from a pipe."""
-    while True:
-        try:
-            line = input("> ") if interactive else sys.stdin.readline()
-        except EOFError:
-            print(file=sys.stderr)
+    def _retry(self, rest: str) -> None:
+        if not self.turns:
+            _say("there is no turn yet")
             return
-        if not interactive and not line:
+        if self.turns[-1]["role"] == "assistant":
+            self.turns.pop()
+        self._retries += 1
+        if self.params.temperature == 0:
+            _say("greedy answers are the same each time; /set temperature 0.8 draws others")
+        self._answer()
+
+    def _edit(self, rest: str) -> None:
+        last = next((i for i in reversed(range(len(self.turns))) if self.turns[i]["role"] == "user"), None)
+        if last is None:
+            _say("there is no turn yet")
             return
+        if not rest and not self.interactive:
+            _say("/edit TEXT: from a pipe the new text stands behind it")
+            return
+        text = rest or read_turn("edit> ", self.turns[last]["content"])
+        if text and text.strip():
+            del self.turns[last:]
+            self._ask(text.strip())
+
+    def _save(self, rest: str) -> None:
+        if (file := _file_of("/save", rest)) is None:
+            return
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            if file.exists():
+                _read_turns(file)  # a conversation may be replaced, and nothing else
+            part = file.with_name(f".{file.name}.part")
+            part.write_text(json.dumps([*before, *self.turns], indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.replace(file)
+        except OSError as e:
+            _say(f"/save {file}: {e.strerror or e}")
+        except ValueError as e:
+            _say(f"/save {file}: it exists, and isn't a conversation: {e}")
+        else:
+            _say(f"saved {len(self.turns)} messages to {file}")
+
+    def _load(self, rest: str) -> None:
+        if (file := _file_of("/load", rest)) is None:
+            return
+        try:
+            turns = _read_turns(file)
+            self.check(turns)
+        except OSError as e:
+            _say(f"/load {file}: {e.strerror or e}")
+        except RequestError as e:
+            print_error(e)
+        except ValueError as e:
+            _say(f"/load {file}: it isn't a conversation: {e}")
+        else:
+            self.system = turns.pop(0)["content"] if turns[0]["role"] == "system" else None
+            self.turns, self._retries = turns, 0
+            _say(f"system: {self.system or 'none'}; {len(turns)} messages; the last one:")
+            _say(f"{turns[-1]['role']}: {turns[-1]['content']}" if turns else "none")
+            if turns and turns[-1]["role"] == "user":
+                self._answer()
+
+
+def _say(text: str) -> None:
+    wrapped = Wrapped(sys.stderr.write, lambda: terminal_width(sys.stderr))
+    wrapped.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _file_of(command: str, rest: str) -> Path | None:
+    try:
+        words = shlex.split(rest)
+    except ValueError:
+        words = []
+    if len(words) != 1:
+        _say(f"{command} FILE")
+        return None
+    return Path(words[0]).expanduser()
+
+
+def _read_turns(file: Path) -> list[dict[str, Any]]:
+    """A saved conversation. Raises OSError or ValueError."""
+    found = parse_json(read_regular(file, most=MOST_JSON_BYTES))
+    if not isinstance(found, list) or not found:
+        raise ValueError("it must be a list of messages")
+    for i, one in enumerate(found):
+        if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"message {i} needs a role and a content, both text")
+    return found
+
+
+def _typed() -> Iterator[str]:
+    """What is typed behind a prompt: turns that are not blank."""
+    while (text := read_turn("> ")) is not None:
+        if text.strip():
+            yield text.strip()
+
+
+def _piped() -> Iterator[str]:
+    """Lines that are not blank."""
+    while line := sys.stdin.readline():
         if line.strip():
             yield line.strip()

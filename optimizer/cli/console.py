@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import inspect
 import io
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +24,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, get_args, g
 import typer
 from typer.models import OptionInfo
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, RecipeError, RequestError
+from enginewright.plugins.shared.errors import (
+    CapacityError,
+    EnginewrightError,
+    RecipeError,
+    RequestError,
+    SourceWarning,
+)
+from enginewright.plugins.shared.json_document import printable
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -55,7 +65,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no emoji shows ?, and the rest
         try:
-            with _no_interrupt_dropped(), _interrupts_kept():
+            with _no_interrupt_dropped(), _interrupts_kept(), _warnings_shown(hidden=bool(kwargs.get("quiet", False))):
                 command(*args, **kwargs)
             sys.stdout.flush()
         except EnginewrightError as e:
@@ -65,20 +75,27 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt as e:
             print("\ninterrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from e
-        except BrokenPipeError as e:  # the reader is gone (as with `| head`): nothing to say
-            _drop_stdout()
-            raise typer.Exit(EXIT_BROKEN_PIPE) from e
+        except BrokenPipeError as e:
+            if _reader_is_gone():  # as with `| head`: nothing to say
+                drop_stdout()
+                raise typer.Exit(EXIT_BROKEN_PIPE) from e
+            gone = EnginewrightError(
+                "a process that this command had started ended before its work was done",
+                hint="Is there memory enough? Else please report it.",
+            )
+            print_error(gone, as_json=bool(kwargs.get("as_json", False)))
+            raise typer.Exit(gone.exit_code) from e
         except OSError as e:
             if e.errno != errno.ENOSPC:
                 raise
-            _drop_stdout()
+            drop_stdout()
             print_error(full := CapacityError("stdout: no space left on the device", hint="Write to another disk."))
             raise typer.Exit(full.exit_code) from e
 
     return run
 
 
-_FLAGS = {"overwrite=True": "--force", "resume=True": "--resume"}
+_FLAGS = {"overwrite=True": "--force", "resume=True": "--resume", 'trust="code"': "--trust code"}
 """What hints call by the argument of a function, which a command spells as an option."""
 
 
@@ -157,7 +174,34 @@ def _no_interrupt_dropped() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _drop_stdout() -> None:
+def _reader_is_gone() -> bool:
+    """Whether nobody reads any more what this process prints, to stdout or stderr."""
+    pipes = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, it isn't a file, or is closed
+            pipes.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in pipes.poll(0))
+
+
+@contextmanager
+def _warnings_shown(*, hidden: bool) -> Iterator[None]:
+    """A warning about a source looks as every other warning of a command does, without a file and a line."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, SourceWarning):
+            before(message, category, *place)
+        elif not hidden:
+            print_styled(f"warning: {message}", fg="yellow")
+
+    warnings.showwarning = show  # type: ignore[assignment]  # whose last parameters have defaults
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def drop_stdout() -> None:
     """What can't be written must not be tried again when Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -168,9 +212,9 @@ def print_error(error: EnginewrightError, *, as_json: bool = False, exit_code: i
         body = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
         print_json({"error": body | {"exit_code": error.exit_code if exit_code is None else exit_code}})
     print_styled("error: ", fg="red", bold=True, nl=False)
-    typer.echo(error.message, err=True)
+    typer.echo(printable(error.message), err=True)  # it may quote what a file says
     if error.hint:
-        print_styled(f"  {error.hint}", dim=True)
+        print_styled(f"  {printable(error.hint)}", dim=True)
 
 
 def print_styled(text: str, **style: Any) -> None:

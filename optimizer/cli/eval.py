@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Context, Memory, Provider, Target, Threads
+from .options import AsJson, BundlePath, Context, Memory, Provider, Target, Threads, Trust
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def command(
     ] = None,
     target: Target = None,
     provider: Provider = None,
+    trust: Trust = None,
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
@@ -70,6 +71,7 @@ def command(
             target=target,
             provider=provider,
             context=context,
+            trust=trust,
             threads=threads,
             memory=memory,
             progress=show,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import command_line, print_json, print_styled, reported
+from .console import command_line, drop_stdout, print_json, print_styled, reported
 from .options import AsJson
 from .progress import stage_bars
 from .report import print_summary
@@ -16,6 +17,7 @@ from .report import print_summary
 if TYPE_CHECKING:
     from enginewright.optimizer.export.report import ExportReport
     from enginewright.optimizer.report.bundle_report import BundleReport
+    from enginewright.runtime.bundle.reader import Bundle
 
 NAME = "export"
 EPILOG = (
@@ -24,8 +26,11 @@ EPILOG = (
     "  optimize export org/model-GGUF:Q8_0 -o model.bundle\n\n"
     "  optimize export model.gguf --recipe int8 --target cpu --force\n\n"
     "  optimize export model.gguf --target onnx --target tensorrt-rtx --gpu 8.6,8.9\n\n"
+    "  optimize export model.gguf --name Llama-1B --no-cache\n\n"
     "  optimize export model.gguf -o model.bundle --json --quiet > report.json"
 )
+
+RENAMED = {"--context-length": "--context"}
 
 _QUESTION, _BEGINNING = "What is the capital of Germany?", "The capital of Germany is"
 """For models that answer, and for those that only continue."""
@@ -75,7 +80,7 @@ def command(
     ] = None,
     context_length: Annotated[
         int | None,
-        typer.Option("--context-length", min=1, help="The longest request in tokens, instead of what the recipe says."),
+        typer.Option("--context", min=1, help="The longest request in tokens, instead of what the recipe says."),
     ] = None,
     calibration: Annotated[
         Path | None,
@@ -105,6 +110,16 @@ def command(
             help="What keys and values are stored in, instead of what the recipe says: f32, bf16, int8, fp8.",
         ),
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call the model; by default as its file or folder is called.")
+    ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Take the bundle of an earlier export of the same, and keep this one (see `optimize cache`).",
+        ),
+    ] = True,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the bundle if it exists.")] = False,
     as_json: AsJson = False,
     verbose: Annotated[
@@ -133,13 +148,19 @@ def command(
             max_memory=max_memory,
             gpus=gpu or None,
             kv_cache=kv_cache,
+            name=name,
             overwrite=force,
+            cache=cache,
             progress=show,
         )
-    if as_json:
-        print_json(report.to_json())
-    elif not quiet:
-        _print_summary(report, verbose=verbose)
+    try:
+        if as_json:
+            print_json(report.to_json())
+        elif not quiet:
+            _print_summary(report, verbose=verbose)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the bundle is there and whole: an export that leaves one ends with 0
+        drop_stdout()
 
 
 def _print_summary(report: ExportReport, *, verbose: bool) -> None:
@@ -162,6 +183,7 @@ def _print_summary(report: ExportReport, *, verbose: bool) -> None:
             f"{s.shape.name}: {numbers.rate(s.tokens_per_second)} tokens/s" for s in speeds if s.tokens_per_second
         ),
         "took": f"{numbers.duration(report.seconds)}, {numbers.format_bytes(report.peak_rss_bytes)} of memory{limit}",
+        "kept": "" if report.kept_since is None else f"since {report.kept_since}, by an earlier export of the same",
         "next": _next(opened),
     }
     for label, line in rows.items():
@@ -176,13 +198,20 @@ def _next(opened: BundleReport) -> str:
     bundle = opened.bundle
     unbuilt = [name for name, target in bundle.targets.items() if target.state != "ready"]
     if len(unbuilt) == len(bundle.targets):
-        return command_line("build", str(bundle.path), "--target", unbuilt[0])
+        return command_line("build", str(bundle.path), "--target", unbuilt[0], *_trust(bundle))
     if opened.saved.document is None or not opened.saved.document.verification:
         return command_line("doctor", str(bundle.path))
     if "tokenizer/tokenizer.json" not in bundle.files:
-        return command_line("bench", str(bundle.path))
+        return command_line("bench", str(bundle.path), *_trust(bundle))
     chat = "tokenizer/chat_template.jinja" in bundle.files
-    return command_line("generate", str(bundle.path), _QUESTION if chat else _BEGINNING)
+    return command_line("generate", str(bundle.path), _QUESTION if chat else _BEGINNING, *_trust(bundle))
+
+
+def _trust(bundle: Bundle) -> tuple[str, ...]:
+    """What allows the bundle's code to run, where every target carries some: whoever exports knows who made it."""
+    from enginewright.runtime.executors.open import carried_code
+
+    return ("--trust", "code") if all(carried_code(name) is not None for name in bundle.targets) else ()
 
 
 def _warnings(report: ExportReport) -> list[str]:

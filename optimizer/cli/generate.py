@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,12 +32,14 @@ from .options import (
     System,
     Target,
     Temperature,
+    TextOnly,
     Threads,
     TopK,
     TopP,
-    scheduling_given,
+    Trust,
+    llm_options,
 )
-from .streaming import StreamPrinter, result_row
+from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Set, Tools, template_options
 
 NAME = "generate"
@@ -73,6 +75,7 @@ def command(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
     target: Target = None,
     provider: Provider = None,
+    trust: Trust = None,
     context: Context = None,
     threads: Threads = 0,
     memory: Memory = None,
@@ -81,7 +84,7 @@ def command(
     speculate: Speculate = "auto",
     stats: Annotated[bool, typer.Option("--stats", help="Print how it ran: cache, preemptions, buckets.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")] = False,
+    quiet: TextOnly = False,
 ) -> None:
     """Answers a prompt, and prints the text as it comes; several prompts run together."""
     from enginewright.runtime.text.template_process import template_process
@@ -90,7 +93,7 @@ def command(
         template_process.start()  # beside the imports and the opening of the model
     from enginewright import LLM, SamplingParams
 
-    if not bundle.exists() and Path(prompts[0]).is_dir():
+    if not os.path.exists(bundle) and os.path.isdir(prompts[0]):  # these take names of any length
         raise typer.BadParameter(f"{bundle} doesn't exist, and {prompts[0]} is a folder: the bundle comes first")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template that --raw leaves out")
@@ -102,14 +105,12 @@ def command(
     params = SamplingParams(**sampling.given())
     texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
     options = template_options(tools, variables)
-    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
-    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
-    served["speculate"] = None if speculate == "off" else speculate
+    served = llm_options(target, provider, context, threads, memory, prefix_folder, scheduling, speculate, trust)
     with LLM(bundle, **served) as llm:
         # An empty prompt is an error of generate's; a template would hide it among its own tokens.
         wanted = system is not None or options or "default" in llm.tokenizer.chat_templates
         chat = not raw and all(texts) and bool(wanted)
-        conversations = [_conversation(text, system) for text in texts]
+        conversations = [conversation(text, system) for text in texts]
         several = params.n > 1 or params.best_of is not None or params.num_beams > 1
         if len(texts) == 1 and not as_json and not several:
             stream = llm.stream_chat(conversations[0], params, **options) if chat else llm.stream(texts[0], params)
@@ -158,8 +159,3 @@ def _print_stats(info: Mapping[str, Any]) -> None:
         lines.append(f"computed ahead: {ahead['drafted']} tokens, of which {ahead['accepted']} were right")
     lines += use_lines(info["buckets"])
     print("\n".join(lines), file=sys.stderr)
-
-
-def _conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": prompt}]

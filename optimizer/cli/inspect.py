@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .console import comparison_lines, print_json, reported
@@ -73,9 +73,14 @@ def command(
 
 
 def _summary(bundle: Bundle) -> dict[str, Any]:
+    from enginewright.runtime.executors.open import carried_code
+
     manifest = bundle.manifest
     sections = manifest.model_dump(mode="json", include={"format_version", "model", "source", "toolchain"})
+    sections["hash"] = bundle.hash
     sections["targets"] = {n: t.model_dump(mode="json", exclude={"files"}) for n, t in bundle.targets.items()}
+    for name in sections["targets"]:
+        sections["targets"][name]["carries"] = carried_code(name)
     recipe = manifest.recipe.get("name")
     sizes = {"bundle_bytes": sum(f.bytes for f in bundle.files.values())}
     sizes["weight_bytes"] = sum(t.bytes for t in bundle.index.stored_once().values())
@@ -101,7 +106,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
     """
     path = bundle.path / REPORT_PATH
     try:
-        report = parse_json(read_regular(path, most=MOST_JSON_BYTES))
+        report = parse_shown(read_regular(path, most=MOST_JSON_BYTES))
         if "verification" not in report:
             return None
         entries: list[dict[str, Any]] = report["verification"]
@@ -118,6 +123,7 @@ def _verification(bundle: Bundle) -> list[dict[str, Any]] | None:
 
 
 def _print_summary(bundle: Bundle) -> None:
+    from enginewright.runtime.executors.open import carried_code
     from enginewright.runtime.kv_cache.cache_groups import format_bytes
 
     model, summary = bundle.manifest.model, _summary(bundle)
@@ -136,6 +142,8 @@ def _print_summary(bundle: Bundle) -> None:
     _row("passes", f"{summary['passes']} (see --passes)")
     for name, target in bundle.targets.items():
         _row("target", f"{name}: {target.state}" + (f", needs {target.needs}" if target.needs else ""))
+        if (code := carried_code(name)) is not None:
+            _row("", f"carries {code}: they run only with --trust")
         if target.stablehlo is not None:
             for line in _module_lines(bundle, name, target.stablehlo):
                 _row("", line)
@@ -158,6 +166,7 @@ def _print_summary(bundle: Bundle) -> None:
     for verification in summary["verification"] or []:
         for i, line in enumerate(comparison_lines(verification).splitlines()):
             _row("" if i else "verified", line.strip())
+    _row("hash", bundle.hash)
     for tool, version in bundle.manifest.toolchain.items():
         _row("built with" if tool == next(iter(bundle.manifest.toolchain)) else "", f"{tool} {version}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -32,6 +33,7 @@ def known_targets(values: list[str] | None) -> list[str] | None:
 
 BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `optimize export` wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+TextOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Only the text: no speed.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", "-q", help="No progress: only what is found, and errors.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Most new tokens; default 256.")]
@@ -77,6 +79,14 @@ Target = Annotated[
         help="What to run of the bundle: cpu, onnx, tensorrt-rtx, tensorrt, cuda, tvm, stablehlo; default: the first.",
     ),
 ]
+Trust = Annotated[
+    str | None,
+    typer.Option(
+        metavar="code|sha256:HASH",
+        help="Let the code run that the bundle carries for some targets (tvm, stablehlo, cuda, TensorRT): of any "
+        "bundle, or of the one with this hash, which `optimize inspect` shows.",
+    ),
+]
 Provider = Annotated[
     str | None,
     typer.Option(
@@ -95,6 +105,22 @@ Context = Annotated[int | None, typer.Option(help="Most tokens of a request and 
 System = Annotated[str | None, typer.Option(help="A system message, said before the first prompt.")]
 
 
+def check_early(*models: str | Path | None, recipe: str | None = None) -> None:
+    """Models and a recipe that can't be right, told before torch is imported to read them. A bundle is right here.
+
+    Raises what reading them raises.
+    """
+    from enginewright.optimizer.capture.check_source import check_source
+    from enginewright.optimizer.recipes.recipe import load_recipe
+    from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+
+    for model in models:
+        if model is not None and not (Path(model) / MANIFEST_PATH).is_file():
+            check_source(model)
+    if recipe is not None and not (os.path.exists(recipe) and not os.path.isfile(recipe)):  # a pipe is read once
+        load_recipe(recipe)
+
+
 def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
     """LLM's ``scheduling`` of what was said: a name, or what is in a file. Raises BadParameter for any other."""
     from enginewright.runtime.scheduler.options import NAMES
@@ -108,6 +134,23 @@ def scheduling_given(text: str | None) -> str | dict[str, Any] | None:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise typer.BadParameter(f"--scheduling: {file}: {getattr(e, 'strerror', None) or e}") from e
+
+
+def llm_options(
+    target: str | None,
+    provider: str | None,
+    context: int | None,
+    threads: int,
+    memory: str | None,
+    prefix_folder: Path | None,
+    scheduling: str | None,
+    speculate: str,
+    trust: str | None,
+) -> dict[str, Any]:
+    """Keyword arguments for LLM, of options that have its names. Raises BadParameter."""
+    placed = {"target": target, "provider": provider, "context": context, "threads": threads, "memory": memory}
+    served: dict[str, Any] = placed | {"prefix_folder": prefix_folder, "scheduling": scheduling_given(scheduling)}
+    return served | {"speculate": None if speculate == "off" else speculate, "trust": trust}
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

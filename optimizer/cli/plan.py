@@ -35,6 +35,9 @@ def command(
             "--gpu", help="A GPU, such as h100 or rtx4090, or cpu: this machine. May be repeated; default cpu."
         ),
     ] = None,
+    devices: Annotated[
+        Path | None, typer.Option(help="A TOML file with GPUs of your own, written as Enginewright's devices.toml.")
+    ] = None,
     recipe: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,6 +79,7 @@ def command(
 
     options = PlanOptions(
         devices=tuple(gpu or ("cpu",)),
+        device_file=devices,
         recipes=tuple(recipe or ()),
         batches=BATCHES if batch is None else numbers("--batch", batch),
         context=context,

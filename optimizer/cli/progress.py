@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from enginewright.optimizer.shared.progress import Progress, ProgressEvent
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Of a log: short enough that 10 seconds never pass without a line, also on a busy machine."""
+"""Of a log, while something changes."""
+
+SECONDS_TO_REPEAT = 60.0
+"""After which a log hears again of what hasn't changed: before whoever reads it takes the work for stuck."""
 
 
 @contextmanager
@@ -23,8 +26,8 @@ def stage_bars(*, hidden: bool = False, counts: bool = False, remaining: bool = 
     """Gives the function that a long command calls with its events.
 
     In a terminal one bar shows the present stage, and is gone when the work is done. Where stderr is a file or a pipe a
-    line says every few seconds what is being done, also during a stage that reports nothing; work that is shorter
-    prints nothing.
+    line says what is being done, every few seconds while that changes and once a minute while it doesn't; work of less
+    than a few seconds prints nothing.
 
     Args:
         hidden: show nothing.
@@ -58,7 +61,7 @@ def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progres
         *([bars.TimeRemainingColumn()] if remaining else []),
     ]
     shown = bars.Progress(*columns, console=console, transient=True)
-    task = shown.add_task("", total=None, detail="")
+    task = shown.add_task("start", total=None, detail="")
     stage = ""
 
     def show(event: ProgressEvent) -> None:
@@ -74,7 +77,7 @@ def _bar(console: Console, *, counts: bool, remaining: bool) -> Iterator[Progres
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    """A line every few seconds: the time so far, the stage, and what was last reported of it."""
+    """The time so far, the stage, and what was last reported of it: a line whenever that has changed."""
     start = time.monotonic()
     latest = "starting"
     done = threading.Event()
@@ -85,8 +88,12 @@ def _lines() -> Iterator[Progress]:
         latest = f"{event.stage}{count} {event.detail}".rstrip()
 
     def write() -> None:
+        written, at = "", start
         while not done.wait(SECONDS_BETWEEN_LINES):
-            print(f"[{time.monotonic() - start:4.0f} s] {latest}", file=sys.stderr, flush=True)
+            now, line = time.monotonic(), latest
+            if line != written or now - at >= SECONDS_TO_REPEAT:
+                written, at = line, now
+                print(f"[{now - start:4.0f} s] {line}", file=sys.stderr, flush=True)
 
     writer = threading.Thread(target=write, name="progress", daemon=True)
     writer.start()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson
+from .options import AsJson, check_early
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ def command(
     Ctrl-C keeps what was trained so far. Needs the extra: pip install 'enginewright\\[export]'.
     """
     import enginewright
+    from enginewright.optimizer.shared.progress import loading
 
+    check_early(model, recipe=recipe)
     with stage_bars(hidden=quiet or as_json, remaining=True) as show:
+        loading(show)
         report = enginewright.recover(
             model,
             output,

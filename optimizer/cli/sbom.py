@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .console import print_json, reported
-from .options import BundlePath
+from .options import BundlePath, NoProgress
 from .progress import stage_bars
 
 NAME = "sbom"
@@ -34,6 +34,8 @@ def command(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The bill is JSON as it is; errors are then, too.")] = False,
+    quiet: NoProgress = False,
 ) -> None:
     """Writes a bill of materials (CycloneDX 1.6, ML-BOM): model, source, recipe, toolchain, and all files with SHA-256.
 
@@ -44,7 +46,7 @@ def command(
 
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     timestamp = None if epoch is None else moment(epoch)
-    with stage_bars() as show:
+    with stage_bars(hidden=quiet) as show:
         opened = Bundle.open(bundle)
         facts = None if source is None else source_facts(opened, source, show)
         bill = bill_of_materials(opened, source=facts, timestamp=timestamp, progress=show)

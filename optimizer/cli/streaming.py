@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from .terminal import Wrapped, terminal_width
 
 if TYPE_CHECKING:
     from enginewright.runtime.requests.outputs import RequestOutput, StreamPiece
@@ -25,15 +27,25 @@ def result_row(result: RequestOutput) -> dict[str, Any]:
     return row if result.error is None else row | {"error": result.error.message}
 
 
+def conversation(prompt: str, system: str | None) -> list[dict[str, Any]]:
+    """One that begins with a prompt."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
+
+
 class StreamPrinter:
     """Writes one answer to stdout as it comes.
+
+    Args:
+        wrap: between words, at the terminal's edge.
 
     Attributes:
         text: what was written so far; it stays if the stream is interrupted.
         tokens: how many tokens that took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wrap: bool = False) -> None:
+        self._wrapped = Wrapped(sys.stdout.write, lambda: terminal_width(sys.stdout)) if wrap else None
         self.text = ""
         self.tokens = 0
         self._first = 0.0  # seconds to the first token: mostly the prompt's prefill
@@ -43,14 +55,19 @@ class StreamPrinter:
     def print(self, pieces: Iterable[StreamPiece]) -> None:
         """Writes all pieces, and a new line after them."""
         start = time.perf_counter()
-        for piece in pieces:
-            self._last = time.perf_counter() - start
-            self._first = self._first or self._last
-            self.tokens += len(piece.token_ids)
-            self._cut = piece.finish_reason == "length"
-            self.text += piece.text
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+        write: Callable[[str], object] = sys.stdout.write if self._wrapped is None else self._wrapped.write
+        try:
+            for piece in pieces:
+                self._last = time.perf_counter() - start
+                self._first = self._first or self._last
+                self.tokens += len(piece.token_ids)
+                self._cut = piece.finish_reason == "length"
+                self.text += piece.text
+                write(piece.text)
+                sys.stdout.flush()
+        finally:
+            if self._wrapped is not None:
+                self._wrapped.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
 

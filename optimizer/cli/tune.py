@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import print_json, reported
-from .options import AsJson, BundlePath, Threads
+from .options import AsJson, BundlePath, Threads, Trust
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EPILOG = (
     "  optimize tune smollm2.bundle\n\n"
     "  optimize tune smollm2.bundle --seconds 120\n\n"
     "  optimize tune smollm2.bundle --dry-run --json\n\n"
-    "  optimize tune smollm2.bundle --target tvm --seconds 300"
+    "  optimize tune smollm2.bundle --target tvm --trust code --seconds 300"
 )
 
 
@@ -29,6 +29,7 @@ def command(
     bundle: BundlePath,
     seconds: Annotated[float, typer.Option(help="How long to measure, at most; short times try fewer choices.")] = 40.0,
     threads: Threads = 0,
+    trust: Trust = None,
     target: Annotated[str, typer.Option("--target", "-t", help="What to tune: cpu or tvm.")] = "cpu",
     records: Annotated[
         Path | None, typer.Option(help="Of tvm: compile with these records of an earlier run, and measure nothing.")
@@ -45,7 +46,7 @@ def command(
     if target not in ("cpu", "tvm"):
         raise typer.BadParameter(f"{target!r} is not one of cpu, tvm", param_hint="--target")
     if target == "tvm":
-        _tune_tvm(bundle, seconds, threads, records, write=not dry_run, as_json=as_json, quiet=quiet)
+        _tune_tvm(bundle, trust, seconds, threads, records, write=not dry_run, as_json=as_json, quiet=quiet)
         return
     if records is not None:
         raise typer.BadParameter("only the target tvm has records", param_hint="--records")
@@ -72,14 +73,22 @@ def command(
 
 
 def _tune_tvm(
-    path: Path, seconds: float, threads: int, records: Path | None, *, write: bool, as_json: bool, quiet: bool
+    path: Path,
+    trust: str | None,
+    seconds: float,
+    threads: int,
+    records: Path | None,
+    *,
+    write: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from enginewright.optimizer.tune.tune_tvm import tune_tvm
     from enginewright.runtime.bundle.reader import Bundle
 
     with stage_bars(hidden=quiet) as show:
         found = tune_tvm(
-            Bundle.open(path), seconds=seconds, threads=threads, records=records, write=write, progress=show
+            Bundle.open(path, trust), seconds=seconds, threads=threads, records=records, write=write, progress=show
         )
     if as_json:
         print_json(found.to_json())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .console import comparison_lines, print_json, reported
-from .options import AsJson, BundlePath, Provider, known_targets
+from .options import AsJson, BundlePath, Provider, Trust, known_targets
 from .progress import stage_bars
 
 if TYPE_CHECKING:
@@ -38,17 +38,21 @@ def command(
         typer.Option("--target", "-t", callback=known_targets, help="Look at this target alone; may be repeated."),
     ] = None,
     provider: Provider = None,
+    trust: Trust = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no text if all is well.")] = False,
 ) -> None:
     """Checks the hash of every file of a bundle, and its programs; with --source also what they compute.
 
+    Code that the bundle carries for some targets isn't run: pass --trust code for that.
     Comparing with a source needs the extra: pip install 'enginewright\\[export]'.
     """
     from enginewright.optimizer.check_bundle import check_bundle
 
     with stage_bars(hidden=quiet) as show:
-        found = check_bundle(bundle, source=source, targets=target or None, provider=provider, progress=show)
+        found = check_bundle(
+            bundle, source=source, targets=target or None, provider=provider, trust=trust, progress=show
+        )
     if as_json:
         print_json(found.to_json())
     elif not quiet:

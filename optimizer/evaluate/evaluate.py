@@ -91,6 +91,7 @@ def evaluate(
     target: str | None = None,
     provider: str | None = None,
     context: int | None = None,
+    trust: str | None = None,
     threads: int = 0,
     memory: str | int | None = None,
     progress: Progress | None = None,
@@ -104,7 +105,7 @@ def evaluate(
             export extra.
         choices: a JSONL file of questions; BUILT_IN takes those that come with the package.
         window, stride: see ``windows.plan_windows``.
-        target, provider, context: as for LLM, for the bundle that is evaluated.
+        target, provider, context, trust: as for LLM, for the bundle that is evaluated.
         threads, memory: as for LLM, for each model.
         progress: called after each window and question.
 
@@ -120,14 +121,22 @@ def evaluate(
     with ExitStack() as stack:
         model = stack.enter_context(
             closing(
-                BundleModel(bundle, target=target, provider=provider, context=context, threads=threads, memory=memory)
+                BundleModel(
+                    bundle,
+                    target=target,
+                    provider=provider,
+                    context=context,
+                    trust=trust,
+                    threads=threads,
+                    memory=memory,
+                )
             )
         )
         reference: ScoredModel | None = None
         if against is not None:
             on_progress(ProgressEvent("load", 0, 1, str(against)))
             reference = stack.enter_context(
-                closing(open_reference(against, threads=threads, memory=memory, progress=on_progress))
+                closing(open_reference(against, trust=trust, threads=threads, memory=memory, progress=on_progress))
             )
             on_progress(ProgressEvent("load", 1, 1, reference.name))
             asked = [whole for question in questions for _, whole in question.texts()]

@@ -8,11 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.capture.find_source import find_source
-from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.optimizer.shared.progress import Progress, loading, silent
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError, MissingDependencyError, RequestError
 from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle.trust import CODE
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.text.tokenizer import Tokenizer
 
@@ -54,6 +56,7 @@ class BundleModel:
         target: str | None = None,
         provider: str | None = None,
         context: int | None = None,
+        trust: str | None = None,
     ) -> None:
         self.path = str(path)
         # One request at a time, so the pool needs no more than one context.
@@ -62,6 +65,7 @@ class BundleModel:
             target=target,
             provider=provider,
             context=context,
+            trust=trust,
             threads=threads,
             memory=memory,
             max_requests=1,
@@ -84,17 +88,25 @@ class BundleModel:
 
 
 def open_reference(
-    path: str | Path, *, threads: int, memory: str | int | None, progress: Progress = silent
+    path: str | Path,
+    *,
+    threads: int,
+    memory: str | int | None,
+    trust: str | None = None,
+    progress: Progress = silent,
 ) -> ScoredModel:
     """What a bundle is compared with: another bundle, or a source model through transformers.
 
-    ``progress``: called with the stage "download" of a model of the Hub.
+    ``trust``: as for ``LLM``; a hash is another bundle's. ``progress``: called with the stage "download" of a model of
+    the Hub.
 
     Raises what LLM raises, SourceError and UnsupportedModelError as in an export, MissingDependencyError.
     """
     place = find_source(path, option="against", progress=progress)
     if (place / MANIFEST_PATH).is_file():
-        return BundleModel(path, threads=threads, memory=memory)
+        return BundleModel(path, threads=threads, memory=memory, trust=trust if trust == CODE else None)
+    check_source(place, option="against")
+    loading(progress)
     with MissingDependencyError.of_export("against: a source model"):
         from .source_model import SourceModel  # torch and transformers, which bundles do without
     return SourceModel(place, threads=threads)

@@ -8,20 +8,13 @@ from enginewright.optimizer.measure.source_runner import KEEP_BYTES
 from enginewright.optimizer.shared.resources import give_back_what_is_freed, parse_size, peak_rss_bytes, rss_bytes
 from enginewright.plugins.shared.errors import CapacityError
 
+from .report import MemoryReport
+
 LEAST_ROOM = 64 << 20
 """What the export of the smallest model takes beside what the process has when it begins."""
 
 _SHARE = 4
 """Weights that are kept take a quarter of the budget; activations and what is being computed need the rest."""
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """The limit that was set, and the process's largest resident size, from the system, mapped files included."""
-
-    limit: int
-    peak: int
-    kept: bool
 
 
 @dataclass(frozen=True)

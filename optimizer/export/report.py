@@ -11,6 +11,7 @@ from enginewright.optimizer.report.roofline import Roofline
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
+    ExportedOn,
     FusionEffects,
     PassSummary,
     PassVerification,
@@ -19,7 +20,14 @@ from enginewright.optimizer.shared.export_records import (
 from enginewright.optimizer.shared.storage import StoredBytes
 from enginewright.passes.framework.records import QuantizationReport
 
-from .memory_limit import MemoryReport
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The limit that was set, and the process's largest resident size, from the system, mapped files included."""
+
+    limit: int
+    peak: int
+    kept: bool
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,10 @@ class ExportReport:
     ``verification``, ``rooflines`` and ``fusion_effects`` have an entry for each target, ``buckets`` for each that has
     some, ``engines`` for each that was built; ``kv_heads`` has one if heads of keys and values were grouped;
     ``pruning`` says how it was searched for what goes; ``ways`` are the candidates that were compared, if formats and
-    shapes were both searched for. What passes changed in the program is in report/diffs.json.
+    shapes were both searched for. ``source_bytes`` are those of the source's weights as they are stored; how fast it
+    ran is in the first of ``verification``. What passes changed in the program is in report/diffs.json.
+    ``kept_since`` is when an earlier export made the bundle (in ISO 8601), if one did; then all figures but ``seconds``
+    are that one's.
     """
 
     path: str
@@ -62,6 +73,9 @@ class ExportReport:
     engines: list[EngineReport] = field(default_factory=list)
     kv_heads: list[KvHeadsReport] = field(default_factory=list)
     ways: list[Candidate] = field(default_factory=list)
+    exported: ExportedOn | None = None
+    source_bytes: int | None = None
+    kept_since: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain values for ``--json`` and report/report.json."""

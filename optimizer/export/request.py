@@ -11,15 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from enginewright.optimizer.buckets.for_export import check_files
 from enginewright.optimizer.emit.targets import TARGETS, check_cache, check_storages
 from enginewright.optimizer.pipeline.pipeline import EXTENSIONS, OPTIONAL
-from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
 from enginewright.optimizer.recipes.gpus import parse_capabilities
-from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, with_cache
 from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.optimizer.recover.finished import FinishedRecovery
 from enginewright.optimizer.shared.progress import Progress
 from enginewright.plugins.shared.errors import RecipeError
 from enginewright.runtime.bundle.output_folder import Inputs
 
+from .check_arguments import check_target_names, inputs_of
 from .memory_limit import MemoryLimit
 
 
@@ -38,6 +38,8 @@ class ExportRequest:
         tokenizer: of a model object, which brings none.
         on_progress: called as the work goes on.
         inputs: what was named -> its file or folder: nothing of it may be written to.
+        name: what to call the model; None: after its file or folder.
+        recipe_from: the recipe's name or file; None where it is an object, or the default.
     """
 
     source: str | Path | PreTrainedModel
@@ -50,6 +52,8 @@ class ExportRequest:
     tokenizer: PreTrainedTokenizerBase | None
     on_progress: Progress
     inputs: Inputs
+    name: str | None = None
+    recipe_from: str | Path | None = None
 
     @staticmethod
     def of(
@@ -65,8 +69,10 @@ class ExportRequest:
         kv_cache: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None,
         on_progress: Progress,
+        recipe_from: str | Path | Recipe | None = None,
+        name: str | None = None,
     ) -> ExportRequest:
-        """Of the arguments of ``export``.
+        """Of the arguments of ``export``; ``recipe_from``: the name or file that ``recipe`` was loaded from.
 
         Raises:
             RecipeError: the recipe has no such target or pass, or is not what was trained for.
@@ -76,6 +82,7 @@ class ExportRequest:
             MissingDependencyError: a target needs what isn't installed, and can say so now.
             RequestError: a file of lengths is invalid, or ``max_memory`` no size.
         """
+        named = recipe if recipe_from is None else recipe_from
         trained = None if recovered is None else FinishedRecovery.open(recovered)
         chosen = _recipe(recipe, trained)
         wanted = _check_targets(tuple(targets) if targets is not None else chosen.targets)
@@ -99,20 +106,10 @@ class ExportRequest:
             MemoryLimit.of(max_memory),
             tokenizer,
             on_progress,
-            {
-                "the source": None if isinstance(source, PreTrainedModel) else source,
-                "the recipe": None if recipe is None else recipe_file(recipe),
-                "the calibration file": calibration,
-                "the recovered folder": recovered,
-                **_files_of(chosen),
-            },
+            inputs_of(source, named, chosen, calibration, recovered),
+            name,
+            named if isinstance(named, str | Path) else None,
         )
-
-
-def _files_of(recipe: Recipe) -> dict[str, str | None]:
-    if recipe.buckets is None:
-        return {}
-    return {f"the recipe's file {name}": getattr(recipe.buckets, name) for name in FILE_FIELDS}
 
 
 def _recipe(given: str | Path | Recipe | None, trained: FinishedRecovery | None) -> Recipe:
@@ -134,11 +131,7 @@ def _check_passes(recipe: Recipe, targets: Sequence[str]) -> None:
 
 
 def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
-    for name in targets:
-        if name not in TARGETS:
-            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {', '.join(TARGETS)}.")
-    if not targets:
-        raise RecipeError("no target is given", hint=f"Targets: {', '.join(TARGETS)}.")
+    check_target_names(targets)
     for name in targets:
         TARGETS[name].check()
     return targets

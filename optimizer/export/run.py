@@ -1,43 +1,26 @@
-"""``export``: a model in, a bundle out."""
+"""``export``: a model in, a bundle out.
+
+Arguments are looked at first: torch and transformers take seconds to import, and are only once there is work for them.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.optimizer.shared.progress import Progress, ProgressEvent, loading, silent
 
-from enginewright.optimizer.calibration import Calibration, calibration_report
-from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
-from enginewright.optimizer.recipes.recipe import Recipe
-from enginewright.optimizer.recipes.stored import to_toml
-from enginewright.optimizer.report.export_report import report_files
-from enginewright.optimizer.search.compose import Searched
-from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
-from enginewright.optimizer.shared.export_records import PassVerification
-from enginewright.optimizer.shared.progress import Progress, ProgressEvent, silent
-from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
-from enginewright.passes.attention.group_kv_heads import GroupKvHeads
-from enginewright.passes.quantization.report import quantization_report
+from .check_arguments import check_arguments, inputs_of
+from .kept_exports import keep_export, key_of, take_export
 
-from .report import ExportReport
-from .request import ExportRequest
-from .rewrite import Rewritten
-from .stages import (
-    Clock,
-    OpenModel,
-    Ran,
-    Written,
-    calibration_tokens,
-    find_model,
-    measure_source,
-    open_model,
-    run_bundle,
-    run_passes,
-    search_within_budget,
-    write_bundle,
-)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .report import ExportReport
 
 
 def export(
@@ -53,8 +36,10 @@ def export(
     max_memory: int | str | None = None,
     gpus: Sequence[str] | None = None,
     kv_cache: str | None = None,
+    name: str | None = None,
     overwrite: bool = False,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    cache: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Captures a decoder, rewrites it, writes a bundle, and compares it with the source all the way.
@@ -74,8 +59,12 @@ def export(
             silence: the report says what was.
         gpus: instead of the recipe's: compute capabilities that engines are built for, such as "8.9" or "sm89".
         kv_cache: instead of the recipe's: what keys and values are stored in: "f32", "bf16", "int8" or "fp8".
+        name: what to call the model in the bundle and its report; by default as its file or folder is called.
         overwrite: replace an existing bundle.
         tokenizer: for a model object, which brings none.
+        cache: take the bundle of an earlier export of the same, where one is kept, and keep this one; see
+            `optimize cache`. The bytes are the same. Sources of the Hub, model objects, recoveries and exports with
+            ``max_memory`` are made each time.
         progress: called as the work goes on.
 
     Raises:
@@ -86,10 +75,39 @@ def export(
         VerificationError: a pass, or the bundle, differs from the source by more than the recipe allows; says by how
             much, and what a pass changed most.
     """
-    clock, on_progress = Clock(), progress or silent
+    start, on_progress = time.perf_counter(), progress or silent
+    chosen = check_arguments(
+        source,
+        output,
+        revision=revision,
+        recipe=recipe,
+        targets=targets,
+        calibration=calibration,
+        recovered=recovered,
+        max_memory=max_memory,
+        gpus=gpus,
+        kv_cache=kv_cache,
+        name=name,
+        overwrite=overwrite,
+    )
+    key: str | None = None
+    said: dict[str, object] = {"targets": targets, "context_length": context_length, "gpus": gpus}
+    said |= {"kv_cache": kv_cache, "name": name}
+    if cache and all(one is None for one in (revision, recovered, max_memory, tokenizer)):
+        on_progress(ProgressEvent("cache", 0, 1, "looking for an earlier export of the same"))
+        key = _key(source, chosen, calibration, said)
+    if key is not None:
+        inputs = inputs_of(source, recipe, chosen, calibration, recovered)
+        if (report := take_export(key, output, overwrite, inputs, start)) is not None:
+            return report
+    loading(on_progress)
+    from .compile_model import compile_model
+    from .request import ExportRequest
+
     asked = ExportRequest.of(
         source,
-        recipe=recipe,
+        recipe=chosen,
+        recipe_from=recipe,
         targets=targets,
         context_length=context_length,
         calibration=calibration,
@@ -99,88 +117,22 @@ def export(
         kv_cache=kv_cache,
         tokenizer=tokenizer,
         on_progress=on_progress,
+        name=name,
     )
-    with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
-        # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
-        asked = find_model(asked, revision, clock)
-        model = open_model(asked)
-        clock.end("capture")
-
-        # 2. What passes look at, what a budget leaves to be found, and what passes are held to.
-        found = calibration_tokens(asked, model)
-        sequences = () if found is None else found.sequences
-        clock.end("calibration")
-        scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
-        scratch.mkdir()
-        searched = search_within_budget(asked, model, sequences, scratch)
-        model = replace(model, recipe=searched.recipe)
-        clock.end("search")
-        measurements = measure_source(asked, model, sequences, clock)
-        clock.end("measure")
-
-        # 3. The passes, each measured.
-        before = measurements.seconds
-        rewritten = run_passes(asked, model, sequences, scratch, measurements)
-        clock.end("passes", elsewhere=measurements.seconds - before)
-        measured = measurements.finish()
-
-        # 4. The bundle, complete but for its name; then run as a user's will be.
-        written = write_bundle(asked, model, rewritten, writer, scratch)
-        clock.end("emit")
-        ran = run_bundle(asked, model, rewritten, written, writer.folder, clock)
-
-        # 5. The report, and the name.
-        on_progress(ProgressEvent("write", 0, 1, str(output)))
-        report = _report(asked, model, found, searched, measured, rewritten, written, ran, writer, clock, str(output))
-        for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
-            writer.write_text(path, text)
-        if searched.anything:
-            writer.write_text(RECIPE_FILE, to_toml(model.recipe, RECIPE_COMMENT))
-        writer.publish()
-        on_progress(ProgressEvent("write", 1, 1, str(output)))
+    report = compile_model(asked, output, revision, overwrite)
+    unchanged = key is not None and key == _key(source, chosen, calibration, said)  # while the export worked
+    if key is not None and unchanged and isinstance(source, str | os.PathLike):
+        keep_export(key, report, source)
     return report
 
 
-def _report(
-    asked: ExportRequest,
-    model: OpenModel,
-    calibration: Calibration | None,
-    searched: Searched,
-    measured: PassVerification,
-    rewritten: Rewritten,
-    written: Written,
-    ran: Ran,
-    writer: BundleWriter,
-    clock: Clock,
-    path: str,
-) -> ExportReport:
-    program, info = model.captured.program, model.captured.model_info
-    metrics = [metric for record in rewritten.records for metric in record.metrics]
-    grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
-    groups = rewritten.programs[asked.targets[0]].cache_groups
-    return ExportReport(
-        path=path,
-        recipe=model.recipe.name,
-        targets=list(asked.targets),
-        parameters=written.info.parameters,
-        context_length=info.context_length,
-        seconds=round(clock.elapsed, 3),
-        peak_rss_bytes=peak_rss_bytes(),
-        memory=asked.limit.report(),
-        bundle_bytes=writer.bytes_written,
-        stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
-        passes=rewritten.summaries,
-        calibration=calibration_report(calibration, info.vocab_size, metrics),
-        quantization=quantization_report((name, program.weights[name]) for name in program.weights),
-        auto=searched.auto,
-        pruning=searched.pruning,
-        pass_verification=measured,
-        verification=ran.verification,
-        storage=ran.storage,
-        rooflines=ran.rooflines,
-        fusion_effects=ran.fusion_effects,
-        buckets=ran.buckets,
-        engines=list(written.engines),
-        kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
-        ways=list(searched.candidates),
-    )
+def _key(
+    source: str | Path | PreTrainedModel, recipe: Recipe | None, calibration: str | Path | None, said: dict[str, object]
+) -> str | None:
+    """What the export is kept under; None for what isn't on this disk, and what can't be read."""
+    if not isinstance(source, str | os.PathLike) or not os.path.exists(source):
+        return None
+    try:
+        return key_of(Path(source), recipe or load_recipe("f32"), files={"calibration": calibration}, **said)
+    except OSError:
+        return None  # the export says what can't be read

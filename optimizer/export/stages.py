@@ -6,18 +6,22 @@ import math
 import os
 import shutil
 import time
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of, check_programs, write_programs
 from enginewright.optimizer.buckets.report import BucketsReport, ProgramReport
 from enginewright.optimizer.calibration import Calibration, calibrate
-from enginewright.optimizer.capture import CapturedModel, capture
+from enginewright.optimizer.capture import CapturedModel, capture, gguf
 from enginewright.optimizer.capture.find_source import find_source
+from enginewright.optimizer.capture.huggingface import weight_files
 from enginewright.optimizer.check_bundle import engine_problem
 from enginewright.optimizer.emit.shared.base import EmitOptions
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
@@ -42,16 +46,23 @@ from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.recovered import RecoveredWeights
 from enginewright.passes.ir.weights import WeightExpr
 from enginewright.plugins.shared.contracts import ModelInfo
-from enginewright.plugins.shared.errors import CapacityError, SourceError
+from enginewright.plugins.shared.errors import CapacityError, SourceError, SourceWarning
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, PassSection
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
+from enginewright.runtime.bundle.trust import CODE
 from enginewright.runtime.executors.open import Placement, runs_here, variants_of
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .request import ExportRequest
 from .rewrite import Rewritten, rewrite
+
+_FEW_BITS = 6.5
+"""Bits a weight, scales included, up to which a file's weights were rounded to 4 or 5 bits, some of them to 6."""
+
+_KEPT = ("Q4_0", "Q4_1", "Q8_0")
+"""Blocks that the recipe gguf keeps."""
 
 _SHORTEST_STEP = 1e-3
 """Seconds of a decode step below which fusions aren't timed: a model for tests."""
@@ -104,13 +115,39 @@ def find_model(asked: ExportRequest, revision: str | None, clock: Clock) -> Expo
     found = find_source(asked.source, revision=revision, progress=asked.on_progress)
     if not os.path.exists(asked.source):
         clock.end("download")
+    warn_of_few_bits(found, asked.recipe)
     return replace(asked, source=found)
+
+
+def warn_of_few_bits(source: Path, recipe: Recipe) -> None:
+    """Warns, before the work, where 4-bit integers are to be made of weights that were rounded to few bits already.
+
+    They are rounded a second time, to other integers than the file has, and small models feel it.
+    """
+    if source.is_dir() or recipe.weights.default.storage != "int4" or recipe.weights.keep_blocks:
+        return
+    matrices = [t for t in gguf.open_gguf(source).tensors.values() if len(t.shape) > 1]
+    weights = sum(int(t.n_elements) for t in matrices)
+    bits = 8 * sum(int(t.n_bytes) for t in matrices) / max(weights, 1)
+    if bits > _FEW_BITS:
+        return
+    sizes = Counter[str]()
+    for tensor in matrices:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    kind = sizes.most_common(1)[0][0] if sizes else "few bits"
+    instead = "gguf keeps the file's integers as they are" if kind in _KEPT else "int8 loses hardly anything more"
+    warnings.warn(
+        f"{source.name} has {bits:.1f} bits a weight already ({kind}), and recipe {recipe.name} rounds them once more, "
+        f"to 4-bit integers of its own: the export may fail its budget. --recipe {instead}.",
+        SourceWarning,
+        stacklevel=2,
+    )
 
 
 def open_model(asked: ExportRequest) -> OpenModel:
     """Captures the model, and checks what the recipe says of its attentions and its context."""
     asked.on_progress(ProgressEvent("capture", 0, 1, str(getattr(asked.source, "name_or_path", asked.source))))
-    captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length)
+    captured = capture(asked.source, tokenizer=asked.tokenizer, context_length=asked.context_length, name=asked.name)
     return_freed_memory()  # a tokenizer's text is read in many small pieces: 200 MB for 262,144 tokens
     asked.on_progress(ProgressEvent("capture", 1, 1, captured.model_info.architecture))
     recipe, buckets = asked.recipe, None
@@ -167,6 +204,7 @@ def measure_source(
         started=clock.start,
         progress=asked.on_progress,
         keep_bytes=asked.limit.keep_bytes(),
+        recipe_from=asked.recipe_from,
     )
 
 
@@ -262,12 +300,25 @@ def run_bundle(
     on_progress, limit = asked.on_progress, asked.limit
     opened = Bundle.open(folder)
     here = [name for name in asked.targets if engine_problem(opened, name) is None]
-    verification = [
-        verify(folder, asked.source, model.recipe, name, on_progress, limit.keep_bytes(), Placement(variant=variant))
-        for name in here
-        for variant in variants_of(opened, name)
-        if variant != "bf16"  # onnxruntime has no products of it on a CPU
-    ]
+    verification: list[VerificationReport] = []
+    for name in here:
+        for variant in variants_of(opened, name):
+            if variant == "bf16":  # onnxruntime has no products of it on a CPU
+                continue
+            placement, first = Placement(variant=variant), not verification
+            verification.append(
+                verify(
+                    folder,
+                    asked.source,
+                    model.recipe,
+                    name,
+                    on_progress,
+                    limit.keep_bytes(),
+                    placement,
+                    time_source=first,
+                    trust=CODE,
+                )
+            )
     clock.end("verify")
     bundle, sizes = Bundle.open(folder), model.buckets.sizes if model.buckets else None
     checked = [
@@ -294,6 +345,14 @@ def run_bundle(
     ]
     clock.end("fusions")
     return Ran(verification, checked, storage, rooflines, effects)
+
+
+def source_bytes(source: str | Path | PreTrainedModel) -> int:
+    """What the source's weights take: a GGUF file, a folder's safetensors files, or a model object's parameters."""
+    if isinstance(source, PreTrainedModel):
+        return sum(p.numel() * p.element_size() for p in source.parameters())
+    path = Path(source)
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else weight_files(path)))
 
 
 def _trained(asked: ExportRequest) -> tuple[RecoveredWeights | None, Recipe | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from enginewright.optimizer.capture import build_from_directory, build_from_gguf, gguf, module
 from enginewright.optimizer.capture.freeze_rope import freeze_rope
+from enginewright.optimizer.shared.export_records import SourceSpeed
 from enginewright.passes.ir.weights import Cast, WeightExpr
 from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import UnsupportedModelError
@@ -31,6 +33,11 @@ tokens of the source and of what is compared with it; otherwise they are read wh
 
 ROWS = 64
 """Tokens whose logits are compared at a time."""
+
+_TIMED_CONTEXT, _TIMED_SECONDS = 32, 0.4
+"""Tokens in the cache of decode steps, and how long these are timed with each number of threads."""
+_LEAST_TIMED = 20_000_000
+"""Parameters of a model that is worth timing: smaller ones are for tests."""
 
 
 class SourceRunner:
@@ -108,6 +115,34 @@ class SourceRunner:
             del base.forward
             if own is not None:
                 base.forward = own
+
+    def speed(self, context_length: int) -> SourceSpeed | None:
+        """How fast it decodes: about a second. Beside other work one thread may be faster than all, so both are tried.
+
+        None for a model whose weights aren't in memory, as reading them would be timed; for one that keeps no cache;
+        and for one that is made for tests.
+        """
+        if not self._kept or weight_bytes(self.model) < 4 * _LEAST_TIMED or context_length <= _TIMED_CONTEXT:
+            return None
+        ids = torch.ones(1, _TIMED_CONTEXT, dtype=torch.long)
+        with torch.inference_mode():
+            cache = getattr(self.model(input_ids=ids, use_cache=True), "past_key_values", None)
+            if cache is None:
+                return None
+            threads, found = torch.get_num_threads(), list[tuple[float, int]]()
+            try:
+                for count in sorted({threads, 1}):
+                    torch.set_num_threads(count)
+                    begin, times = time.perf_counter(), list[float]()
+                    while not times or time.perf_counter() - begin < _TIMED_SECONDS:
+                        start = time.perf_counter()
+                        self.model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+                        times.append(time.perf_counter() - start)
+                    found.append((min(times), count))
+            finally:
+                torch.set_num_threads(threads)
+        seconds, count = min(found)
+        return SourceSpeed(count, _TIMED_CONTEXT, round(1 / seconds, 3))
 
     def kept_weights(self) -> Iterator[tuple[WeightExpr, torch.Tensor]]:
         """The weights that are in memory, with what they were read by."""

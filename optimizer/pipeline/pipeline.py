@@ -34,6 +34,7 @@ from enginewright.passes.quantization.choose_formats import ChooseFormats
 from enginewright.passes.quantization.quantize_embeddings import QuantizeEmbeddings
 from enginewright.passes.quantization.quantize_linears import QuantizeLinears
 from enginewright.passes.quantization.round_weights_to_fp8 import RoundWeightsToFp8
+from enginewright.passes.quantization.smooth_activations import SmoothActivations
 from enginewright.passes.recovery.load_recovered import LoadRecovered
 from enginewright.passes.sparsity.drop_layers import DropLayers
 from enginewright.passes.sparsity.prune_channels import PruneChannels
@@ -92,8 +93,10 @@ def default_pipeline() -> list[Pass]:
         LowerExperts(),
         LowerAttention(),
         # 6. The formats of weights, as the recipe has them, and what they are multiplied with. Fused linears are one.
-        # Which weights a sparse format keeps, and which integers are best, passes say that look at calibration tokens.
+        # Passes that look at calibration tokens say how channels are scaled, which weights a sparse format keeps, and
+        # which integers are best.
         ChooseFormats(),
+        SmoothActivations(),
         SelectSparsityMask(),
         ApplyAwq(),
         ApplyGptq(),

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from enginewright.plugins.shared.errors import TargetError
 
@@ -24,6 +27,8 @@ class Shares:
         bandwidth, compute: of what the memory and the cores do at most.
         memory: that may be used.
         kernel: seconds of a step of the program that has hardly any work.
+        narrow: of ``compute``, what products with weights of fewer than 16 bits reach: they are dequantized on the way.
+        latency: seconds that a byte takes from memory to a multiprocessor; no more is read in them than is under way.
         between_steps: seconds of the engine for which the GPU waits.
     """
 
@@ -32,11 +37,16 @@ class Shares:
     memory: float
     kernel: float
     between_steps: float
+    narrow: float = 1.0
+    latency: float = 0.0
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source."""
+    """A GPU: bytes, bytes a second, and operations a second by type (a multiply-add is two), with their source.
+
+    ``multiprocessors`` is 0 where it isn't said: then what hangs on it isn't planned.
+    """
 
     name: str
     capability: str
@@ -44,6 +54,7 @@ class Gpu:
     bandwidth: float
     peaks: Mapping[str, float]
     source: str
+    multiprocessors: int = 0
 
 
 @cache
@@ -57,6 +68,39 @@ def _key(name: str) -> str:
     return "".join(w for w in re.split(r"[\s_-]+", name.strip().lower()) if w not in ("nvidia", "geforce", "tesla"))
 
 
+def read_devices(path: Path) -> dict[str, Gpu]:
+    """GPUs of a file that is written as devices.toml is, by their keys. Raises TargetError for one that isn't."""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("gpu", [])
+        found = [_own_gpu({"source": str(path), **entry}) for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise TargetError(f"devices: {path} can't be read: {e}", hint=_OWN) from e
+    if not found:
+        raise TargetError(f"devices: {path} has no [[gpu]]", hint=_OWN)
+    return {_key(gpu.name): gpu for gpu in found}
+
+
+_OWN = (
+    "Write it as Enginewright's own devices.toml: [[gpu]] with name, capability, memory, bandwidth, "
+    "multiprocessors and peaks = { bf16 = ..., f32 = ... }."
+)
+
+
+def _own_gpu(entry: Mapping[str, Any]) -> Gpu:
+    """Raises ValueError, TypeError or KeyError for what isn't one."""
+    gpu = Gpu(**entry)
+    if not re.fullmatch(r"\d{1,2}\.\d", gpu.capability) or _key(gpu.name) in ("", CPU):
+        raise ValueError(f"{gpu.name!r} of capability {gpu.capability!r}: such a GPU can't be")
+    numbers = {"memory": gpu.memory, "bandwidth": gpu.bandwidth}
+    numbers |= {f"peaks.{name}": gpu.peaks[name] for name in ("bf16", "f32")}
+    for name, number in numbers.items():
+        if type(number) not in (int, float) or not 0 < number < float("inf"):
+            raise ValueError(f"{name} of {gpu.name!r} is {number!r}, not a number above 0")
+    if type(gpu.multiprocessors) is not int or gpu.multiprocessors < 0:
+        raise ValueError(f"multiprocessors of {gpu.name!r} is {gpu.multiprocessors!r}, not a number from 0 on")
+    return gpu
+
+
 def default_shares() -> Shares:
     """Those of devices.toml."""
     return _table()[0]
@@ -67,12 +111,14 @@ def known_gpus() -> list[Gpu]:
     return list(_table()[1].values())
 
 
-def find_devices(names: Iterable[str]) -> list[Gpu | None]:
+def find_devices(names: Iterable[str], own: Mapping[str, Gpu] = MappingProxyType({})) -> list[Gpu | None]:
     """Each device once; None is this machine's processor. One text may name several, with commas between them.
+
+    ``own``: of ``read_devices``; they come before those of the same name that are known.
 
     Raises TargetError for a name that isn't known; says which are, and which was probably meant.
     """
-    gpus = _table()[1]
+    gpus = {**_table()[1], **own}
     found: dict[str, Gpu | None] = {}
     for name in (part for text in names for part in text.split(",")):
         key = _key(name)
@@ -81,7 +127,8 @@ def find_devices(names: Iterable[str]) -> list[Gpu | None]:
             meant = f"Did you mean {near[0]}? " if near else ""
             known = ", ".join([*(gpu.name for gpu in gpus.values()), CPU])
             raise TargetError(
-                f"gpu: {name.strip()!r} isn't a known device", hint=f"{meant}Known are {known} (this machine)."
+                f"gpu: {name.strip()!r} isn't a known device",
+                hint=f"{meant}Known are {known} (this machine). Others can be named in a file: --devices FILE.",
             )
         found[key] = gpus.get(key)
     return list(found.values())

@@ -3,12 +3,17 @@
 Each step of the program takes as long as its bytes need at a share of the memory's bandwidth, or its products at a
 share of the cores' peak, whichever is more (the roofline of ``report/roofline.py``), and never less than a kernel
 without work does. Weights are read as they are stored, and multiplied as bf16, but for those of 32-bit floats.
+
+Two things are slower than that, as the cuda target's kernels are. Products with weights of fewer than 16 bits have few
+bytes under way where they have few rows, and are dequantized. And in a step with a prompt, a request that decodes goes
+through the prompt's tile: one multiprocessor goes over its whole context.
 """
 
 from __future__ import annotations
 
-from enginewright.plugins.shared.lowered_program import Step
-from enginewright.plugins.shared.step_costs import StepCost, StepSizes
+from enginewright.plugins.shared.lowered_program import Step, WeightUse
+from enginewright.plugins.shared.step_costs import OPS, StepCost, StepSizes
+from enginewright.plugins.triton.tiles import product_tile
 
 from .devices import Gpu, Shares
 from .step_kinds import CountedSteps
@@ -22,31 +27,77 @@ class GpuModel:
         gpu: which.
         shares: of its figures that are reached.
         halved: whether activations are counted with half their bytes: in a program for CPUs they have 32 bits.
+        mixed_decodes: decodes beside prompts have kernels of their own: see ``bundle.cuda_section.CudaSection``.
     """
 
-    def __init__(self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool) -> None:
+    def __init__(
+        self, steps: CountedSteps, gpu: Gpu, shares: Shares, *, halved: bool, mixed_decodes: bool = False
+    ) -> None:
         self._steps, self._gpu, self._shares, self._halved = steps, gpu, shares, halved
+        self._mixed_decodes = mixed_decodes
+        self._uses = {use.name: use for use in steps.program.weights}
 
     def seconds(self, sizes: StepSizes) -> float:
         """Of a step of the engine."""
         pairs = zip(self._steps.kinds, self._steps.costs(sizes), strict=True)
-        return self._shares.between_steps + sum(k.count * max(self._parts(k.step, c)) for k, c in pairs)
+        return self._shares.between_steps + sum(k.count * max(self._parts(k.step, c, sizes)) for k, c in pairs)
 
     def bound(self, sizes: StepSizes) -> str:
         """What most of a step waits for: "memory", "products", or "kernels" that hardly have work."""
         spent = {"memory": 0.0, "products": 0.0, "kernels": self._shares.between_steps}
         for kind, cost in zip(self._steps.kinds, self._steps.costs(sizes), strict=True):
-            parts = dict(zip(spent, self._parts(kind.step, cost), strict=True))
+            parts = dict(zip(spent, self._parts(kind.step, cost, sizes), strict=True))
             longest = max(parts, key=lambda name: parts[name])
             spent[longest] += kind.count * parts[longest]
         return max(spent, key=lambda name: spent[name])
 
-    def _parts(self, step: Step, cost: StepCost) -> tuple[float, float, float]:
+    def _parts(self, step: Step, cost: StepCost, sizes: StepSizes) -> tuple[float, float, float]:
         """Seconds for memory, for products, and at least."""
         activations = (cost.activations_read + cost.activations_written) / (2 if self._halved else 1)
         memory = (cost.memory + activations) / (self._gpu.bandwidth * self._shares.bandwidth)
-        peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"]
-        return memory, 2 * cost.multiply_adds / (peak * self._shares.compute), self._shares.kernel
+        peak = self._gpu.peaks["f32" if _in_f32(step, cost) else "bf16"] * self._shares.compute
+        products = 2 * cost.multiply_adds / peak
+        if (weight := self._narrow_weight(step)) is not None:
+            reached = self._reached(step, weight, sizes)
+            memory += cost.weights / (self._gpu.bandwidth * self._shares.bandwidth) * (1 / reached - 1)
+            products /= self._shares.narrow
+        elif step.op == "paged_attention" and self._gpu.multiprocessors:
+            products = max(products, self._alone(step, sizes) * self._gpu.multiprocessors / peak)
+        return memory, products, self._shares.kernel
+
+    def _narrow_weight(self, step: Step) -> WeightUse | None:
+        """Of a product, its weight if that has fewer than 16 bits."""
+        if self._halved or OPS.get(step.op) not in ("product", "experts"):  # another target's program says less
+            return None
+        uses = (self._uses[o.name] for o in step.inputs if o.kind == "weight")
+        return next((use for use in uses if use.dtype in _NARROW_BITS and len(use.shape) > 1), None)
+
+    def _reached(self, step: Step, weight: WeightUse, sizes: StepSizes) -> float:
+        """The share of the memory's speed at which a product's weight is read, by the bytes that are under way."""
+        needed = self._gpu.bandwidth * self._shares.latency
+        rows = sizes.at(step.outputs[0].shape[0])
+        tile = product_tile(rows, {"u4": "uint4"}.get(weight.dtype, weight.dtype))
+        programs = -(-rows // tile.rows) * -(-weight.shape[-2] // tile.columns)
+        if not needed or not self._gpu.multiprocessors:
+            return 1.0
+        bytes_of_tile = tile.columns * tile.depth * _NARROW_BITS[weight.dtype] // 8
+        resident = min(programs, _RESIDENT * self._gpu.multiprocessors)
+        return min(1.0, resident * (tile.stages - 1) * bytes_of_tile / needed)
+
+    def _alone(self, step: Step, sizes: StepSizes) -> float:
+        """Operations of the longest row of tiles, of a request that decodes beside a prompt: a program has it alone."""
+        contexts = [c for n, c in zip(sizes.lengths, sizes.contexts, strict=True) if n == 1]
+        if self._mixed_decodes or not contexts or len(contexts) == len(sizes.lengths):
+            return 0.0
+        window = int(step.attrs.get("window", 0))
+        keys = min(max(contexts), window) if window else max(contexts)
+        size = sizes.at(step.outputs[0].shape[-1])
+        return 4.0 * (_TILE_ROWS if size <= 128 else _TILE_ROWS // 2) * keys * size
+
+
+_NARROW_BITS = {"i8": 8, "fp8": 8, "i4": 4, "u4": 4}
+_RESIDENT, _TILE_ROWS = 4, 128
+"""Programs of a product of few rows on a multiprocessor; rows of a prompt's tile, one of which a decode needs."""
 
 
 def _in_f32(step: Step, cost: StepCost) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import RequestError
@@ -23,6 +24,7 @@ class PlanOptions:
 
     Attributes:
         devices: names of GPUs, or "cpu".
+        device_file: TOML with further GPUs, written as devices.toml is.
         recipes: of a model; none are all built-in ones.
         batches: requests that run at a time.
         context: tokens of each request with its answer; None takes 2,048, or the model's context if it is shorter.
@@ -34,6 +36,7 @@ class PlanOptions:
     """
 
     devices: tuple[str, ...] = (CPU,)
+    device_file: Path | None = None
     recipes: tuple[str, ...] = ()
     batches: tuple[int, ...] = BATCHES
     context: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Protocol
 
 from enginewright.optimizer.recipes.gpus import check_formats
 from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.errors import BundleError, CapacityError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.step_costs import StepSizes, stored_bytes
+from enginewright.plugins.triton.specs import attention_scratch
 from enginewright.runtime.kv_cache.cache_groups import bytes_for, enough_for_windows, format_bytes, free_memory
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 
-from .devices import CPU, Gpu, Shares, find_devices, known_gpus
+from .devices import CPU, Gpu, Shares, find_devices, known_gpus, read_devices
 from .gpu_model import GpuModel
 from .options import MOST_REQUESTS, PlanOptions, check_range, shares_of, within
 from .programs import CPU_TARGET, GPU_TARGET, PlannedModel, PlannedProgram, planned_model
@@ -53,13 +56,15 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
         CapacityError: no recipe fits on any of the devices; says which would.
         What ``planned_model`` raises.
     """
-    devices = find_devices(options.devices)
+    load = _load()  # before there is work of our own
+    devices = find_devices(options.devices, {} if options.device_file is None else read_devices(options.device_file))
     shares = shares_of(options)
     check_range("batch", options.batches, MOST_REQUESTS)
     targets = {CPU_TARGET if gpu is None else GPU_TARGET: None for gpu in devices}
     model = planned_model(source, options.recipes, progress, tuple(targets))
     asked = within(options, model.info)
     make = _model_maker(asked, shares, model.info.context_length, progress)
+    rooms = {_name(gpu): _room(gpu, asked, shares) for gpu in devices}  # what is free here changes while we look
     plans: list[DevicePlan] = []
     omitted = _omitted(model, devices)
     refused: TargetError | None = None
@@ -77,18 +82,26 @@ def plan(source: str | Path, options: PlanOptions = PlanOptions(), progress: Pro
                 refused = refused or e
                 omitted.append(Omitted(planned.recipes, _name(gpu), e.message.removeprefix("gpu: ")))
                 continue
-            plans.append(_plan(planned, gpu, _room(gpu, asked, shares), asked, make))
+            plans.append(_plan(planned, gpu, rooms[_name(gpu)], asked, make))
     if not plans and refused is not None:
         raise refused
     if not any(p.fits for p in plans):
         raise _no_room(model, plans, asked, shares)
     plans = [p if p.fits else replace(p, advice=_advice(p, model, plans, asked, shares)) for p in plans]
-    sections = tuple(DeviceSection.of(gpu, int(_room(gpu, asked, shares)), shares) for gpu in devices)
+    sections = tuple(DeviceSection.of(gpu, rooms[_name(gpu)], shares, load) for gpu in devices)
     return PlanResult.of(model.info, asked, sections, plans, omitted)
 
 
 def _name(gpu: Gpu | None) -> str:
     return CPU if gpu is None else gpu.name
+
+
+def _load() -> float:
+    """Processes that wanted a core over the last minute, for each core; 0 where the system doesn't say."""
+    try:
+        return os.getloadavg()[0] / available_threads()
+    except OSError:
+        return 0.0
 
 
 def _room(gpu: Gpu | None, options: PlanOptions, shares: Shares) -> int:
@@ -114,13 +127,18 @@ def _omitted(model: PlannedModel, devices: Sequence[Gpu | None]) -> list[Omitted
     ]
 
 
-MakeModel = Callable[[PlannedProgram, CountedSteps, Gpu | None], StepModel]
+MakeModel = Callable[[PlannedProgram, Gpu | None], StepModel]
 
 
 def _model_maker(options: PlanOptions, shares: Shares, context_length: int, progress: Progress) -> MakeModel:
-    """Gives a program's model on a device."""
+    """Gives a program's model on a device. What its steps cost is counted once for all devices."""
+    counted: dict[int, CountedSteps] = {}
 
-    def make(planned: PlannedProgram, steps: CountedSteps, gpu: Gpu | None) -> StepModel:
+    def make(planned: PlannedProgram, gpu: Gpu | None) -> StepModel:
+        assert planned.program is not None
+        if id(planned.program) not in counted:
+            counted[id(planned.program)] = CountedSteps(planned.program)
+        steps = counted[id(planned.program)]
         if gpu is not None:
             return GpuModel(steps, gpu, shares, halved=planned.target != GPU_TARGET)
         from .cpu_model import measure
@@ -135,15 +153,25 @@ class Memory:
     """What a program takes of a device, in bytes."""
 
     program: LoweredProgram
+    target: str = CPU_TARGET
 
     @property
     def weights(self) -> int:
         return sum(map(stored_bytes, self.program.weights))
 
-    def workspace(self, requests: int, prompt: int) -> int:
-        """Of the largest step: intermediate values, logits among them."""
+    def workspace(self, requests: int, prompt: int, context: int) -> int:
+        """Of the largest step: intermediate values, logits among them, and parts of attention over long contexts."""
         tokens = requests + min(prompt, CHUNK)
-        return self.program.arena_bytes.evaluate(tokens, requests, requests)
+        return self.program.arena_bytes.evaluate(tokens, requests, requests) + self._parts(requests, context)
+
+    def _parts(self, requests: int, context: int) -> int:
+        """Of the cuda target: attention cuts contexts into parts, whose results are float32."""
+        if self.target != GPU_TARGET:
+            return 0
+        block = min((group.block_size for group in self.program.cache_groups), default=1)
+        shapes = {s.outputs[0].shape for s in self.program.steps if s.op == "paged_attention"}
+        sizes = {(shape[1].constant, shape[2].constant) for shape in shapes}
+        return 4 * max((attention_scratch(requests, *of, -(-context // block), block) for of in sizes), default=0)
 
     def cache(self, tokens: int, requests: int = 1) -> int:
         """Of requests of so many tokens each."""
@@ -154,7 +182,7 @@ class Memory:
 
     def needed(self, requests: int, context: int, prompt: int) -> int:
         """For so many requests that have grown to their context."""
-        return self.weights + self.workspace(requests, prompt) + self.cache(context, requests)
+        return self.weights + self.workspace(requests, prompt, context) + self.cache(context, requests)
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:
@@ -169,7 +197,7 @@ def _largest(most: int, holds: Callable[[int], bool]) -> int:
 def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOptions, make: MakeModel) -> DevicePlan:
     assert planned.program is not None and options.context is not None and options.prompt is not None
     context, prompt = options.context, options.prompt
-    memory = Memory(planned.program)
+    memory = Memory(planned.program, planned.target)
     requests = _largest(MOST_REQUESTS, lambda n: memory.needed(n, context, prompt) <= room)
     block = max((g.block_size for g in planned.program.cache_groups), default=1)
     longest = _largest(1 << 20, lambda n: memory.needed(1, n * block, n * block) <= room) * block
@@ -181,14 +209,14 @@ def _plan(planned: PlannedProgram, gpu: Gpu | None, room: int, options: PlanOpti
         room=room,
         weights=memory.weights,
         kv_per_token=memory.cache(block) // block,
-        workspace=memory.workspace(1, prompt),
+        workspace=memory.workspace(1, prompt, context),
         needed=memory.needed(1, context, prompt),
         most_requests=requests,
         most_tokens=longest,
     )
     if not found.fits:
         return found
-    model = make(planned, CountedSteps(planned.program), gpu)
+    model = make(planned, gpu)
 
     def tpot(batch: int) -> float:
         return model.seconds(StepSizes((1,) * batch, (context,) * batch))
@@ -248,12 +276,12 @@ def _advice(
     assert options.context is not None and options.prompt is not None
     found = []
     if smaller := [p for p in plans if p.device == one.device and p.fits]:
-        found.append(f"recipe {min(smaller, key=lambda p: p.weights).recipes[0]}")
+        found.append(f"recipe {max(smaller, key=lambda p: p.weights).recipes[0]}")  # nearest to the source
     if one.most_tokens:
         found.append(f"requests of {one.most_tokens:,} tokens (--context {one.most_tokens})")
     (program,) = (p for p in model.programs if (p.recipes, p.target) == (one.recipes, one.target))
     assert program.program is not None
-    memory = Memory(program.program)
+    memory = Memory(program.program, program.target)
     needed = memory.needed(1, options.context, options.prompt)
     if gpus := [gpu.name for gpu in known_gpus() if gpu.memory * shares.memory >= needed]:
         found.append(f"this on {_or(gpus)}")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginewright.optimizer.capture.check_source import check_source
 from enginewright.optimizer.recipes.recipe import Recipe, list_recipes, load_recipe
-from enginewright.optimizer.shared.progress import Progress, silent
+from enginewright.optimizer.shared.progress import Progress, loading, silent
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
@@ -72,6 +73,8 @@ def planned_model(
     if (Path(source) / MANIFEST_PATH).is_file():
         return _of_bundle(Bundle.open(source), recipes)
     chosen = [load_recipe(name) for name in recipes] or list_recipes()
+    check_source(source)
+    loading(progress)
     with MissingDependencyError.of_export("planning for a model that wasn't exported yet"):
         from .model_programs import programs_of_model
     return PlannedModel(*programs_of_model(source, chosen, progress, targets))

@@ -81,7 +81,10 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class DeviceSection:
-    """What a plan takes a device to be. ``measured``: on this machine, in this run; else stated by its maker."""
+    """What a plan takes a device to be. ``measured``: on this machine, in this run; else stated by its maker.
+
+    ``load``: of this machine, processes for each core that wanted it in the minute before.
+    """
 
     name: str
     measured: bool
@@ -91,12 +94,13 @@ class DeviceSection:
     peaks: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     source: str = ""
+    load: float = 0.0
 
     @classmethod
-    def of(cls, gpu: Gpu | None, room: int, shares: Shares) -> DeviceSection:
+    def of(cls, gpu: Gpu | None, room: int, shares: Shares, load: float = 0.0) -> DeviceSection:
         """Of a GPU, or of this machine."""
         if gpu is None:
-            return cls(CPU, True, room)
+            return cls(CPU, True, room, load=round(load, 2))
         peaks = dict(gpu.peaks)
         return cls(gpu.name, False, room, int(gpu.memory), gpu.bandwidth, peaks, asdict(shares), gpu.source)
 

@@ -13,6 +13,8 @@ from .programs import GPU_TARGET
 from .result import DevicePlan, DeviceSection, PlanResult
 
 _LIMITS = {"memory": "memory", "tpot": "the TPOT", "ttft": "the TTFT", "requests": "what is asked"}
+BUSY = 0.5
+"""Processes for each core from which on other work makes kernels slower."""
 _PREDICTED = "a prediction: nothing of Enginewright has run on a GPU"
 
 
@@ -56,6 +58,12 @@ def notes(result: PlanResult) -> Iterator[str]:
     measured = {device.name for device in result.devices if device.measured}
     if lent := {plan.target for plan in result.plans if plan.device not in measured} - {GPU_TARGET}:
         yield f"GPUs are planned with the program of target {', '.join(lent)}: the bundle has none of {GPU_TARGET}"
+    for device in result.devices:
+        if device.measured and device.load >= BUSY:
+            yield (
+                f"busy     this machine: in the minute before, {device.load:.1f} processes wanted each core. "
+                "Its figures are too slow: plan again when it is idle"
+            )
     context, prompt = result.options["context"], result.options["prompt"]
     yield f"requests of {context:,} tokens with their answers, prompts of {prompt:,}. TPOT: when all are that long."
     late = "; !: later than the goal" if any(result.options[name] is not None for name in ("tpot", "ttft")) else ""

@@ -112,7 +112,8 @@ class Recipe(Section):
         """Whether passes look at calibration tokens, beside a search before them."""
         fitted = self.attention is not None and self.attention.calibrated
         kept = self.sparse and self.weights.sparsify != "magnitude"
-        return self.weights.method != "nearest" or self.prune is not None or fitted or kept
+        given = self.weights.method != "nearest" or self.weights.smooth
+        return given or self.prune is not None or fitted or kept
 
     @property
     def sparse(self) -> bool:

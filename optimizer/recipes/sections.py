@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, field_validator
 
@@ -61,12 +61,14 @@ class AutoSection(Section):
 
 
 class CalibrationSection(Section):
-    """The tokens that calibrated passes and measurements look at, from a file or sampled from the model.
+    """The tokens that calibrated passes and measurements look at, where the export is given no file.
 
-    About ``tokens`` of them in sequences of ``sequence_length``, or the model's context if that is shorter; ``seed``
-    is for sampling. More tokens make better integers, and take time in proportion.
+    About ``tokens`` of them in sequences of ``sequence_length``, or the model's context if that is shorter. ``source``:
+    sampled from the model, which ``seed`` is for; or a text that comes with the package, of some 2,000 tokens, where
+    the model has a tokenizer. More tokens make better integers, and take time in proportion.
     """
 
+    source: Literal["samples", "text"] = "samples"
     tokens: int = Field(default=8192, ge=128)
     sequence_length: int = Field(default=256, ge=8)
     seed: int = Field(default=0, ge=0, lt=1 << 63)

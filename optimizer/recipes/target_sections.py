@@ -46,6 +46,10 @@ class EnginesSection(Section):
         caches: of the target tensorrt: how engines write into them. "aliased" declares it to TensorRT, which may insert
             copies; "ordered" hides it, and attention waits for a result of the write.
         blocks: of the target tensorrt: most blocks of a cache; None: 4,194,304, which fill any GPU.
+        mixed_decodes: of the target cuda, and not measured yet: requests that decode beside others' prompts take the
+            decoding kernel too, with their contexts in parts.
+        split_products: of the target cuda, and not measured yet: products of at most 16 rows with weights of fewer than
+            16 bits are cut along K, so that more multiprocessors read them.
     """
 
     gpus: tuple[str, ...] = ()
@@ -58,6 +62,8 @@ class EnginesSection(Section):
     chunk: Size | None = None
     caches: Literal["aliased", "ordered"] = "aliased"
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
+    mixed_decodes: StrictBool = False
+    split_products: StrictBool = False
 
     _gpus_are_known = field_validator("gpus")(_known_gpus)
 

@@ -10,11 +10,11 @@ from enginewright.optimizer.shared.storage import kind_of, layer_of
 from enginewright.passes.framework.records import Metric
 
 from . import numbers
-from .charts import LogAxis
+from .charts import NARROW, WIDE, LogAxis, Size
 from .views import FigureView, figure_view
 
-WIDTH, HEIGHT = 760.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 40.0, 16.0, 44.0
+_BETWEEN_TICKS = 110.0
 _LEAST_KL = 1e-9
 """What is drawn for an assignment that costs nothing."""
 
@@ -39,8 +39,11 @@ class ParetoChart:
     line: str
     marks: tuple[Mark, ...]
     budget: float | None
-    width: float = WIDTH
-    height: float = HEIGHT
+    size: Size
+    top: float = _TOP
+    bottom: float = 0.0
+    left: float = _LEFT
+    right: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,10 @@ class FormatMap:
 
 @dataclass(frozen=True)
 class AutoView:
-    """All of it."""
+    """All of it. ``charts``: the curve for wide and for narrow windows; none if there is no curve."""
 
     entry: AutoReport
-    chart: ParetoChart | None
+    charts: tuple[ParetoChart, ...]
     formats: FormatMap
     sensitivities: tuple[FigureView, ...]
 
@@ -75,33 +78,38 @@ def auto_view(entry: AutoReport) -> AutoView:
         for name, figures in by_format.items()
         if any(f.value > 0 for f in figures)
     ]
-    return AutoView(entry, pareto_chart(entry), _format_map(entry), tuple(shown))
+    found = [pareto_chart(entry, size) for size in (WIDE, NARROW)]
+    return AutoView(entry, tuple(c for c in found if c is not None), _format_map(entry), tuple(shown))
 
 
-def pareto_chart(entry: AutoReport) -> ParetoChart | None:
+def pareto_chart(entry: AutoReport, size: Size = WIDE) -> ParetoChart | None:
     """The chart; None if there is no curve."""
     points = [*entry.curve, *entry.single.values(), entry.chosen]
     if not entry.curve:
         return None
     kls = [_kl(p) for p in points] + ([entry.max_kl] if entry.max_kl else [])
-    y = LogAxis.around(kls, HEIGHT - _BOTTOM, _TOP)
+    y = LogAxis.near(kls, size.height - _BOTTOM, _TOP, margin=1.5)
     low, high = min(p.bytes for p in points), max(p.bytes for p in points)
     margin = (high - low) * 0.06 or high * 0.06
     low, high = max(0, int(low - margin)), int(high + margin)
 
     def x(nbytes: float) -> float:
-        return round(_LEFT + (nbytes - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 2)
+        return round(_LEFT + (nbytes - low) / (high - low) * (size.width - _LEFT - _RIGHT), 2)
 
     marks = [_mark(name, p, x(p.bytes), y.at(_kl(p)), chosen=False) for name, p in entry.single.items()]
     marks.append(_mark("chosen", entry.chosen, x(entry.chosen.bytes), y.at(_kl(entry.chosen)), chosen=True))
-    ticks = [low + (high - low) * i / 5 for i in range(6)]
+    parts = max(1, int((size.width - _LEFT - _RIGHT) / _BETWEEN_TICKS))
+    ticks = [low + (high - low) * i / parts for i in range(parts + 1)]
     curve = sorted(entry.curve, key=lambda p: p.bytes)
     return ParetoChart(
         tuple((x(t), numbers.format_bytes(int(t))) for t in ticks),
-        tuple((y.at(t), f"{t:g}") for t in y.ticks()),
+        tuple((y.at(t), f"{t:g}") for t in y.more_ticks()),
         " ".join(f"{x(p.bytes)},{y.at(_kl(p))}" for p in curve),
         tuple(marks),
         y.at(entry.max_kl) if entry.max_kl else None,
+        size,
+        bottom=size.height - _BOTTOM,
+        right=size.width - _RIGHT,
     )
 
 

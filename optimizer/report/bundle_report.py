@@ -11,7 +11,7 @@ from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.files import write_output
 from enginewright.optimizer.shared.progress import Progress, silent
 from enginewright.optimizer.shared.storage import arena_sizes, stored_weights
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
@@ -61,7 +61,7 @@ class BundleReport:
         """report.json with these rooflines, or without one what the bundle itself says."""
         path = self.bundle.path / REPORT_PATH
         report: dict[str, Any] = (
-            parse_json(read_regular(path, most=MOST_JSON_BYTES)) if self.saved.document is not None else {}
+            parse_shown(read_regular(path, most=MOST_JSON_BYTES)) if self.saved.document is not None else {}
         )
         return report | {
             "storage": [asdict(part) for part in stored_weights(self.bundle)],

@@ -11,8 +11,24 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
+class Size:
+    """Of a picture. A chart is drawn for wide windows and for narrow ones, with letters of one size."""
+
+    width: float
+    height: float
+
+
+WIDE, NARROW = Size(1040.0, 400.0), Size(340.0, 340.0)
+
+_MANTISSAS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(float(n) for n in range(1, 10)))
+_FEWEST_TICKS = 3
+_SAME = 1 - 1e-9
+"""Of what is equal but for rounding."""
+
+
+@dataclass(frozen=True)
 class LogAxis:
-    """Maps values from ``low`` to ``high``, powers of ten, to places from ``start`` to ``end`` of the picture."""
+    """Maps values from ``low`` to ``high`` to places from ``start`` to ``end`` of the picture."""
 
     low: float
     high: float
@@ -26,6 +42,11 @@ class LogAxis:
         high = 10.0 ** math.ceil(math.log10(max(values)))
         return cls(low, high if high > low else low * 10, start, end)
 
+    @classmethod
+    def near(cls, values: Sequence[float], start: float, end: float, margin: float) -> LogAxis:
+        """From the smallest of some positive values to the largest, and ``margin`` times further at both ends."""
+        return cls(min(values) / margin, max(values) * margin, start, end)
+
     def at(self, value: float) -> float:
         """The place of a value; of one outside of the axis, its nearer end."""
         inside = min(max(value, self.low), self.high)
@@ -34,8 +55,20 @@ class LogAxis:
 
     def ticks(self) -> list[float]:
         """The powers of ten."""
-        decades = round(math.log10(self.high / self.low))
-        return [self.low * 10.0**i for i in range(decades + 1)]
+        return self._ticks(_MANTISSAS[0])
+
+    def more_ticks(self) -> list[float]:
+        """The powers of ten; where there are fewer than three, what is between them too."""
+        for mantissas in _MANTISSAS:
+            found = self._ticks(mantissas)
+            if len(found) >= _FEWEST_TICKS:
+                break
+        return found
+
+    def _ticks(self, mantissas: Sequence[float]) -> list[float]:
+        decades = range(math.floor(math.log10(self.low)) - 1, math.ceil(math.log10(self.high)) + 1)
+        values = (float(f"{m:g}e{d}") for d in decades for m in mantissas)
+        return [v for v in values if self.low * _SAME <= v <= self.high / _SAME]
 
 
 def treemap(sizes: Sequence[float], box: Box) -> list[Box]:

@@ -13,6 +13,7 @@ from enginewright.optimizer.emit.shared.engine_report import EngineReport
 from enginewright.optimizer.search.report import AutoReport, Candidate, KvHeadsReport, PruneReport
 from enginewright.optimizer.shared.export_records import (
     CalibrationReport,
+    ExportedOn,
     FusionEffects,
     PassSummary,
     PassVerification,
@@ -21,7 +22,7 @@ from enginewright.optimizer.shared.export_records import (
 from enginewright.optimizer.shared.storage import ArenaSize, StoredBytes
 from enginewright.passes.framework.records import QuantizationReport
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.runtime.bundle.manifest import REPORT_FOLDER
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
@@ -63,6 +64,8 @@ class ReportDocument(BaseModel):
     storage: tuple[StoredBytes, ...] = ()
     arena: tuple[ArenaSize, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
+    exported: ExportedOn | None = None
+    source_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def read_report(bundle: Bundle) -> SavedReport:
 def _read(path: Path, kind: TypeAdapter[T]) -> T | None:
     hint = "Remove the file for a report of what the bundle itself says, or export the model again."
     try:
-        return kind.validate_python(parse_json(read_regular(path, most=MOST_JSON_BYTES)))
+        return kind.validate_python(parse_shown(read_regular(path, most=MOST_JSON_BYTES)))
     except FileNotFoundError:
         return None
     except ValidationError as e:

@@ -3,38 +3,71 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from enginewright.optimizer.shared.export_records import PassSummary
+from enginewright.optimizer.shared.export_records import PassSummary, SourceSpeed
 from enginewright.optimizer.shared.storage import stored_weights
 from enginewright.passes.framework.records import Metric
 from enginewright.runtime.bundle.reader import Bundle
 
 from . import numbers
 from .auto_view import auto_view
+from .charts import NARROW, WIDE
 from .document import ReportDocument, SavedReport
 from .lines import candidate_lines, kv_heads_lines, quality_sentence
 from .roofline import Roofline, predict
-from .roofline_view import RooflineChart, ShapeView, chart, shape_view
+from .roofline_view import RooflineChart, ShapeView, TimeBars, chart, shape_view, time_bars
 from .views import COLUMN_HEIGHT, PassView, figure_view, figure_views, pass_views, storage_view
 
-_LETTER = 6.9
+_LEAST_KL, _LEAST_CHANGE = 1e-6, 0.002
+"""What counts as a change of the KL: in nats, and as a share of what it was."""
+
+_LETTER = 7.6
 """Width of a letter of the charts' text, about."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure at the top of the page."""
+    """A figure at the top of the page.
+
+    ``beside`` says the source's figure, where that is known. ``own`` and ``source``: lengths of two bars, in per cent.
+    """
 
     label: str
     value: str
     unit: str
     note: str
+    beside: str = ""
+    own: float = 0.0
+    source: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target against what its recipe allows. ``share``: of the budget that was used; None where there is none."""
+
+    target: str
+    passed: bool
+    what: str
+    value: str
+    limit: str
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A pass that changed the KL from the source: what it was after it, and a bar from before to after, in per cent."""
+
+    name: str
+    kl: float
+    start: float
+    length: float
 
 
 @dataclass(frozen=True)
@@ -47,11 +80,12 @@ class PassRow:
 
 @dataclass(frozen=True)
 class RooflineView:
-    """A target's shapes and their chart."""
+    """A target's shapes, and their charts for wide and for narrow windows; none where nothing was timed."""
 
     roofline: Roofline
     shapes: tuple[ShapeView, ...]
-    chart: RooflineChart | None
+    charts: tuple[RooflineChart, ...]
+    bars: tuple[TimeBars, ...]
 
 
 def rooflines_of(bundle: Bundle, document: ReportDocument | None) -> tuple[Roofline, ...]:
@@ -86,6 +120,12 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         recipe_text=json.dumps(bundle.manifest.recipe, indent=2, ensure_ascii=False),
         targets=bundle.manifest.targets,
         tiles=tiles(bundle, document, views),
+        exported=document.exported,
+        date=date_of(document),
+        version=bundle.manifest.toolchain.get("enginewright", ""),
+        verdicts=verdicts(document),
+        losses=losses(entries),
+        source_speed=source_speed(document) if any(v.roofline.measured == "export" for v in views) else None,
         quality=quality_sentence(document),
         verification=document.verification,
         quantization=document.quantization,
@@ -101,6 +141,7 @@ def render_page(bundle: Bundle, saved: SavedReport, rooflines: Sequence[Roofline
         figures=figure_views(entries),
         storage=storage_view(stored_weights(bundle)),
         column_height=COLUMN_HEIGHT,
+        chart_sizes=(WIDE, NARROW),
         rooflines=views,
         calibration=document.calibration,
         ranges=figure_view("calibration", "largest input", ranges) if ranges else None,
@@ -120,43 +161,123 @@ def passes_of(bundle: Bundle, document: ReportDocument | None) -> list[tuple[Pas
 
 
 def roofline_view(roofline: Roofline) -> RooflineView:
-    """A roofline with its steps grouped, and its chart."""
+    """A roofline with its steps grouped, and its charts."""
     shapes = tuple(shape_view(shape, roofline.machine) for shape in roofline.shapes)
-    return RooflineView(roofline, shapes, chart(roofline, shapes))
+    charts = tuple(c for size in (WIDE, NARROW) if (c := chart(roofline, shapes, size)) is not None)
+    bars = tuple(b for size in (WIDE, NARROW) if (b := time_bars(shapes, size.width)) is not None)
+    return RooflineView(roofline, shapes, charts, bars)
+
+
+def date_of(document: ReportDocument) -> str:
+    """When the model was exported: 2026-11-23 07:50 UTC. Empty where the report doesn't say."""
+    date = document.exported.date if document.exported is not None else ""
+    return f"{date[:16].replace('T', ' ')} UTC" if date.endswith("+00:00") else date
+
+
+def source_speed(document: ReportDocument) -> SourceSpeed | None:
+    """The source's, of the target that it was taken with."""
+    return next((v.source_speed for v in document.verification if v.source_speed is not None), None)
+
+
+def verdicts(document: ReportDocument) -> list[Verdict]:
+    """One for each target that was compared with the source."""
+    found = []
+    for v in document.verification:
+        compared = v.text or v.random_tokens
+        if v.exact:
+            what, value, limit = "largest difference of a logit", v.random_tokens.max_logit_error, v.tolerance
+            passed = limit is None or value <= limit
+        else:
+            what = f"KL from the source, on {'a text' if v.text else 'random tokens'}"
+            value, limit = compared.kl_mean, v.max_kl
+            kls = [c.kl_mean for c in (v.random_tokens, v.text) if c is not None]
+            passed = limit is None or all(kl <= limit for kl in kls)
+        share = value / limit if limit else None
+        text = numbers.significant(limit) if limit is not None else ""
+        found.append(Verdict(v.target, passed, what, numbers.significant(value), text, share))
+    return found
+
+
+def losses(passes: Sequence[PassSummary]) -> list[Loss]:
+    """The passes after which the program was farther from its source, or nearer, than rounding explains."""
+    found: list[tuple[str, float]] = []
+    before = 0.0
+    for entry in passes:
+        if (m := entry.measurement) is None or m.unchanged:
+            continue
+        if abs(m.kl_mean - before) > max(_LEAST_CHANGE * before, _LEAST_KL):
+            found.append((entry.name, m.kl_mean))
+            before = m.kl_mean
+    most = max((kl for _, kl in found), default=0.0) or 1.0
+    befores = [0.0, *(kl for _, kl in found)]
+    return [
+        Loss(name, kl, round(100 * min(b, kl) / most, 1), round(100 * abs(kl - b) / most, 1))
+        for (name, kl), b in zip(found, befores, strict=False)
+    ]
 
 
 def tiles(bundle: Bundle, document: ReportDocument, views: Sequence[RooflineView]) -> list[Tile]:
-    """What matters most, in the order that it is asked for: size, quality, speed, cost."""
-    nbytes = document.bundle_bytes or sum(f.bytes for f in bundle.files.values())
-    value, _, unit = numbers.format_bytes(nbytes).partition(" ")
-    bits = (
-        8 * sum(t.bytes for t in bundle.index.stored_once().values()) / bundle.model.parameters
-        if bundle.model.parameters
-        else 0
-    )
-    found = [Tile("Size", value, unit, f"{numbers.significant(bits)} bits a parameter" if bits else "")]
+    """What matters most: size, speed and quality in the first row, then what else was measured."""
+    first, second = [_size_tile(bundle, document)], list[Tile]()
+    shapes = views[0].shapes if views else ()
+    # The machine may have been slower at the export than when steps were timed again.
+    source = source_speed(document) if views and views[0].roofline.measured == "export" else None
+    speeds = [tile for view in shapes if (tile := _speed_tile(view, source)) is not None]
+    first += speeds[:1]
     for v in document.verification[:1]:
+        compared = v.text or v.random_tokens
         if v.exact:
             note = f"rounding explains {numbers.significant(v.tolerance)}" if v.tolerance is not None else ""
-            found.append(Tile("Logits apart at most", numbers.significant(v.random_tokens.max_logit_error), "", note))
+            first.append(Tile("Logits apart at most", numbers.significant(compared.max_logit_error), "", note))
         else:
             note = f"of {numbers.significant(v.max_kl)} allowed" if v.max_kl is not None else ""
-            c = v.text or v.random_tokens
-            found.append(Tile("KL from the source", numbers.significant(c.kl_mean), "nats", note))
-            note = f"perplexity {v.text.perplexity:.2f}, the source's {v.text.source_perplexity:.2f}" if v.text else ""
-            found.append(Tile("Same likeliest token", f"{c.top1_agreement:.1%}".rstrip("%"), "%", note))
-    for view in views[:1]:
-        for s in view.shapes:
-            if s.tokens_per_second is None:
-                continue
-            note = numbers.of_machine(s.share) if s.share is not None else ""
-            found.append(
-                Tile(s.shape.name[:1].upper() + s.shape.name[1:], numbers.rate(s.tokens_per_second), "tokens/s", note)
-            )
+            first.append(Tile("KL from the source", numbers.significant(compared.kl_mean), "nats", note))
+        same = f"{compared.top1_agreement:.1%}".rstrip("%")
+        first.append(Tile("Same likeliest token", same, "%", f"of {compared.tokens:,} positions"))
+        if v.text is not None:
+            ours, theirs = v.text.perplexity, v.text.source_perplexity
+            second.append(Tile("Perplexity", f"{ours:.2f}", "", f"source {theirs:.2f}"))
+    second = speeds[1:] + second
     if document.seconds is not None:
         note = f"{numbers.format_bytes(document.peak_rss_bytes)} of memory" if document.peak_rss_bytes else ""
-        found.append(Tile("Export", numbers.duration(document.seconds), "", note))
-    return found
+        second.append(Tile("Export", *_value_and_unit(numbers.duration(document.seconds)), note))
+    return first + second
+
+
+def _size_tile(bundle: Bundle, document: ReportDocument) -> Tile:
+    nbytes = document.bundle_bytes or sum(f.bytes for f in bundle.files.values())
+    stored = 8 * sum(t.bytes for t in bundle.index.stored_once().values())
+    bits = stored / bundle.model.parameters if bundle.model.parameters else 0
+    note = f"{numbers.significant(bits)} bits a parameter" if bits else ""
+    beside = _beside(nbytes, document.source_bytes, numbers.format_bytes)
+    value, unit = _value_and_unit(numbers.format_bytes(nbytes))
+    return Tile("Size", value, unit, note, *beside)
+
+
+def _speed_tile(view: ShapeView, source: SourceSpeed | None) -> Tile | None:
+    """The source's speed stands beside that of a decode step of one request."""
+    if view.tokens_per_second is None:
+        return None
+    shape = view.shape
+    theirs = source.decode if source is not None and shape.tokens == 1 else None
+    note = numbers.of_machine(view.share) if view.share is not None else ""
+    label = shape.name[:1].upper() + shape.name[1:]
+    beside = _beside(view.tokens_per_second, theirs, numbers.rate)
+    return Tile(label, numbers.rate(view.tokens_per_second), "tokens/s", note, *beside)
+
+
+def _beside(own: float, source: float | None, written: Callable[[Any], str]) -> tuple[str, float, float]:
+    """``Tile.beside``, ``own`` and ``source``."""
+    if not source:
+        return "", 0.0, 0.0
+    most = max(own, source)
+    return f"source {written(source)}", round(100 * own / most, 1), round(100 * source / most, 1)
+
+
+def _value_and_unit(text: str) -> tuple[str, str]:
+    """ "3 min 20 s" is all value."""
+    value, _, unit = text.partition(" ")
+    return (text, "") if " " in unit else (value, unit)
 
 
 def template(name: str) -> Template:
@@ -183,6 +304,11 @@ def fit(text: str, width: float) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def pieces(name: str) -> list[str]:
+    """A module's name in pieces that each end with a dot, an underscore or a plus: where its line may break."""
+    return re.findall(r"[^._+/]*[._+/]+|[^._+/]+", name)
+
+
 @cache
 def _environment() -> Environment:
     """Everything that a template prints is escaped: names of modules come from the model's maker."""
@@ -203,6 +329,7 @@ def _environment() -> Environment:
         "rate": numbers.rate,
         "significant": numbers.significant,
         "layers": layers,
+        "pieces": pieces,
         "fit": fit,
         "colour": _colour,
     }

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginewright.optimizer.shared.storage import kind_of
 from enginewright.plugins.shared.step_costs import StepCost
 
-from .charts import LogAxis
+from .charts import WIDE, LogAxis, Size, stacked
 from .machine import Machine
+from .numbers import duration
 from .roofline import Roofline, ShapeCosts, StepTime, limit_seconds, multiply_seconds
 
-WIDTH, HEIGHT = 760.0, 380.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 24.0, 16.0, 44.0
-_LETTER, _LINE, _LONGEST = 6.6, 15.0, 34
-_NEARBY = 40.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 18.0, 16.0, 46.0
+_LETTER, _LINE, _LONGEST = 7.3, 15.0, 24
+_NEARBY = 60.0
 """Of one kind's names, which are then one too many."""
+_NAMED = 0.02
+"""Of a step's time, which a point must have to be named."""
+_APART = 40.0
+"""Between ticks, at least: their labels are some letters wide."""
+_BAR, _BETWEEN, _KINDS = 26.0, 26.0, 8
+"""A bar's height, the space above it for its name, and the kinds that have a colour of their own."""
 
 _Corners = tuple[float, float, float, float]
 """left, top, right, bottom"""
@@ -57,7 +64,7 @@ class ShapeView:
 
     @property
     def share(self) -> float | None:
-        """Of the limit that was reached."""
+        """The limit's time as a share of the measured one: 1 is as fast as this machine can be."""
         return self.limit / self.shape.seconds if self.limit is not None and self.shape.seconds else None
 
 
@@ -74,7 +81,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A limit in the chart, and where its name is; the name of one that slopes is along it."""
+    """A limit in the chart, and where its name is; that of one that slopes is along it, from this place on."""
 
     x1: float
     y1: float
@@ -103,8 +110,42 @@ class RooflineChart:
     lines: tuple[Line, ...]
     points: tuple[Point, ...]
     labels: tuple[tuple[float, float, str, str], ...]
-    width: float = WIDTH
-    height: float = HEIGHT
+    size: Size
+    top: float = _TOP
+    bottom: float = 0.0
+    left: float = _LEFT
+    right: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A kind of modules in a bar: ``colour`` is its place in the legend. ``text`` is empty where there is no room."""
+
+    x: float
+    width: float
+    colour: int
+    text: str
+    title: str
+
+
+@dataclass(frozen=True)
+class TimeBar:
+    """Where the time of a shape's step goes: ``y`` is the bar's top."""
+
+    name: str
+    note: str
+    y: float
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class TimeBars:
+    """A bar for each shape that was timed, all of one length; and the names of the colours."""
+
+    size: Size
+    bar: float
+    bars: tuple[TimeBar, ...]
+    kinds: tuple[str, ...]
 
 
 def shape_view(shape: ShapeCosts, machine: Machine | None) -> ShapeView:
@@ -131,7 +172,43 @@ def _group(op: str, kind: str, steps: Sequence[StepTime], whole: float | None, m
     return StepGroup(op, kind, len(steps), cost, seconds, limit, share, part, bound)
 
 
-def chart(roofline: Roofline, views: Sequence[ShapeView]) -> RooflineChart | None:
+def time_bars(views: Sequence[ShapeView], width: float) -> TimeBars | None:
+    """The bars; None if nothing was timed."""
+    timed = [view for view in views if view.shape.seconds]
+    parts: dict[str, float] = {}
+    for view in timed:
+        for g in view.groups:
+            parts[g.kind] = max(parts.get(g.kind, 0.0), g.part or 0.0)
+    if not parts:
+        return None
+    kinds = sorted(parts, key=lambda kind: -parts[kind])[:_KINDS]
+    bars = []
+    for i, view in enumerate(timed):
+        seconds = dict.fromkeys([*kinds, ""], 0.0)
+        for g in view.groups:
+            seconds[g.kind if g.kind in kinds else ""] += g.seconds or 0.0
+        whole = sum(seconds.values()) or 1.0
+        places = stacked([seconds[kind] for kind in seconds], width)
+        slices = []
+        for colour, (kind, (x, length)) in enumerate(zip(seconds, places, strict=True)):
+            share = f"{100 * seconds[kind] / whole:.0f} %"
+            named = f"{short_name(kind) or 'others'} {share}"
+            text = next((t for t in (named, share) if _LETTER * len(t) + 10 < length), "")
+            if length:
+                slices.append(Slice(x, length, colour, text, f"{kind or 'others'}: {share}"))
+        y = i * (_BAR + _BETWEEN) + _BETWEEN - 6
+        bars.append(TimeBar(view.shape.name, duration(view.shape.seconds or 0.0), y, tuple(slices)))
+    names = tuple(kinds) + (("others",) if len(parts) > len(kinds) else ())
+    return TimeBars(Size(width, len(bars) * (_BAR + _BETWEEN)), _BAR, tuple(bars), names)
+
+
+def short_name(kind: str) -> str:
+    """What a chart calls a kind of modules: "self_attn.q_proj + self_attn.k_proj" is "q+k"."""
+    last = [part.rpartition(".")[2] for part in re.split(r"\s*\+\s*", kind)]
+    return "+".join(part.removesuffix("_proj").replace("layernorm", "norm") for part in last)
+
+
+def chart(roofline: Roofline, views: Sequence[ShapeView], size: Size = WIDE) -> RooflineChart | None:
     """The chart; None if nothing was measured that has products and bytes."""
     machine = roofline.machine
     found = [
@@ -144,10 +221,8 @@ def chart(roofline: Roofline, views: Sequence[ShapeView]) -> RooflineChart | Non
         return None
     top = max(machine.peaks.values())
     ridge = top / machine.bandwidth
-    x = LogAxis.around([*(x for _, _, x, _ in found), ridge * 1.01], _LEFT, WIDTH - _RIGHT)
-    y = LogAxis.around([*(y for *_, y in found), top * 1.01], HEIGHT - _BOTTOM, _TOP)
-    slope = _slope(machine.bandwidth, x, y, top)
-    lines = [slope, *_roofs(machine, x, y, slope)]
+    x = LogAxis.near([*(x for _, _, x, _ in found), ridge], _LEFT, size.width - _RIGHT, margin=2.0)
+    y = LogAxis.near([*(y for *_, y in found), top], size.height - _BOTTOM, _TOP, margin=1.7)
     points = [
         Point(
             x.at(per_byte),
@@ -158,13 +233,28 @@ def chart(roofline: Roofline, views: Sequence[ShapeView]) -> RooflineChart | Non
         )
         for i, g, per_byte, per_second in found
     ]
+    slope = _named_slope(_slope(machine.bandwidth, x, y, top), points)
+    lines = [slope, *_roofs(machine, x, y, slope)]
+    named = [(p, short_name(g.kind), (g.part or 0) >= _NAMED) for p, (_, g, _, _) in zip(points, found, strict=True)]
     return RooflineChart(
-        tuple((x.at(t), _power(t)) for t in x.ticks()),
-        tuple((y.at(t), _power(t / 1e9)) for t in y.ticks()),
+        _spread([(x.at(t), _power(t)) for t in x.more_ticks()]),
+        _spread([(y.at(t), _power(t / 1e9)) for t in y.more_ticks()]),
         tuple(lines),
-        tuple(points),
-        tuple(_labels([(p, g.kind) for p, (_, g, _, _) in zip(points, found, strict=True)], lines)),
+        tuple(sorted(points, key=lambda p: -p.size)),
+        tuple(_labels(named, lines, size)),
+        size,
+        bottom=size.height - _BOTTOM,
+        right=size.width - _RIGHT,
     )
+
+
+def _spread(ticks: Sequence[tuple[float, str]]) -> tuple[tuple[float, str], ...]:
+    """The ticks whose labels have room."""
+    found: list[tuple[float, str]] = []
+    for tick in ticks:
+        if not found or abs(tick[0] - found[-1][0]) >= _APART:
+            found.append(tick)
+    return tuple(found)
 
 
 def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
@@ -172,16 +262,20 @@ def _roofs(machine: Machine, x: LogAxis, y: LogAxis, slope: Line) -> list[Line]:
     taken = [_slope_label(slope)]
     found = []
     for kind, peak in sorted(machine.peaks.items(), key=lambda item: item[1]):
-        start, end, height, text = x.at(peak / machine.bandwidth), x.at(x.high), y.at(peak), f"{kind} products"
-        places = [(start + 24, height - 6, "start"), (end - 6, height - 6, "end")]
-        places += [(start + 24, height + _LINE, "start"), (end - 6, height + _LINE, "end")]
+        start, end, height = x.at(peak / machine.bandwidth), x.at(x.high), y.at(peak)
+        text = f"{kind}: {peak / 1e9:.3g} G/s"
+        drops = [-6.0, _LINE, -6 - _LINE, 2 * _LINE, 3 * _LINE]
+        places = [(at, height + drop, side) for drop in drops for at, side in ((end - 6, "end"), (start + 24, "start"))]
+        places = [p for p in places if p[1] > _TOP]
         at = next((p for p in places if not _covers(_text_box(*p, text), taken)), places[0])
         taken.append(_text_box(*at, text))
         found.append(Line(start, height, end, height, text, *at))
     return found
 
 
-def _labels(points: Sequence[tuple[Point, str]], lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
+def _labels(
+    points: Sequence[tuple[Point, str, bool]], lines: Sequence[Line], size: Size
+) -> list[tuple[float, float, str, str]]:
     """Names beside, below or above the largest points, where nothing else is: no name, no line, no other point.
 
     A kind of module that has been named at a point nearby is not named again.
@@ -189,21 +283,21 @@ def _labels(points: Sequence[tuple[Point, str]], lines: Sequence[Line]) -> list[
     slope, *roofs = lines
     taken = [_slope_label(slope), *(_text_box(r.label_x, r.label_y, r.anchor, r.label) for r in roofs)]
     taken += [(r.x1, r.y1 - 1, r.x2, r.y1 + 1) for r in roofs]
-    taken += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _ in points]
+    taken += [(p.x - p.size, p.y - p.size, p.x + p.size, p.y + p.size) for p, _, _ in points]
     steps = [i / 100 for i in range(101)]
     taken += [
         (x - 1, y - 1, x + 1, y + 1)
         for x, y in ((slope.x1 + s * (slope.x2 - slope.x1), slope.y1 + s * (slope.y2 - slope.y1)) for s in steps)
     ]
     found: list[tuple[float, float, str, str]] = []
-    for point, name in sorted(points, key=lambda item: -item[0].size):
+    for point, name in sorted(((p, n) for p, n, named in points if named), key=lambda item: -item[0].size):
         text = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
         away = point.size + 4
         places = [(point.x + side * away, point.y + drop) for drop in (4, away + 10, -away - 2) for side in (1, -1)]
         for at_x, at_y in places:
             anchor = "start" if at_x > point.x else "end"
             box = _text_box(at_x, at_y, anchor, text)
-            inside = box[0] >= _LEFT and box[2] <= WIDTH and box[1] >= 0 and box[3] <= HEIGHT - _BOTTOM
+            inside = box[0] >= _LEFT and box[2] <= size.width - 4 and box[1] >= 0 and box[3] <= size.height - _BOTTOM
             named = any(t == text and abs(x - at_x) < _NEARBY and abs(y - at_y) < _NEARBY for x, y, _, t in found)
             if inside and not named and not _covers(box, taken):
                 taken.append(box)
@@ -219,10 +313,34 @@ def _text_box(x: float, y: float, anchor: str, text: str) -> _Corners:
 
 
 def _slope_label(slope: Line) -> _Corners:
-    """About where the bandwidth's name is: along its line, from where that begins."""
-    length = _LETTER * len(slope.label) + 12
-    turned = math.radians(slope.angle)
-    return slope.x1 - 16, slope.y1 + length * math.sin(turned) - 16, slope.x1 + length * math.cos(turned), slope.y1
+    """About where the bandwidth's name is: along its line, on the upper side."""
+    turned, length = math.radians(slope.angle), _LETTER * len(slope.label)
+    end_x, end_y = slope.label_x + length * math.cos(turned), slope.label_y + length * math.sin(turned)
+    return slope.label_x - 12, end_y - 12, end_x, slope.label_y
+
+
+def _named_slope(slope: Line, points: Sequence[Point]) -> Line:
+    """The line with its name where the fewest points are in its way, rather at the beginning."""
+    turned, length = math.radians(slope.angle), math.hypot(slope.x2 - slope.x1, slope.y2 - slope.y1)
+    free = length - _LETTER * len(slope.label) - 12
+    places = [12 + max(free - 12, 0.0) * i / 8 for i in range(9)]
+
+    def at(place: float) -> Line:
+        return replace(
+            slope,
+            label_x=round(slope.x1 + place * math.cos(turned), 1),
+            label_y=round(slope.y1 + place * math.sin(turned), 1),
+        )
+
+    def in_the_way(line: Line) -> int:
+        steps = range(0, int(_LETTER * len(slope.label)), 4)
+        spots = [
+            (line.label_x + s * math.cos(turned) + 10 * math.sin(turned), line.label_y + s * math.sin(turned) - 10)
+            for s in steps
+        ]
+        return sum(any(math.hypot(x - p.x, y - p.y) < p.size + 12 for x, y in spots) for p in points)
+
+    return min((at(place) for place in places), key=in_the_way)
 
 
 def _covers(box: _Corners, others: Sequence[_Corners]) -> bool:
@@ -233,7 +351,9 @@ def _slope(bandwidth: float, x: LogAxis, y: LogAxis, top: float) -> Line:
     """The bandwidth's line, from where it enters the picture to the highest peak."""
     start = max(x.low, y.low / bandwidth)
     end = min(x.high, top / bandwidth)
-    return Line(x.at(start), y.at(start * bandwidth), x.at(end), y.at(end * bandwidth), f"{bandwidth / 1e9:.3g} GB/s")
+    return Line(
+        x.at(start), y.at(start * bandwidth), x.at(end), y.at(end * bandwidth), f"memory: {bandwidth / 1e9:.3g} GB/s"
+    )
 
 
 def _power(value: float) -> str:

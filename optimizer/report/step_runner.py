@@ -15,7 +15,7 @@ from enginewright.runtime.bundle.reader import Bundle
 
 _SEED = 20261120
 _FILL = 0x3C
-"""As all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. What they are makes no step slower."""
+"""As all bytes of a number: 60 of int8, 1.5 of fp8, 0.01 of bf16 and f32. Values do not change how long steps take."""
 
 
 class StepRunner:

@@ -10,11 +10,12 @@ from enginewright.optimizer.shared.export_records import PassSummary
 from enginewright.optimizer.shared.storage import StoredBytes, kind_of, layer_of
 from enginewright.passes.framework.records import Metric
 
-from .charts import Box, stacked, treemap
+from .charts import NARROW, WIDE, Box, Size, stacked, treemap
 from .diffs import ProgramDiff
 
-TREEMAP: Box = (0.0, 0.0, 760.0, 300.0)
 COLUMN_HEIGHT = 160.0
+_MAP_HEIGHT = 0.82
+"""Of a chart's: a treemap has no axes."""
 _PLACES = 12
 _WORST = 10
 _KINDS = 9
@@ -128,13 +129,21 @@ def figure_view(source: str, name: str, figures: Sequence[Metric]) -> FigureView
 
 @dataclass(frozen=True)
 class Tile:
-    """A kind of weights in the treemap: its rectangle, bytes, share, and place in the list of colours."""
+    """A kind of weights in a treemap: its rectangle, bytes, share, and place in the list of colours."""
 
     kind: str
     nbytes: int
     share: float
     box: Box
     colour: int
+
+
+@dataclass(frozen=True)
+class Treemap:
+    """Kinds of weights as areas of a picture of a size."""
+
+    size: Size
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True)
@@ -149,10 +158,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class StorageView:
-    """Where the bytes are."""
+    """Where the bytes are. ``maps``: the treemap for wide and for narrow windows."""
 
     total: int
-    tiles: tuple[Tile, ...]
+    maps: tuple[Treemap, ...]
     dtypes: tuple[tuple[str, int], ...]
     columns: tuple[tuple[int, tuple[Piece, ...]], ...]
     rows: tuple[tuple[str, dict[str, int]], ...]
@@ -167,8 +176,7 @@ def storage_view(parts: Sequence[StoredBytes]) -> StorageView | None:
     shown = by_kind.most_common(_KINDS)
     if rest := total - sum(n for _, n in shown):
         shown.append((f"{len(by_kind) - len(shown)} more", rest))
-    boxes = treemap([n for _, n in shown], TREEMAP)
-    tiles = [Tile(k, n, n / total, b, i) for i, ((k, n), b) in enumerate(zip(shown, boxes, strict=True))]
+    maps = [_treemap(shown, total, Size(size.width, _MAP_HEIGHT * size.height)) for size in (WIDE, NARROW)]
     order = [dtype for dtype, _ in by_dtype.most_common()]
     layers: defaultdict[int, Counter[str]] = defaultdict(Counter)
     kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -184,11 +192,17 @@ def storage_view(parts: Sequence[StoredBytes]) -> StorageView | None:
         columns.append((layer, tuple(pieces)))
     return StorageView(
         total,
-        tuple(tiles),
+        tuple(maps),
         tuple(by_dtype.most_common()),
         tuple(columns),
         tuple((kind, dict(kinds[kind].most_common())) for kind, _ in by_kind.most_common()),
     )
+
+
+def _treemap(shown: Sequence[tuple[str, int]], total: int, size: Size) -> Treemap:
+    boxes = treemap([n for _, n in shown], (0.0, 0.0, size.width, size.height))
+    tiles = [Tile(k, n, n / total, b, i) for i, ((k, n), b) in enumerate(zip(shown, boxes, strict=True))]
+    return Treemap(size, tuple(tiles))
 
 
 def _sums(items: Iterable[tuple[str, int]]) -> Counter[str]:

@@ -49,6 +49,36 @@ class TextComparison(Comparison):
 
 
 @dataclass(frozen=True)
+class SourceSpeed:
+    """How fast the source decoded in transformers: 32-bit floats, eager attention, one request, during the export.
+
+    Attributes:
+        threads: of torch, with which it was faster: all of them or one.
+        context: tokens in the request's cache.
+        decode: tokens a second, of the fastest step.
+    """
+
+    threads: int
+    context: int
+    decode: float
+
+
+@dataclass(frozen=True)
+class ExportedOn:
+    """When and where an export ran.
+
+    Attributes:
+        date: of its end, in UTC, as ISO 8601 writes it.
+        processor: what it calls itself.
+        cores: that the process could use.
+    """
+
+    date: str
+    processor: str
+    cores: int
+
+
+@dataclass(frozen=True)
 class VerificationReport:
     """One target compared with its source.
 
@@ -63,6 +93,7 @@ class VerificationReport:
         text_omitted: why not; None if it was.
         seconds: that it took.
         peak_rss_bytes: the process's largest resident size by its end.
+        source_speed: how fast the source ran; None if that was not timed.
     """
 
     target: str
@@ -75,6 +106,7 @@ class VerificationReport:
     text_omitted: str | None
     seconds: float
     peak_rss_bytes: int
+    source_speed: SourceSpeed | None = None
 
 
 @dataclass(frozen=True)

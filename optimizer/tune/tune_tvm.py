@@ -24,6 +24,7 @@ from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.runtime.bundle.manifest import FileSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import LEVELS, Level, LevelName, TunedLibrary
+from enginewright.runtime.executors.open import check_code
 from enginewright.runtime.executors.tvm_blocks import OwnMemory, TvmStep, check_section, tvm_section
 from enginewright.runtime.executors.tvm_library import INSTALL, Library
 
@@ -115,6 +116,7 @@ def tune_tvm(
 
     Raises:
         RequestError: ``seconds`` is out of range.
+        TrustError: the bundle isn't trusted: what is compiled of its program runs.
         BundleError: the target isn't ready, the records aren't its, or its folder can't be written.
         TargetError: it doesn't run here, or its products are the cpu target's kernels.
         MissingDependencyError: TVM or a linker is missing.
@@ -159,6 +161,7 @@ class _Compiler:
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         section = tvm_section(bundle, TARGET)
+        check_code(bundle, TARGET)  # what is compiled of its program runs unchecked
         if section.kernels is not None:
             raise TargetError(
                 f"{bundle.path}: the products of target tvm are {section.kernels}'s kernels, which it doesn't compile",

@@ -16,11 +16,12 @@ from enginewright.passes.framework.base import Pass, PassRecord
 from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.passes.ir.program import Program
 from enginewright.plugins.shared.errors import VerificationError
+from enginewright.plugins.shared.extensions import package_of
 from enginewright.runtime.kv_cache.cache_groups import return_freed_memory
 
 from .measure import Measured, SourceLogits, relative_tolerance_of
 from .measuring_tokens import EXACT_LENGTH
-from .verify import EXACT_HINT, LOSSY_HINT
+from .verify import EXACT_HINT
 from .worst_layers import LayerError, layer_errors
 
 SHARE = 0.4
@@ -32,6 +33,19 @@ is off by 1e-2, or by 1e-3 where a residual of some times its size is added befo
 
 SHOWN = 3
 """Layers that an error names."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What whoever exports can do about a pass that changed too much.
+
+    Attributes:
+        lossy: about one that loses precision, and too much of it.
+        bisect: the command that finds where; "" where none can.
+    """
+
+    lossy: str = "Take a recipe that loses less (see `optimize recipes`), or allow more with max_kl in [budget]."
+    bisect: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,24 +65,26 @@ class _Step:
     name: str
     exact: bool
     program: Program
+    package: str | None = None  # that the pass comes with; None: it is ours
 
 
 class PassMeasurements:
     """Called with every pass, measures where it pays, and fails where a pass changed more than it may.
 
-    An exact pass must be within rounding of the source; behind one that loses precision, of the program before it. A
-    pass that loses precision is held to ``max_kl``; one whose losses a later pass repairs, together with that. The last
-    pass before the first that loses precision, and the last
-    of all, are always measured, and so are those that lose precision.
+    An exact pass must be within rounding of the source; after a pass that loses precision, within rounding of the
+    program before it. A pass that loses precision is held to ``max_kl``. If a later pass repairs its losses, the two
+    are judged together. These are always measured: passes that lose precision, the last one before the first of them,
+    and the last of all.
 
     Args:
         source: its logits.
         captured: the program before the first pass.
         max_kl: the budget; None if the recipe is exact.
         cache: for weights, while programs run.
-        few: measure where there is no way round it and nowhere else: for a model that the cache doesn't hold.
+        few: measure only what must be measured: for a model that the cache doesn't hold.
         started: when the export began, by ``time.perf_counter``.
         spent: seconds of those since then that went into ``source``.
+        advice: what to say of a pass that changed more than it may.
 
     Raises:
         VerificationError: the program is not the source's as it was captured.
@@ -84,7 +100,9 @@ class PassMeasurements:
         few: bool,
         started: float,
         spent: float = 0.0,
+        advice: Advice = Advice(),
     ) -> None:
+        self._advice = advice
         self._source, self._max_kl, self._cache, self._few = source, max_kl, cache, few
         self._started, self._spent, self._count, self._cost = started, spent, 0, float("inf")
         self._tolerance = relative_tolerance_of(captured)
@@ -116,7 +134,7 @@ class PassMeasurements:
         if self._is_repaired_later(one, record):
             return
         if record.matched:
-            self._pending.append(_Step(len(self._found) - 1, record.name, one.exact, program.copy()))
+            self._pending.append(_Step(len(self._found) - 1, record.name, one.exact, program.copy(), package_of(one)))
         elif not self._pending:
             self._found[-1] = replace(self._state.measured.figures, unchanged=True, seconds=0.0)
         if self._pending and self._is_due(one, following):
@@ -257,8 +275,17 @@ class PassMeasurements:
         worst = "; ".join(str(e) for e in errors if e is errors[0] or not step.exact or e.error > LOCAL_TOLERANCE)
         return VerificationError(
             f"after the pass {name} the program {verdict}: {problem}. What it changed most: {worst}",
-            hint=EXACT_HINT if step.exact else LOSSY_HINT,
+            hint=self._hint(step),
         )
+
+    def _hint(self, step: _Step) -> str:
+        bisect = f" To see where it first differs: {self._advice.bisect}." if self._advice.bisect else ""
+        if step.package is not None:
+            return (
+                f"The pass comes with the package {step.package}, not with Enginewright: report it there, or turn it "
+                f"off ({step.name} = false in [passes] of the recipe).{bisect}"
+            )
+        return (EXACT_HINT if step.exact else self._advice.lossy) + bisect
 
     def _worst(self, before: Program, after: Program) -> list[LayerError]:
         return layer_errors(before, after, self._source.tokens.sequences, self._cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ from enginewright.passes.framework.fast_evaluation import WeightCache
 from enginewright.runtime.text.tokenizer import Tokenizer
 
 from .measure import SourceLogits
-from .measure_passes import PassMeasurements
+from .measure_passes import Advice, PassMeasurements
 from .measuring_tokens import EXACT_LENGTH, LENGTH, measuring_tokens
-from .verify import max_kl_of
+from .verify import lossy_hint, max_kl_of
 
 
 def measure_against(
@@ -31,6 +32,7 @@ def measure_against(
     started: float,
     progress: Progress,
     keep_bytes: int = KEEP_BYTES,
+    recipe_from: str | Path | None = None,
 ) -> PassMeasurements:
     """Runs the source and the captured program on a few tokens; passes are measured on the same ones.
 
@@ -43,6 +45,7 @@ def measure_against(
         progress: called with the stage "measure".
         keep_bytes: weights that take no more as float32 are read once. Larger models are measured in fewer places,
             and on fewer tokens.
+        recipe_from: the name or the file of the recipe, for the command that an error says to type.
 
     Raises:
         SourceError, UnsupportedModelError: as for an export.
@@ -68,6 +71,15 @@ def measure_against(
         few=few,
         started=started,
         spent=time.perf_counter() - begin,
+        advice=Advice(lossy_hint(recipe), _bisect(source, recipe_from)),
     )
     progress(ProgressEvent("measure", 2, 2, tokens.origin))
     return measurements
+
+
+def _bisect(source: str | Path | PreTrainedModel, recipe: str | Path | None) -> str:
+    """The command that goes through the passes one by one; "" for a model object, which no command can be given."""
+    if isinstance(source, PreTrainedModel):
+        return ""
+    words = ["optimize", "bisect", str(source), *(["--recipe", str(recipe)] if recipe is not None else [])]
+    return " ".join(map(shlex.quote, words))

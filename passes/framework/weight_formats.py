@@ -43,7 +43,8 @@ class WeightFormats(Section):
     ``embeddings`` is the default of token tables and of the product that gives the logits, where it isn't that of the
     others. ``keep_blocks``: a weight that its file holds in blocks of a format that can be made keeps it bit for bit,
     unless an override names it. ``method``: how integers of 4 bits are chosen where they are; ``gptq`` is for that
-    method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default of both.
+    method. ``sparsify``: which weights formats of sparsity 2:4 keep. None is the default of both. ``smooth``: channels
+    are scaled so that rounding what weights are multiplied with costs less.
     """
 
     default: WeightFormat = WeightFormat()
@@ -53,6 +54,7 @@ class WeightFormats(Section):
     method: Method = "nearest"
     gptq: GptqOptions | None = None
     sparsify: Sparsify | None = None
+    smooth: StrictBool = False
 
     @field_validator("embeddings")
     @classmethod
@@ -67,6 +69,12 @@ class WeightFormats(Section):
     def _options_are_of_the_method(self) -> Self:
         if self.gptq is not None and self.method != "gptq":
             raise ValueError(f'gptq has options of method = "gptq", and the method is {self.method!r}')
+        return self
+
+    @model_validator(mode="after")
+    def _smoothing_changes_weights(self) -> Self:
+        if self.smooth and self.keep_blocks:
+            raise ValueError("keep_blocks keeps a file's integers, and smooth scales weights: leave one out")
         return self
 
     @property

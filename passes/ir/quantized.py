@@ -258,7 +258,7 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
         part = slice(start, start + step)
         rows = flat[part].float()
         if code_format.bits == 8:
-            values[part], scales[part], saturated, vanished = _round_to_8_bits(rows, code_format)
+            values[part], scales[part], saturated, vanished = round_to_8_bits(rows, code_format)
         else:
             groups = rows.unflatten(-1, (-1, code_format.group_size))  # [rows, groups, G]
             if offsets is None:
@@ -277,7 +277,7 @@ def _rounded(expr: WeightExpr, code_format: CodeFormat) -> tuple[Codes, Quantiza
     return Codes(*shaped), counts
 
 
-def _round_to_8_bits(rows: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+def round_to_8_bits(rows: torch.Tensor, code_format: CodeFormat) -> tuple[torch.Tensor, torch.Tensor, int, int]:
     """float32 [N, K] -> values [N, K], scales [N, groups], and how many saturated and vanished."""
     size, most = rows.shape[1], LARGEST_E4M3 if code_format.floats else float(LARGEST)
     groups, width = groups_of(size, code_format.group_size), code_format.group_size or size

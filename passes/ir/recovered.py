@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
 from enginewright.plugins.shared.errors import PassError
 
-from .weights import COMPUTED, InPlaceOf, WeightExpr, WeightStore
+from .weights import COMPUTED, Cast, InPlaceOf, WeightExpr, WeightStore
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,27 @@ class RecoveredWeights(ABC):
 
         Raises SourceError if they are not those that were trained: a name, a shape, or what the rows are of.
         """
+
+
+def before_training(weights: WeightStore) -> WeightStore:
+    """The same weights as the source has them: what a pass looks at that must choose the same again after training."""
+    store = weights.copy()
+    for name in store:
+        store.change(name, _untrained(store[name]))
+    return store
+
+
+def _untrained(value: Any) -> Any:
+    if isinstance(value, Recovered):
+        base = value.base
+        return base if base.dtype == torch.float32 else Cast(base, torch.float32)
+    if isinstance(value, tuple):
+        return tuple(_untrained(one) for one in value)
+    if not isinstance(value, WeightExpr):
+        return value
+    expression: Any = value  # all of them are dataclasses
+    given = {f.name: getattr(value, f.name) for f in fields(expression) if f.init}
+    return replace(expression, **{name: _untrained(one) for name, one in given.items()})
 
 
 def trainable_weights(weights: WeightStore) -> dict[str, tuple[str, ...]]:

@@ -8,16 +8,19 @@ of an attention (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx.node import Node, Target
 
 from ..ir.prequantized import CodeFormat
 from ..ir.program import Program
+from ..ir.provenance import WHERE
 from ..ir.quantized import formats_of_rows
-from ..ir.weights import WeightExpr
+from ..ir.scaled import Factors, Scaled
+from ..ir.weights import COMPUTED, Source, WeightExpr
 from .choose_formats import FORMAT, LINEARS, WEIGHT_ARGUMENT
 
 aten, ew = torch.ops.aten, torch.ops.ew
@@ -70,28 +73,36 @@ class Producer:
 
 @dataclass(frozen=True)
 class Channels:
-    """A value and the linears that read it; ``producer`` is None, and ``reason`` says why, where it can't be scaled."""
+    """A value and the linears that read it; ``producer`` is None, and ``reason`` says why, where it can't be scaled.
+
+    ``tables``: embeddings whose table is the weight of a reader; what they give is to be divided by s.
+    """
 
     origin: Node
     readers: tuple[Node, ...]
     producer: Producer | None
     reason: str = ""
+    tables: tuple[Node, ...] = ()
 
 
 class _NotScalableError(Exception):
     """Why a value can't be scaled."""
 
 
-def channels_read_by(program: Program, linears: list[Node]) -> list[Channels]:
-    """The values that these linears read, each once, in order; with all linears that read them."""
+def channels_read_by(program: Program, linears: list[Node], *, again: bool = False) -> list[Channels]:
+    """The values that these linears read, each once, in order; with all linears that read them.
+
+    Args:
+        again: a weight may be rounded again whose integers are known, and one that is a table of embeddings too.
+    """
     found = []
     for origin in dict.fromkeys(_origin(n.args[0]) for n in linears):
         readers = tuple(n for n, _ in _users(origin) if n.target in LINEARS)
         try:
-            _check_readers(program, origin)
-            producer = _producer(program, origin, readers)
+            tables = _check_readers(program, origin, again)
+            producer = _producer(program, origin, readers, again)
             _check_count(program, producer, readers)
-            found.append(Channels(origin, readers, producer))
+            found.append(Channels(origin, readers, producer, tables=tables))
         except _NotScalableError as e:
             found.append(Channels(origin, tuple(n for n in linears if _origin(n.args[0]) is origin), None, str(e)))
     return found
@@ -123,11 +134,16 @@ def _users(value: Node) -> Iterator[tuple[Node, Node]]:
             yield user, value
 
 
-def _check_readers(program: Program, origin: Node) -> None:
+def _check_readers(program: Program, origin: Node, again: bool) -> tuple[Node, ...]:
+    """The embeddings that share a reader's weight."""
+    tables: list[Node] = []
     for user, value in _users(origin):
         if user.target not in LINEARS or user.args[0] is not value:
             raise _NotScalableError(f"{origin.name} is also read by {user.name} ({user.target})")
-        _check_matrix(program, user)
+        shared = [n for n in _weight_node(user).users if n.target is ew.embedding.default] if again else []
+        _check_matrix(program, user, shared, again)
+        tables += shared
+    return tuple(tables)
 
 
 def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]) -> None:
@@ -140,22 +156,21 @@ def _check_count(program: Program, producer: Producer, readers: tuple[Node, ...]
             raise _NotScalableError(f"{count} channels become the {size} that {reader.name} reads")
 
 
-def _check_matrix(program: Program, linear: Node) -> None:
-    """That this linear's weight is its own, and free to be changed."""
-    weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
+def _check_matrix(program: Program, linear: Node, tables: Sequence[Node] = (), again: bool = False) -> None:
+    """That this linear's weight is its own, but for these embeddings, and free to be changed."""
+    weight = _weight_node(linear)
     expr = program.weight_of(weight)
-    assert isinstance(weight, Node)
     if any(linear.args[WEIGHT_ARGUMENT[linear.target] + 2 :]) or any(linear.kwargs.values()):
         raise _NotScalableError(f"{linear.name} does more than multiply")
     if expr is None or not expr.dtype.is_floating_point:
         raise _NotScalableError(f"the weight of {linear.name} is computed, or holds integers")
-    if len(weight.users) > 1:
+    if set(weight.users) != {linear, *tables}:
         raise _NotScalableError(f"the weight {weight.target} has other uses than {linear.name}")
-    if keeps_integers(program, linear):
+    if not again and keeps_integers(program, linear):
         raise _NotScalableError(f"the integers of {weight.target} are known already")
 
 
-def _producer(program: Program, origin: Node, readers: tuple[Node, ...]) -> Producer:
+def _producer(program: Program, origin: Node, readers: tuple[Node, ...], again: bool) -> Producer:
     call = origin
     if origin.target is operator.getitem:
         call, index = origin.args  # type: ignore[assignment]
@@ -166,13 +181,13 @@ def _producer(program: Program, origin: Node, readers: tuple[Node, ...]) -> Prod
     if call.target is aten.relu.default:  # relu(x / s) is relu(x) / s
         call = _only_linear(call.args[0], call)
     if call.target in LINEARS:
-        return _rows(program, call, 0, _outputs(program, call), readers)
+        return _rows(program, call, 0, _outputs(program, call), readers, again)
     if call.target is ew.gated_activation.default:
         linear = _only_linear(call.args[0], call)
         size = _outputs(program, linear)
-        return _rows(program, linear, size // 2, size, readers)
+        return _rows(program, linear, size // 2, size, readers, again)
     if call.target in _ATTENTIONS:
-        return _values(program, call, readers)
+        return _values(program, call, readers, again)
     raise _NotScalableError(f"nothing before {origin.name} ({call.target}) takes a scale")
 
 
@@ -208,8 +223,8 @@ def _weight(program: Program, linear: Node) -> WeightExpr:
     return weight
 
 
-def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[Node, ...]) -> Producer:
-    _check_matrix(program, linear)
+def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[Node, ...], again: bool) -> Producer:
+    _check_matrix(program, linear, again=again)
     argument = WEIGHT_ARGUMENT[linear.target]
     experts = linear.target is ew.grouped_linear.default
     if experts != all(r.target is ew.grouped_linear.default for r in readers):
@@ -222,7 +237,7 @@ def _rows(program: Program, linear: Node, start: int, stop: int, readers: tuple[
     return Producer(tuple(folds), experts=experts)
 
 
-def _values(program: Program, attention: Node, readers: tuple[Node, ...]) -> Producer:
+def _values(program: Program, attention: Node, readers: tuple[Node, ...], again: bool) -> Producer:
     """An attention's result is linear in its values; query heads that share a value head share its s."""
     q, _, v = attention.args[:3]
     if isinstance(v, Node) and v.target is operator.getitem:  # of a cache that this step's values were written to
@@ -252,5 +267,79 @@ def _values(program: Program, attention: Node, readers: tuple[Node, ...]) -> Pro
         if node.target not in _SAME_CHANNELS or node.target is ew.take_rows.default:
             raise _NotScalableError(f"nothing before the values of {attention.name} ({node.target}) takes a scale")
         reader, node = node, node.args[0]  # type: ignore[assignment]
-    made = _rows(program, node, start, start + heads * size, readers)
+    made = _rows(program, node, start, start + heads * size, readers, again)
     return Producer(made.folds, heads=(heads, int(program.value(q).shape[-2]) // heads, size))
+
+
+def _weight_node(linear: Node) -> Node:
+    weight = linear.args[WEIGHT_ARGUMENT[linear.target]]
+    assert isinstance(weight, Node)
+    return weight
+
+
+class Scaling(NamedTuple):
+    """s of a value's channels: ``factors`` [1 or E, K] for what reads it, ``folded`` for what makes it."""
+
+    channels: Channels
+    factors: torch.Tensor
+    folded: torch.Tensor
+
+
+def scaled_weights(program: Program, scalings: Iterable[Scaling]) -> dict[tuple[Node, int], WeightExpr]:
+    """Weights with their factors, by call and argument; one may be multiplied by one value's and divided by another's.
+
+    ``put_weights`` puts them into the program.
+    """
+    exprs: dict[tuple[Node, int], WeightExpr] = {}
+
+    def put(node: Node, argument: int, factors: torch.Tensor, divide: bool) -> None:
+        base = exprs.get((node, argument)) or program.weight_of(node.args[argument])
+        assert base is not None
+        exprs[node, argument] = Scaled(base, Factors("s", factors), divide)
+
+    for channels, factors, folded in scalings:
+        assert channels.producer is not None
+        for reader in channels.readers:
+            rank = len(program.value(_weight_node(reader)).shape)
+            columns = factors if rank == 2 else factors[:, None]  # [1, K], or [1 or E, 1, K]
+            put(reader, WEIGHT_ARGUMENT[reader.target], columns, divide=False)
+        for table in channels.tables:
+            put(table, WEIGHT_ARGUMENT[table.target], factors, divide=False)
+        for fold in channels.producer.folds:
+            weight = fold.node.args[fold.argument]
+            assert isinstance(weight, Node)
+            shape = program.value(weight).shape
+            axis = len(shape) + fold.axis
+            rows = torch.ones(len(folded), int(shape[axis]))  # [1 or E, N]
+            rows[:, fold.start : fold.stop] = folded
+            lead, after = (-1,) if axis else (), (1,) * (-1 - fold.axis)
+            put(fold.node, fold.argument, rows.reshape(*lead, rows.shape[1], *after), divide=True)
+    return exprs
+
+
+def put_weights(program: Program, exprs: dict[tuple[Node, int], WeightExpr], suffix: str = "") -> None:
+    """Makes these the weights of their calls, under their old names with a suffix.
+
+    Without one a name stays, unless something else has that weight and keeps it as it was.
+    """
+    for (node, argument), expr in exprs.items():
+        old = node.args[argument]
+        assert isinstance(old, Node)
+        alike = [exprs.get((user, i)) for user in old.users for i, arg in enumerate(user.args) if arg is old]
+        if not suffix and all(one == expr for one in alike):
+            program.weights.change(str(old.target), expr)
+        else:
+            name = f"{old.target}.{suffix or 'smooth'}"
+            node.update_arg(argument, program.weight(name, expr, where=old.meta[WHERE]))
+
+
+def divide_result(program: Program, table: Node, factors: torch.Tensor) -> None:
+    """What a table of embeddings gives, [.., H], divided by ``factors`` [H]."""
+    inverse = Factors("1/s", 1 / factors)
+    where = table.meta[WHERE]
+    name = f"{COMPUTED}1/s of {inverse.digest[:16]}"
+    source = Source(name, tuple(factors.shape), torch.float32, lambda: inverse.values)
+    with program.inserting_before(table.next):
+        weight = program.weight(f"{where[0]}.inverse_scales", source, where=where)
+        result = program.call(aten.mul.Tensor, table, weight, where=where)
+    table.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)

@@ -1,21 +1,38 @@
-"""AWQ's two searches: a scale for each channel of a value, and how much each group of a weight is clipped.
+"""Scales for the channels of a value, by what rounding costs with them; and how much each group of a weight is clipped.
 
-Lin et al. 2023, https://arxiv.org/abs/2306.00978. Scales are s = mean|x|^alpha, normalised, with alpha from a grid; the
-one is taken whose error after rounding is least, weights and activations rounded as they will be. Then every group of a
-weight gets the share of its range with the least error of its part of the sum.
+Scales are s = m^alpha, normalised, with alpha from a grid. m is the mean magnitude of a channel (AWQ, Lin et al. 2023,
+https://arxiv.org/abs/2306.00978), or that over the magnitude of the channel's weights (SmoothQuant, Xiao et al. 2023,
+https://arxiv.org/abs/2211.10438). The one is taken whose error after rounding is least, weights and activations rounded
+as they will be. AWQ's second search gives every group of a weight the share of its range with the least error of its
+part of the sum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
+from torch.fx.node import Node
 
-from enginewright.passes.framework.fast_evaluation import decoded
+from enginewright.passes.framework.base import PassContext
+from enginewright.passes.framework.fast_evaluation import FastEvaluation, WeightCache, decoded
+from enginewright.passes.framework.token_sequences import packed_inputs
 from enginewright.plugins.ops.quantization import quantize_activation
 
 from ..ir.clipped import SHARES, range_of, rounded, share_of
-from ..ir.prequantized import CodeFormat
+from ..ir.prequantized import CodeFormat, Codes, decode
+from ..ir.program import Program
+from ..ir.provenance import join_where, where_of
+from ..ir.quantized import round_to_8_bits
+from ..ir.weights import WeightExpr
+from .choose_formats import FORMAT, WEIGHT_ARGUMENT
+from .scalable_channels import Channels, Producer
+
+ew = torch.ops.ew
 
 ALPHAS = tuple(i / 20 for i in range(20))
 """Exponents tried; 0 leaves the channels as they are."""
@@ -23,6 +40,15 @@ ALPHAS = tuple(i / 20 for i in range(20))
 MOST_TOKENS = 256
 MOST_OUTPUTS = 512
 """Of one weight, that errors of scales are measured on: evenly spread tokens and rows."""
+
+MOST_CALIBRATION_TOKENS = 2048
+"""More make no difference to a mean magnitude."""
+
+_LAST_ROWS = 256
+"""Tokens that go through the end of the program, where only sampled rows do: what is sampled here."""
+
+_MOST_EXPERTS = 8
+"""Of a layer, that the search for the scale of their common input looks at."""
 
 _CHUNK_ELEMENTS = 1 << 22
 _LEAST = 1e-5
@@ -35,19 +61,17 @@ class Product:
 
     Attributes:
         x: [M, K], some of the tokens.
-        gram: [K / G, G, G], the sum of x x^T within each group, over all tokens.
         weight: [N, K] float32.
         parts: how many of the N outputs belong to each of the linears that were fused: their errors count alike.
         code_format: what the weight will be.
-        activation_group: and the activations.
+        activation_group: and the activations; None leaves them floats.
     """
 
     x: torch.Tensor
-    gram: torch.Tensor
     weight: torch.Tensor
     parts: tuple[int, ...]
     code_format: CodeFormat
-    activation_group: int
+    activation_group: int | None
 
 
 @dataclass(frozen=True)
@@ -71,21 +95,31 @@ def spread_rows(size: int, most: int) -> torch.Tensor:
     return torch.arange(size) if size <= most else torch.arange(most) * size // most
 
 
-def search_scales(products: list[Product], magnitude: torch.Tensor) -> Scales:
+def search_scales(
+    products: list[Product],
+    magnitude: torch.Tensor,
+    alphas: Sequence[float] = ALPHAS,
+    weights: torch.Tensor | None = None,
+) -> Scales:
     """The scale of the channels that these products share.
 
     Args:
         products: at least one; with the same K.
         magnitude: mean |x| of each channel, [K]; channels that are to have the same scale have the same.
+        alphas: exponents to try, 0 first.
+        weights: of each channel, [K], as ``magnitude``; given, powers of ``magnitude / weights`` are tried too.
     """
-    magnitude = magnitude.clamp(min=float(magnitude.max()) * _LEAST)
+    bases = [_bounded(magnitude)]
+    if weights is not None:
+        bases.append(bases[0] / _bounded(weights))
     sampled = [_sampled(p)[0] for p in products]
     exact = [p.x @ p.weight.t() for p in sampled]
     sizes = [_size_of_outputs(y, p.parts) for y, p in zip(exact, sampled, strict=True)]
     best: Scales | None = None
     before = 0.0
-    for alpha in ALPHAS if magnitude.max() > 0 else ALPHAS[:1]:
-        factors = _normalised(magnitude.pow(alpha)) if alpha else torch.ones_like(magnitude)
+    tried = [(bases[0], alphas[0]), *((base, alpha) for base in bases for alpha in alphas[1:])]
+    for base, alpha in tried if magnitude.max() > 0 else tried[:1]:
+        factors = _normalised(base.pow(alpha)) if alpha else torch.ones_like(magnitude)
         error = sum(
             float(((_rounded_product(p, factors) - y) / size).square().sum())
             for p, y, size in zip(sampled, exact, sizes, strict=True)
@@ -98,14 +132,15 @@ def search_scales(products: list[Product], magnitude: torch.Tensor) -> Scales:
     return best
 
 
-def search_clipping(product: Product, factors: torch.Tensor) -> torch.Tensor:
+def search_clipping(product: Product, gram: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """How much each group of ``weight * factors`` is clipped: indices into SHARES, uint8 [N, K / G].
 
-    Of the error (d . x)^2 that rounding a group by d causes, summed over all tokens, d^T gram d.
+    Of the error (d . x)^2 that rounding a group by d causes, summed over all tokens, d^T gram d; ``gram`` [K / G, G, G]
+    is ``gram_of_groups`` of these.
     """
     size = product.code_format.group_size
     split = factors.unflatten(-1, (-1, size))  # [C, G]
-    gram = product.gram / (split[:, :, None] * split[:, None, :])
+    gram = gram / (split[:, :, None] * split[:, None, :])
     if not gram.any():  # no token came here: the weight's own error
         gram = torch.eye(size).expand_as(gram)
     chosen = []
@@ -154,8 +189,13 @@ def _size_of_outputs(y: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
     return torch.cat(norms)
 
 
+def _bounded(magnitude: torch.Tensor) -> torch.Tensor:
+    return magnitude.clamp(min=float(magnitude.max()) * _LEAST)
+
+
 def _normalised(scale: torch.Tensor) -> torch.Tensor:
-    return scale / (scale.max() * scale.min()).sqrt()
+    """With a geometric mean of 1: a weight of small numbers keeps scales that are normal numbers in float16."""
+    return scale / scale.log().mean().exp()
 
 
 def _rounded_product(product: Product, factors: torch.Tensor) -> torch.Tensor:
@@ -165,11 +205,169 @@ def _rounded_product(product: Product, factors: torch.Tensor) -> torch.Tensor:
     return torch.cat([x @ _rounded(rows * factors, product.code_format).t() for rows in chunks], dim=-1)
 
 
-def _rounded_activation(x: torch.Tensor, group_size: int) -> torch.Tensor:
+def _rounded_activation(x: torch.Tensor, group_size: int | None) -> torch.Tensor:
+    if group_size is None:
+        return x
     values, scales, _ = quantize_activation(x, group_size)
     return decoded(values, scales, group=group_size)
 
 
 def _rounded(weight: torch.Tensor, code_format: CodeFormat) -> torch.Tensor:
+    if code_format.bits == 8:
+        values, scales, _, _ = round_to_8_bits(weight, code_format)
+        return decode(Codes(values, scales), code_format)
     groups = weight.unflatten(-1, (-1, code_format.group_size))
     return rounded(groups, range_of(groups, code_format), 1.0).flatten(-2)
+
+
+@dataclass
+class Seen:
+    """What a linear was given.
+
+    Attributes:
+        products: one for each expert, or one.
+        rows: all tokens of each, [M, K].
+        magnitude: mean |x| of each channel, [1 or E, K].
+    """
+
+    products: list[Product]
+    rows: list[torch.Tensor]
+    magnitude: torch.Tensor
+
+
+@dataclass
+class Found:
+    """For one value: s for its readers, [1 or E, K], and for its producer's folds; None: as it was."""
+
+    channels: Channels
+    factors: torch.Tensor | None
+    folded: torch.Tensor | None
+
+
+@dataclass
+class ScaleSweep:
+    """One evaluation of the program, searching as it goes: a layer's inputs and weights are there when it is called.
+
+    Attributes:
+        linears: whose products are looked at.
+        by_weights: whether scales by the magnitudes of weights are tried too.
+        found_one: called with each value's scales, what its linears were given, and of each scale (one, or one for
+            each expert) the exponent and the error without it.
+    """
+
+    program: Program
+    channels: Sequence[Channels]
+    linears: Sequence[Node]
+    context: PassContext
+    alphas: Sequence[float]
+    by_weights: bool
+    found_one: Callable[[Found, Mapping[Node, Seen], list[Scales]], None]
+    found: list[Found] = field(default_factory=list)
+
+    def run(self) -> None:
+        self._of = {n: c for c in self.channels for n in c.readers if n in set(self.linears)}
+        self._seen: dict[Node, dict[Node, Seen]] = defaultdict(dict)
+        self._fast = FastEvaluation(self.program, WeightCache(0))
+        sequences = _some(self.context.calibration)
+        inputs = packed_inputs(self.program, sequences)
+        inputs["rows"] = inputs["rows"][spread_rows(len(inputs["rows"]), _LAST_ROWS)]
+        self.program.evaluate(inputs, compute=self._compute, read=self._fast.read)
+
+    def _compute(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        channels = self._of.get(node)
+        if channels is not None:
+            seen = self._seen[channels.origin]
+            seen[node] = _look(self.program, node, args, channels.producer)
+            if len(seen) == sum(1 for n in channels.readers if n in self._of):
+                self._search(channels, self._seen.pop(channels.origin))
+        return self._fast.compute(node, args, kwargs)
+
+    def _search(self, channels: Channels, seen: dict[Node, Seen]) -> None:
+        self.context.progress(len(self.found), len(self.channels), join_where(where_of(seen)))
+        producer, first = channels.producer, next(iter(seen.values()))
+        count, size = first.magnitude.shape  # [1 or E, K]
+        factors, scales = torch.ones(count, size), list[Scales]()
+        if producer is not None:
+            magnitude = [_tied(m, producer) for m in first.magnitude]
+            each = [_shared(seen)] if count == 1 else [[s.products[e] for s in seen.values()] for e in range(count)]
+            used = [e for e, p in enumerate(each) if any(len(q.x) for q in p)]
+            weights = [_tied(_weights_of(each[e]), producer) if self.by_weights else None for e in used]
+            scales = [search_scales(each[e], magnitude[e], self.alphas, w) for e, w in zip(used, weights, strict=True)]
+            for e, one in zip(used, scales, strict=True):
+                factors[e] = one.factors
+        changed = bool((factors != 1).any())
+        folded = _untied(factors, producer) if changed and producer is not None else None
+        self.found.append(Found(channels, factors if changed else None, folded))
+        self.found_one(self.found[-1], seen, scales)
+
+
+def _some(sequences: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Evenly spread sequences, of no more than MOST_CALIBRATION_TOKENS together, or one."""
+    total = sum(len(s) for s in sequences)
+    most = max(1, len(sequences) * MOST_CALIBRATION_TOKENS // max(total, 1))
+    return [sequences[i] for i in spread_rows(len(sequences), most).tolist()]
+
+
+def _look(program: Program, node: Node, args: Sequence[Any], producer: Producer | None) -> Seen:
+    """What a linear's search needs of its input and weight."""
+    wanted, weight = node.meta[FORMAT], args[WEIGHT_ARGUMENT[node.target]].float()
+    code_format = CodeFormat.of(wanted)
+    assert code_format is not None
+    x = args[0].float().flatten(0, -2)  # [M, K]
+    expr = program.weight_of(node.args[WEIGHT_ARGUMENT[node.target]])
+    assert expr is not None
+    inputs, weights, parts = [x], [weight], _fused_sizes(expr, weight.shape[-2])
+    if node.target is ew.grouped_linear.default:
+        inputs = [x[a:b] for a, b in pairwise(args[1].tolist())]
+        weights, parts = list(weight), (weight.shape[-2],)
+    most = max(1, MOST_TOKENS // len(inputs) * 2) if len(inputs) > 1 else MOST_TOKENS
+    products = [
+        Product(
+            rows[spread_rows(len(rows), most)],
+            w,
+            parts,
+            code_format,
+            wanted.activation_group_size if wanted.activation == "int8" else None,
+        )
+        for rows, w in zip(inputs, weights, strict=True)
+    ]
+    each = inputs if producer is not None and producer.experts else [x]
+    return Seen(products, inputs, torch.stack([rows.abs().sum(0) / max(len(rows), 1) for rows in each]))
+
+
+def _fused_sizes(expr: WeightExpr, rows: int) -> tuple[int, ...]:
+    """Outputs of each linear that was fused into one."""
+    sizes = tuple(p.size for p in expr.parts(0) if p.size)
+    return sizes if sum(sizes) == rows else (rows,)
+
+
+def _shared(seen: Mapping[Node, Seen]) -> list[Product]:
+    """The products of a common input; of many experts, some that tokens went to."""
+    products = []
+    for one in seen.values():
+        used = [p for p in one.products if len(p.x)]
+        products += [used[i] for i in spread_rows(len(used), _MOST_EXPERTS).tolist()]
+    return products
+
+
+def _weights_of(products: Sequence[Product]) -> torch.Tensor:
+    """[K]: the magnitude of the weights that a channel is multiplied with, each product's counting alike."""
+    squares = [p.weight.square().mean(0) for p in products]
+    return torch.stack([s / s.mean().clamp(min=1e-30) for s in squares]).mean(0).sqrt()
+
+
+def _tied(magnitude: torch.Tensor, producer: Producer) -> torch.Tensor:
+    """[K] -> [K]: equal for channels that have their scale from one row, the value head of several query heads."""
+    if producer.heads is None:
+        return magnitude
+    heads, shared, size = producer.heads
+    mean = magnitude.view(heads, shared, size).mean(1, keepdim=True)
+    return mean.expand(heads, shared, size).reshape(-1)
+
+
+def _untied(factors: torch.Tensor, producer: Producer) -> torch.Tensor:
+    """s of what is read, [1 or E, K], to s of what is folded into."""
+    if producer.heads is None:
+        return factors
+    heads, shared, size = producer.heads
+    return factors.view(-1, heads, shared, size)[:, :, 0].flatten(1)

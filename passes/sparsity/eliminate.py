@@ -74,7 +74,11 @@ def eliminate(moments: Moments, weight: torch.Tensor, count: int, damping: float
 
 
 def _round(inverse: torch.Tensor, weight: torch.Tensor, some: torch.Tensor, beyond: float, most: int) -> torch.Tensor:
-    """Of some inputs those that go, one by one, until one outside, which costs ``beyond``, would be cheaper."""
+    """Which of the inputs ``some`` to remove, at most ``most``.
+
+    The cheapest is removed, the costs of the others are computed anew, and so on. It stops before an input that costs
+    more than ``beyond``: that is the cost of the cheapest input outside of ``some``.
+    """
     own, columns = inverse[some][:, some], weight[:, some]
     gone: list[int] = []
     while len(gone) < min(most, len(some)):

@@ -41,6 +41,10 @@ TUNABLES: Mapping[str, int] = {
 }
 """What ``CpuProgram`` takes as ``tuning``, and the most that each may be; plugins/cpu/tuning.h has what they mean."""
 
+_PROBES = (1, 1, 1), (1, 29, 1), (2, 7, 3), (5, 1, 5)
+"""Requests, tokens of each and rows of steps that ``check_memory`` lays out: sizes whose T, B and R tell each other
+apart, small enough for the memory of any machine that has the weights."""
+
 RUN_STEP_FOR_TVM, RUN_LOOP_FOR_TVM = _cpu.RUN_STEP_FOR_TVM, _cpu.RUN_LOOP_FOR_TVM
 """Addresses of C functions: a packed function of TVM, and one in the place of TVMBackendParallelLaunch."""
 
@@ -192,6 +196,17 @@ class CpuProgram:
         """Views of the bytes of a layer's keys and values, [P, Nkv, bytes of a block and head]. For tests and tools."""
         return _cpu.cache_memory(self._executor, group, layer)
 
+    def check_memory(self) -> None:
+        """Lays out steps of some sizes, and runs none. ``blocks`` must have been one or more of each group.
+
+        Raises BundleError where something lies outside of the arena, or over what is still read; CapacityError.
+        """
+        for sizes in _PROBES:
+            try:
+                self.begin_for_tvm(_probe(self._groups, *sizes))
+            except RequestError as e:
+                raise BundleError(f"program: {e.message.removeprefix('step: ')}", hint=_EXPORT_AGAIN) from e
+
     def begin_for_tvm(self, step: StepInput) -> npt.NDArray[np.uint8]:
         """Begins a step that a library compiled by TVM runs on the calling thread; gives the arena, which it reads and
         writes. The library calls ``RUN_STEP_FOR_TVM`` and ``RUN_LOOP_FOR_TVM``. Raises as ``run`` does."""
@@ -271,6 +286,20 @@ def _int32(name: str, value: npt.NDArray[np.generic], rank: int) -> Int32Array:
 def logprobs_wanted(sampling: SamplingBatch | None) -> int:
     """As C++ takes it: -1 for none."""
     return -1 if sampling is None or sampling.logprobs is None else sampling.logprobs
+
+
+def _probe(groups: Iterable[str], requests: int, tokens: int, rows: int) -> StepInput:
+    """A step of requests that begin, of so many tokens each, all in the first block."""
+    places = np.tile(np.arange(tokens, dtype=np.int32), requests)
+    return StepInput(
+        ids=np.zeros(requests * tokens, np.int32),
+        positions=np.zeros(requests * tokens, np.int32),
+        q_start=np.arange(0, requests * tokens + 1, tokens, dtype=np.int32),
+        kv_len=np.full(requests, tokens, np.int32),
+        rows=np.arange(rows, dtype=np.int32),
+        slots=dict.fromkeys(groups, places),
+        block_tables=dict.fromkeys(groups, np.zeros((requests, 1), np.int32)),
+    )
 
 
 def _memory(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:

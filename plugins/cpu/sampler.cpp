@@ -284,12 +284,12 @@ void Sampler::cut_untypical(const float* logits, int64_t count, float top, const
   }
 }
 
-void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
+void Sampler::log_probabilities(const float* logits, int64_t vocab, int64_t row, float top, int32_t scored,
                                 const SampleResult& result, Scratch& scratch) const {
   scratch.weights.resize(static_cast<size_t>(vocab));
   loops_.exp_weights(logits, vocab, top, 1.0f, scratch.weights.data());
   const double log_sum = top + std::log(sum_blocks(loops_, scratch.weights, vocab, scratch.block_sums));
-  result.token_logprobs[row] = static_cast<float>(logits[result.tokens[row]] - log_sum);
+  result.token_logprobs[row] = static_cast<float>(logits[scored < 0 ? result.tokens[row] : scored] - log_sum);
   if (result.top == 0) return;
   select_best(logits, vocab, result.top, scratch.best);
   std::sort(scratch.best.begin(), scratch.best.end());
@@ -333,7 +333,9 @@ void Sampler::sample(const float* logits, int64_t rows, int64_t vocab, int64_t s
       const int64_t chosen = draw(loops_, scratch.weights, kept.count, uniform, scratch.block_sums);
       if (chosen >= 0) result.tokens[row] = kept.ids ? kept.ids[chosen] : static_cast<int32_t>(chosen);
     }
-    if (result.token_logprobs) log_probabilities(row_logits, vocab, row, raw.value, result, scratch);
+    if (result.token_logprobs) {
+      log_probabilities(row_logits, vocab, row, raw.value, own.scored, result, scratch);
+    }
   });
 }
 

@@ -49,6 +49,7 @@ struct RowSampling {
   std::span<const int32_t> biased{};   // each once
   std::span<const float> bias{};       // of each of `biased`; not NaN, nor +infinity
   std::span<const int32_t> allowed{};  // empty: all
+  int32_t scored = -1;                 // the token whose log probability is reported; -1: the drawn one
 };
 
 constexpr int32_t kNoToken = -1;  // of a row that can't be sampled
@@ -115,7 +116,7 @@ class Sampler {
   void cut_top_p(const float* logits, int64_t count, double sum, float top_p, Scratch& scratch) const;
   void cut_untypical(const float* logits, int64_t count, float top, const RowSampling& parameters,
                      Scratch& scratch) const;
-  void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top,
+  void log_probabilities(const float* logits, int64_t vocab, int64_t row, float top, int32_t scored,
                          const SampleResult& result, Scratch& scratch) const;
 
   const SamplingLoops& loops_ = sampling_loops();

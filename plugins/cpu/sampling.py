@@ -64,10 +64,9 @@ class RowSampler:
         assert logits is not None
         kinds = {"top_k": np.int32, "seed": np.uint64, "counter": np.uint64}
         off = {name: np.full(len(tokens), of, kinds.get(name, np.float32)) for name, of in SAMPLING_OPTIONS.items()}
-        found = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs))
-        assert found.tokens is not None and found.token_logprobs is not None
-        rows = np.arange(len(tokens))
-        behind = logits[rows, tokens].astype(np.float64) - logits[rows, found.tokens]  # the greatest logit
-        output.token_logprobs = np.where(tokens == NO_TOKEN, np.nan, found.token_logprobs + behind).astype(np.float32)
+        scored = tokens if sampling.scored is None else np.where(sampling.scored == NO_TOKEN, tokens, sampling.scored)
+        found = self.sample(logits, SamplingBatch(**off, logprobs=sampling.logprobs, scored=scored))
+        assert found.token_logprobs is not None
+        output.token_logprobs = np.where(tokens == NO_TOKEN, np.float32(np.nan), found.token_logprobs)
         output.top_ids, output.top_logprobs = found.top_ids, found.top_logprobs
         return output

@@ -33,7 +33,7 @@ constexpr Option<float> kFloats[] = {{"temperature", &RowSampling::temperature},
                                      {"repetition_penalty", &RowSampling::repetition_penalty},
                                      {"frequency_penalty", &RowSampling::frequency_penalty},
                                      {"presence_penalty", &RowSampling::presence_penalty}};
-constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k}};
+constexpr Option<int32_t> kIntegers[] = {{"top_k", &RowSampling::top_k}, {"scored", &RowSampling::scored}};
 constexpr Option<uint64_t> kNumbers[] = {{"seed", &RowSampling::seed}, {"counter", &RowSampling::counter}};
 
 template <class T>
@@ -184,6 +184,12 @@ SamplingArrays::SamplingArrays(const nb::dict& options, size_t count, int top, i
         !set(rows, kNumbers, name, value) && !set_lists(rows, kIntegerLists, name, options, vocab) &&
         !set_lists(rows, kFloatLists, name, options, vocab)) {
       throw std::invalid_argument("sampling: there is no option " + name);
+    }
+  }
+  for (const RowSampling& row : rows) {
+    if (row.scored < -1 || row.scored >= vocab) {
+      throw std::invalid_argument("sampling: scored has token " + std::to_string(row.scored) +
+                                  ", which is not in [-1, " + std::to_string(vocab) + ")");
     }
   }
   tokens = new_array<int32_t>({count}, &result.tokens);

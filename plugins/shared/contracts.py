@@ -127,10 +127,11 @@ class SamplingBatch:
     allowed_start: Int32Array | None = None  # the only tokens that may come; a row with none has no such limit
     allowed: Int32Array | None = None
     logprobs: int | None = None  # how many top logprobs to return for each row, and its token's; None: no logprobs
+    scored: Int32Array | None = None  # the token whose logprob is a row's; NO_TOKEN, or None: the drawn one
 
     def options(self) -> dict[str, npt.NDArray[np.generic]]:
         """Name -> array, as the C++ sampler takes them: without those that are off for every row."""
-        return {name: array for name in _OPTION_NAMES if (array := getattr(self, name)) is not None}
+        return {name: array for name in (*_OPTION_NAMES, "scored") if (array := getattr(self, name)) is not None}
 
     def following(self) -> SamplingBatch:
         """Of the same requests' next tokens: with the same arrays, but for the counters."""
@@ -177,7 +178,7 @@ class StepOutput:
 
     tokens: Int32Array | None  # [R]; NO_TOKEN where the logits can't be sampled from
     logits: FloatArray | None = None  # [R, V]
-    token_logprobs: FloatArray | None = None  # [R], of the sampled token
+    token_logprobs: FloatArray | None = None  # [R], of the sampled token, or of the scored one
     top_ids: Int32Array | None = None  # [R, n]
     top_logprobs: FloatArray | None = None  # [R, n]
     hidden: FloatArray | None = None  # [R, n, H], in the order of ``StepInput.hidden``

@@ -6,6 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value for a message: its repr, cut where it is long. Never raises, whatever the value's own methods do."""
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            value = value[: most + 1]
+        text = repr(value)
+        return text if len(text) <= most else f"{text[: most - 3]}..."
+    except Exception:  # noqa: BLE001  an integer of 5,000 digits, or a class of the caller's
+        return f"<{type(value).__name__}>"
+
+
 class EnginewrightError(Exception):
     """Base of all errors that Enginewright raises on purpose.
 
@@ -33,6 +44,10 @@ class SourceError(EnginewrightError):
     exit_code = 3
 
 
+class SourceWarning(UserWarning):
+    """A source of which a recipe makes less than its user may hope for."""
+
+
 class UnsupportedModelError(EnginewrightError):
     """A model that can't be compiled: no decoder, an op we lack, attention that went round the interface."""
 
@@ -55,6 +70,10 @@ class BundleError(EnginewrightError):
     """A bundle that is missing, truncated, altered, or of a newer format."""
 
     exit_code = 7
+
+
+class TrustError(BundleError):
+    """A bundle that carries code, or another one than was named: nobody has said that its code may run."""
 
 
 class RequestError(EnginewrightError, ValueError):
@@ -81,7 +100,7 @@ class OverloadError(CapacityError):
         self.retry_after = retry_after
 
 
-_EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "safetensors", "torch", "transformers"})
+_EXPORT_PACKAGES = frozenset({"gguf", "huggingface_hub", "pydantic", "safetensors", "torch", "transformers"})
 
 
 class MissingDependencyError(EnginewrightError, ImportError):

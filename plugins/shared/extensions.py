@@ -15,6 +15,14 @@ from .errors import TargetError
 T = TypeVar("T")
 
 
+def package_of(thing: object) -> str | None:
+    """The distribution that has the class of ``thing``; None if it is ours."""
+    module = type(thing).__module__.partition(".")[0]
+    if module == __name__.partition(".")[0]:
+        return None
+    return next(iter(metadata.packages_distributions().get(module, ())), module)
+
+
 class Extensible(Mapping[str, T], Generic[T]):
     """A table of ours, and behind it what packages declare in the group of entry points ``group``.
 

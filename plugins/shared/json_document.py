@@ -1,9 +1,36 @@
-"""Reads JSON that may be damaged."""
+"""Reads JSON that may be damaged, or written to fool whoever looks at it."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""All but the end of a line and the tab: a terminal obeys them. The last ones turn the direction of writing round."""
+_MAY_HAVE_CONTROLS = re.compile(rb"\\[bfru]|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
+
+
+def printable(text: str) -> str:
+    """``text`` with characters that a terminal obeys spelled out, as in "\\x1b"."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def parse_shown(text: str | bytes) -> Any:
+    """As ``parse_json``, of a document whose strings are shown to users: they are ``printable``."""
+    value = parse_json(text)
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    return _printable(value) if _MAY_HAVE_CONTROLS.search(data) else value
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:

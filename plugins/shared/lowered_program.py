@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from msgspec import Meta, field
 
 from .contracts import KV_BLOCK_SIZE, CacheDtype, CacheGroup
 from .errors import BundleError
-from .json_document import parse_json
+from .json_document import parse_shown
 from .records import Count, Positive, Record, read
 
 FORMAT_VERSION = 6
@@ -187,6 +188,10 @@ class CacheGroupModel(Record, frozen=True, kw_only=True):
         return CacheGroup(**self.model_dump())
 
 
+def _bytes(dtype: Dtype, elements: int) -> int:
+    return elements * {"f32": 8, "i32": 8, "bf16": 4, "f16": 4, "i4": 1, "u4": 1}.get(dtype, 2) // 2
+
+
 class LoweredProgram(Record, frozen=True, kw_only=True):
     """A whole program. ``arena_bytes`` is what ``buffers`` need together once memory is planned."""
 
@@ -210,7 +215,7 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes, *, source: str = "program.json") -> LoweredProgram:
         """Raises BundleError naming ``source`` and the field if the text isn't a lowered program of this version."""
         try:
-            data = parse_json(text)
+            data = parse_shown(text)
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         version = data.get("format_version") if isinstance(data, dict) else None
@@ -222,6 +227,37 @@ class LoweredProgram(Record, frozen=True, kw_only=True):
                 hint="Install a newer enginewright.",
             )
         return read(cls, data, source)._checked(source)
+
+    def memory_problem(self, tokens: int, requests: int, rows: int) -> str | None:
+        """What of a step of such sizes lies outside of its buffer, or of the arena; None if nothing does."""
+        sizes = tokens, requests, rows
+        arena = self.arena_bytes.evaluate(*sizes)
+        room: dict[tuple[str, str], int] = {}  # of buffers and weights, in bytes
+        for buffer in self.buffers:
+            at, size = (None if a is None else a.evaluate(*sizes) for a in (buffer.offset, buffer.size))
+            if at is None or size is None or at < 0 or size < 0 or at + size > arena:
+                return f"buffer {buffer.name}: {size} bytes at {at} aren't in an arena of {arena} bytes"
+            room["buffer", buffer.name] = size
+        for use in self.weights:
+            if use.layout in ("rows", "nibbles"):
+                room["weight", use.name] = _bytes(use.dtype, math.prod(use.shape))
+        views = [(f"step {i} {s.op}", o) for i, s in enumerate(self.steps) for o in (*s.inputs, *s.outputs)]
+        for subject, operand in [*views, *((f"output {name}", o) for name, o in self.outputs.items())]:
+            if (operand.kind, operand.name) not in room:
+                if operand.kind == "buffer":
+                    return f"{subject}: there is no buffer {operand.name}"
+                continue
+            shape = [a.evaluate(*sizes) for a in operand.shape]
+            strides = [a.evaluate(*sizes) for a in operand.strides]
+            offset = operand.offset.evaluate(*sizes)
+            if len(shape) != len(strides) or min((offset, *shape, *strides), default=0) < 0:
+                return f"{subject}: operand {operand.name}: a size, stride or offset is negative, or one is missing"
+            if 0 in shape:
+                continue
+            end = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
+            if _bytes(operand.dtype, end) > room[operand.kind, operand.name]:
+                return f"{subject}: operand {operand.name} ends behind its {operand.kind}"
+        return None
 
     def _checked(self, source: str) -> LoweredProgram:
         """Raises BundleError for what the program's version did not have."""

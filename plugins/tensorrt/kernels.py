@@ -18,8 +18,9 @@ SHARED_MEMORY = 48 * 1024
 (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). TensorRT takes a number of bytes of a kernel that is compiled ahead
 (``KernelLaunchParams.shared_mem``), and its documentation doesn't say whether it raises the limit. Our launches do."""
 
-TACTICS = 2
-"""Tiles that TensorRT may choose among when it builds an engine; a bundle holds the code of each."""
+TACTICS = 1
+"""Tiles that TensorRT may choose among when it builds an engine: it would time them on inputs that it makes up
+(https://github.com/NVIDIA/TensorRT/issues/2552), where lengths and tables say nothing of a step."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,13 @@ def plugin_attention(
     Raises TargetError for a GPU that isn't known, or where no tile fits.
     """
     return compile_attention(
-        shape, capability, split_keys=split_keys, shared_memory=SHARED_MEMORY, most=TACTICS, compiler=compiler
+        shape,
+        capability,
+        split_keys=split_keys,
+        shared_memory=SHARED_MEMORY,
+        most=TACTICS,
+        clamp=True,
+        compiler=compiler,
     )
 
 
@@ -49,7 +56,13 @@ def plugin_kernels(
 ) -> LayerKernels:
     """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape."""
     return compile_layer(
-        shape, capability, split_keys=split_keys, shared_memory=SHARED_MEMORY, most=TACTICS, compiler=compiler
+        shape,
+        capability,
+        split_keys=split_keys,
+        shared_memory=SHARED_MEMORY,
+        most=TACTICS,
+        clamp=True,
+        compiler=compiler,
     )
 
 
@@ -60,14 +73,17 @@ def write_launch(kernel: CompiledKernel, shape: AttentionShape, tokens: Number, 
 
 
 def attention_launch(
-    kernel: CompiledKernel, shape: AttentionShape, tokens: Number, requests: Number, blocks: Number
+    kernel: CompiledKernel, shape: AttentionShape, tokens: Number, requests: Number, blocks: Number, pool: Number
 ) -> Launch[Number]:
-    """``paged_attention`` of T tokens of B requests, whose table has room for ``blocks`` blocks each."""
+    """``paged_attention`` of T tokens of B requests, whose table has room for ``blocks`` of P blocks each."""
     split_keys, queries = kernel.constant("SPLIT_KEYS"), kernel.constant("QUERIES")
     assert isinstance(split_keys, int) and isinstance(queries, int)
     splits = splits_of(blocks, shape.block_size, split_keys) if split_keys else 1
     grid = (tiles_of_step(tokens, requests, queries), shape.kv_heads, splits)
-    return Launch(grid, kernel.threads, kernel.shared_memory, (requests, blocks, shape.heads * shape.head_size))
+    integers: tuple[Number | int, ...] = (requests, blocks, shape.heads * shape.head_size)
+    if "pool" in dict(kernel.spec.arguments):
+        integers = (*integers, pool, tokens)
+    return Launch(grid, kernel.threads, kernel.shared_memory, integers)
 
 
 def combine_launch(kernel: CompiledKernel, heads: int, tokens: Number, splits: Number) -> Launch[Number]:

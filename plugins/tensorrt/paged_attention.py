@@ -236,7 +236,8 @@ def _kernel(a: _Attention) -> Kernel:
     kernels = now.attention(shape, now.capability, a.split_keys)
     kernel = kernels[max(a.tactic - 1, 0)]  # 0 is TensorRT's own number for "the only one"
     requests, blocks = a.block_table.shape_expr[0], a.block_table.shape_expr[1]
-    return _launch(kernel, attention_launch(kernel, shape, a.q.shape_expr[0], requests, blocks))
+    sizes = a.q.shape_expr[0], requests, blocks, a.k_cache.shape_expr[0]
+    return _launch(kernel, attention_launch(kernel, shape, *sizes))
 
 
 def _write(

@@ -51,6 +51,8 @@ def paged_attention_kernel(
     requests: tl.tensor,
     blocks: tl.tensor,
     q_stride: tl.tensor,
+    pool: tl.tensor,
+    total: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
     Q_HEADS: tl.constexpr,
@@ -71,6 +73,8 @@ def paged_attention_kernel(
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     AHEAD: tl.constexpr,
+    SKIP_SINGLES: tl.constexpr = False,
+    CLAMP: tl.constexpr = False,
 ) -> None:
     """q [T, Nq, D] over caches [P, K, Nkv, D] and [P, K, Nkv, Dv]; grid (T // QUERIES + B, Nkv, splits).
 
@@ -78,7 +82,11 @@ def paged_attention_kernel(
     ``out`` [T, Nq, Dv]. Else each split's part, a result of its own, goes to ``out`` float32 [T, Nq, splits, Dv], and
     the logarithm (base 2) of its softmax's denominator to ``lse`` float32 [T, Nq, splits]: -inf where the split has no
     key (there ``out`` isn't written). ``FORMAT`` is "float", "int8", "fp8" (a pointer of that type) or "e4m3" (bytes).
-    AHEAD: blocks are looked up a step before their keys are.
+    AHEAD: blocks are looked up a step before their keys are. SKIP_SINGLES: requests of one token are left out.
+
+    CLAMP: whatever numbers q_start, kv_len and the table hold, the kernel ends soon and reads none but the arguments'
+    memory: q has ``total`` tokens, the caches have ``pool`` blocks. Else both may be None. TensorRT times plugins on
+    inputs that it makes up.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     tile = tl.program_id(0)
@@ -88,15 +96,28 @@ def paged_attention_kernel(
 
     request = request_of_tile(q_start, tile, requests, QUERIES)
     first_token = tl.load(q_start + request)
-    tokens = tl.load(q_start + request + 1) - first_token  # of the request in this step
+    behind = tl.load(q_start + request + 1)
+    if CLAMP:
+        first_token = tl.minimum(tl.maximum(first_token, 0), total)
+        behind = tl.minimum(tl.maximum(behind, first_token), total)
+    tokens = behind - first_token  # of the request in this step
     first = (tile - (first_token // QUERIES + request)) * QUERIES  # the tile's first, within them
+    if CLAMP:
+        first = tl.where(first < 0, tokens, first)
+    if SKIP_SINGLES:
+        first = tl.where(tokens == 1, 1, first)
     if first >= tokens:
         return
-    before = tl.load(kv_len + request) - tokens  # the position of the request's first token in this step
+    length = tl.load(kv_len + request)
+    if CLAMP:
+        length = tl.minimum(tl.maximum(length, tokens), tl.maximum(blocks * BLOCK_SIZE, tokens))
+    before = length - tokens  # the position of the request's first token in this step
 
     lowest = tl.maximum(before + first - WINDOW + 1, 0) if WINDOW else 0  # first key that the tile sees
     low = lowest
     high = before + tl.minimum(first + QUERIES, tokens)
+    if CLAMP:
+        high = tl.minimum(high, blocks * BLOCK_SIZE)
     sink_split = 0  # the first with a key
     if SPLIT_KEYS:
         sink_split = lowest // SPLIT_KEYS
@@ -110,10 +131,10 @@ def paged_attention_kernel(
             tl.store(lse + place * splits + split, tl.full([ROWS], float("-inf"), tl.float32), mask=valid)
             return
     attend_tile(
-        q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, sinks, slopes, q_stride, out, lse,
-        first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
+        q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, pool, sinks, slopes, q_stride,
+        out, lse, first_token, first_token, tokens, first, before, low, high, kv_head, split, splits, sink_split,
         Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
-        QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD,
+        QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD, CLAMP,
     )  # fmt: skip
 
 
@@ -152,11 +173,13 @@ def listed_attention_kernel(
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     AHEAD: tl.constexpr,
+    q_start: tl.tensor = None,
+    MIXED: tl.constexpr = False,
 ) -> None:
     """The parts that ``decode_work_kernel`` listed in ``work``, as ``paged_attention_kernel`` has them.
 
-    Grid (any, Nkv). Token b is request b's. ``splits``: room for parts in ``out`` and ``lse``, of which those that
-    aren't listed aren't written.
+    Grid (any, Nkv). Token b is request b's; MIXED: token ``q_start[b]`` is, and its parts are those of b. ``splits``:
+    room for parts in ``out`` and ``lse``, of which those that aren't listed aren't written.
     """
     kv_head = tl.program_id(1)
     count = tl.load(work)
@@ -164,14 +187,17 @@ def listed_attention_kernel(
         request = tl.load(work + 1 + 2 * item)
         split = tl.load(work + 2 + 2 * item)
         length = tl.load(kv_len + request)
+        token = request
+        if MIXED:
+            token = tl.load(q_start + request)
         lowest = tl.maximum(length - WINDOW, 0) if WINDOW else 0
         low = tl.maximum(lowest, split * SPLIT_KEYS)
         high = tl.minimum(length, (split + 1) * SPLIT_KEYS)
         attend_tile(
-            q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, sinks, slopes, q_stride, out, lse,
-            request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // SPLIT_KEYS,
+            q, k_cache, v_cache, k_scales, v_scales, block_table + request * blocks, blocks, sinks, slopes, q_stride,
+            out, lse, token, request, 1, 0, length - 1, low, high, kv_head, split, splits, lowest // SPLIT_KEYS,
             Q_HEADS, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, SINKS, SLOPES, FORMAT,
-            QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD,
+            QUERIES, ROWS, KEYS, SPLIT_KEYS, WIDTH, VALUE_WIDTH, AHEAD, False,
         )  # fmt: skip
 
 
@@ -183,14 +209,21 @@ def decode_work_kernel(
     WINDOW: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     REQUESTS: tl.constexpr,
+    q_start: tl.tensor = None,
+    MIXED: tl.constexpr = False,
 ) -> None:
     """kv_len [B] -> work int32 [1 + 2 B splits]: how many parts there are, and of each its request and split.
 
-    A request of kv_len 0 has none. Grid (B); REQUESTS is a power of 2 that is at least B.
+    A request of kv_len 0 has none; MIXED: nor one that by ``q_start`` [B + 1] hasn't exactly one token. Grid (B);
+    REQUESTS is a power of 2 that is at least B.
     """
     request = tl.program_id(0)
     index = tl.arange(0, REQUESTS)
     length = tl.load(kv_len + index, mask=index < requests, other=0)
+    if MIXED:
+        first_token = tl.load(q_start + index, mask=index < requests, other=0)
+        behind = tl.load(q_start + index + 1, mask=index < requests, other=0)
+        length = tl.where(behind - first_token == 1, length, 0)
     begins = tl.maximum(length - WINDOW, 0) // SPLIT_KEYS if WINDOW else length * 0
     parts = (length + SPLIT_KEYS - 1) // SPLIT_KEYS - begins
     at = tl.sum(tl.where(index < request, parts, 0), axis=0)
@@ -216,13 +249,21 @@ def combine_splits_kernel(
     Q_HEADS: tl.constexpr = 1,
     WINDOW: tl.constexpr = 0,
     SPLIT_KEYS: tl.constexpr = 0,
+    q_start: tl.tensor = None,
+    MIXED: tl.constexpr = False,
 ) -> None:
     """parts float32 [T, Nq, splits, Dv], lse float32 [T, Nq, splits] -> out [T, Nq, Dv]; grid (T * Nq).
 
     AT_ONCE splits are loaded together. With SPLIT_KEYS, only those that ``decode_work_kernel`` lists of ``kv_len``, and
-    0 where it lists none.
+    0 where it lists none. MIXED: rows are those of requests, and of one with one token the result goes to that.
     """
     row = tl.program_id(0).to(tl.int64)
+    to = row
+    if MIXED:
+        first_token = tl.load(q_start + row // Q_HEADS)
+        if tl.load(q_start + row // Q_HEADS + 1) - first_token != 1:
+            return
+        to = first_token.to(tl.int64) * Q_HEADS + row % Q_HEADS
     e = tl.arange(0, VALUE_WIDTH)
     index = tl.arange(0, AT_ONCE)
     low = 0
@@ -255,4 +296,4 @@ def combine_splits_kernel(
     if SPLIT_KEYS:
         all_shares = tl.where(all_shares == 0.0, 1.0, all_shares)
     result = tl.sum(values, axis=0) / all_shares
-    tl.store(out + row * VALUE_SIZE + e, result.to(out.dtype.element_ty), mask=e < VALUE_SIZE)
+    tl.store(out + to * VALUE_SIZE + e, result.to(out.dtype.element_ty), mask=e < VALUE_SIZE)

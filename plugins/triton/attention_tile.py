@@ -28,12 +28,25 @@ def _codes_to(codes: tl.tensor, FORMAT: tl.constexpr, DTYPE: tl.constexpr) -> tl
 
 @triton.jit
 def _block_of(
-    table: tl.tensor, start: tl.tensor, page: tl.constexpr, low: tl.tensor, high: tl.tensor, BLOCK_SIZE: tl.constexpr
+    table: tl.tensor,
+    start: tl.tensor,
+    page: tl.constexpr,
+    low: tl.tensor,
+    high: tl.tensor,
+    pool: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    CLAMP: tl.constexpr,
 ) -> tl.tensor:
-    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high."""
+    """The block of the keys from ``start + page * BLOCK_SIZE`` on; 0 where none of them is in low .. high.
+
+    CLAMP: one of the ``pool``, whatever the table says.
+    """
     begins = start + page * BLOCK_SIZE
     there = (begins < high) & (begins + BLOCK_SIZE > low)
-    return tl.load(table + begins // BLOCK_SIZE, mask=there, other=0)
+    block = tl.load(table + begins // BLOCK_SIZE, mask=there, other=0)
+    if CLAMP:
+        block = tl.minimum(tl.maximum(block, 0), pool - 1)
+    return block
 
 
 @triton.jit
@@ -42,14 +55,16 @@ def _blocks_of(
     start: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
+    pool: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     PAGES: tl.constexpr,
+    CLAMP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The blocks of the keys from ``start`` on: PAGES of them count."""
-    a = _block_of(table, start, 0, low, high, BLOCK_SIZE) if PAGES >= 1 else start
-    b = _block_of(table, start, 1, low, high, BLOCK_SIZE) if PAGES >= 2 else a
-    c = _block_of(table, start, 2, low, high, BLOCK_SIZE) if PAGES >= 4 else a
-    d = _block_of(table, start, 3, low, high, BLOCK_SIZE) if PAGES >= 4 else a
+    a = _block_of(table, start, 0, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 1 else start
+    b = _block_of(table, start, 1, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 2 else a
+    c = _block_of(table, start, 2, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 4 else a
+    d = _block_of(table, start, 3, low, high, pool, BLOCK_SIZE, CLAMP) if PAGES >= 4 else a
     return a, b, c, d
 
 
@@ -63,15 +78,19 @@ def _places(
     start: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
+    pool: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     PAGES: tl.constexpr,
+    CLAMP: tl.constexpr,
 ) -> tl.tensor:
     """Where the keys from ``start`` on lie, int64 [KEYS] in [P*K]: in blocks a to d, or, of PAGES 0, in the table's."""
     offset = tl.arange(0, KEYS)
     if PAGES == 0:
         key = start + offset
         block = tl.load(table + key // BLOCK_SIZE, mask=(key >= low) & (key < high), other=0).to(tl.int64)
+        if CLAMP:
+            block = tl.minimum(tl.maximum(block, 0), pool - 1)
         return block * BLOCK_SIZE + key % BLOCK_SIZE
     if PAGES == 1:
         return a.to(tl.int64) * BLOCK_SIZE + start % BLOCK_SIZE + offset
@@ -193,12 +212,14 @@ def attend_tile(
     k_scales: tl.tensor,
     v_scales: tl.tensor,
     table: tl.tensor,
+    pool: tl.tensor,
     sinks: tl.tensor,
     slopes: tl.tensor,
     q_stride: tl.tensor,
     out: tl.tensor,
     lse: tl.tensor,
     first_token: tl.tensor,
+    out_token: tl.tensor,
     tokens: tl.tensor,
     first: tl.tensor,
     before: tl.tensor,
@@ -226,11 +247,12 @@ def attend_tile(
     WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     AHEAD: tl.constexpr,
+    CLAMP: tl.constexpr,
 ) -> None:
     """One tile over the keys from ``low`` to ``high``, of which there are some; arguments as the kernels have them.
 
-    ``first_token``: of the request among the step's, ``tokens`` of it, ``first`` the tile's among those, ``before`` the
-    keys before all of them, ``sink_split`` the split that has sinks.
+    ``first_token``: of the request among the step's, ``out_token`` among those of what is written, ``tokens`` of it,
+    ``first`` the tile's among those, ``before`` the keys before all of them, ``sink_split`` the split that has sinks.
     """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     # Blocks of a tile of keys; 0: no whole number, or many, and each key's is looked up.
@@ -243,7 +265,7 @@ def attend_tile(
     valid = (row // GROUP < QUERIES) & (query < tokens)  # [ROWS]
     position = before + query
     token = (first_token + query).to(tl.int64)
-    row_place = token * Q_HEADS + head  # [ROWS], in [T, Nq]
+    row_place = (out_token + query).to(tl.int64) * Q_HEADS + head  # [ROWS], in [T, Nq]
 
     element = tl.arange(0, WIDTH)
     e = tl.arange(0, VALUE_WIDTH)
@@ -288,14 +310,17 @@ def attend_tile(
             to_key = high
             there = QUERIES > 1
         if there:
-            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, BLOCK_SIZE, PAGES)
+            next_a, next_b, next_c, next_d = _blocks_of(table, from_key, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP)
             for start in range(from_key, to_key, KEYS):
                 a, b, c, d = next_a, next_b, next_c, next_d
                 if AHEAD:  # copies of keys and values wait for no block, and may be several steps ahead
-                    next_a, next_b, next_c, next_d = _blocks_of(table, start + KEYS, low, to_key, BLOCK_SIZE, PAGES)
+                    next_a, next_b, next_c, next_d = _blocks_of(
+                        table, start + KEYS, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP
+                    )
                 else:
-                    a, b, c, d = _blocks_of(table, start, low, to_key, BLOCK_SIZE, PAGES)
-                place = _places(a, b, c, d, table, start, low, high, BLOCK_SIZE, KEYS, PAGES) * KV_HEADS + kv_head
+                    a, b, c, d = _blocks_of(table, start, low, to_key, pool, BLOCK_SIZE, PAGES, CLAMP)
+                place = _places(a, b, c, d, table, start, low, high, pool, BLOCK_SIZE, KEYS, PAGES, CLAMP)
+                place = place * KV_HEADS + kv_head
                 largest, total, values = _attend(
                     queries, position, slope, largest, total, values,
                     k_cache, v_cache, k_scales, v_scales, place, start, low, high,

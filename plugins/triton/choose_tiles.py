@@ -42,6 +42,7 @@ def compile_layer(
     split_keys: int = SPLIT_KEYS,
     shared_memory: int | None = None,
     most: int = 1,
+    clamp: bool = False,
     compiler: Compile = compile_kernel,
 ) -> LayerKernels:
     """The kernels of a layer.
@@ -51,6 +52,7 @@ def compile_layer(
         split_keys: keys of a part of the context when decoding.
         shared_memory: bytes that a block may use at most; None: what the GPU has.
         most: attention kernels for each phase, to choose among.
+        clamp: they stay within their memory whatever their integers are.
         compiler: ``compile_kernel``, or what stands for it.
 
     Raises:
@@ -60,7 +62,13 @@ def compile_layer(
 
     def attention(split_keys: int) -> tuple[CompiledKernel, ...]:
         return compile_attention(
-            shape, capability, split_keys=split_keys, shared_memory=shared_memory, most=most, compiler=compiler
+            shape,
+            capability,
+            split_keys=split_keys,
+            shared_memory=shared_memory,
+            most=most,
+            clamp=clamp,
+            compiler=compiler,
         )
 
     return LayerKernels(
@@ -74,13 +82,15 @@ def compile_layer(
 def choose_tile(shape: AttentionShape, capability: int, *, decode: bool, compiler: Compile = compile_kernel) -> Tile:
     """The attention kernel's, by what is compiled where nothing was measured; the same however keys are split.
 
-    Raises what ``compile_attention`` raises.
+    It fits every GPU that runs this one's machine code. Raises what ``compile_attention`` raises.
     """
-    case = shape.tile_case(decode=decode)
-    if case in measured_tiles(capability):
-        return next(attention_tiles(case, gpu_of(capability)))
-    split_keys = SPLIT_KEYS if decode else 0
-    return compile_attention(shape, capability, split_keys=split_keys, compiler=compiler)[0].spec.tile
+    case, gpu = shape.tile_case(decode=decode), gpu_of(capability)
+    if case in measured_tiles(capability) and gpu.portable_memory == gpu.shared_memory:
+        return next(attention_tiles(case, gpu))
+    split_keys, limit = SPLIT_KEYS if decode else 0, gpu.portable_memory
+    return compile_attention(shape, capability, split_keys=split_keys, shared_memory=limit, compiler=compiler)[
+        0
+    ].spec.tile
 
 
 def compile_attention(
@@ -90,6 +100,7 @@ def compile_attention(
     split_keys: int,
     shared_memory: int | None = None,
     most: int = 1,
+    clamp: bool = False,
     compiler: Compile = compile_kernel,
 ) -> tuple[CompiledKernel, ...]:
     """The attention kernels with the first ``most`` tiles whose code fits and needs no stack.
@@ -106,7 +117,7 @@ def compile_attention(
     refused: TargetError | None = None
     for tile in attention_tiles(shape.tile_case(decode=split_keys > 0), gpu, limit):
         try:
-            compiled = compiler(attention_spec(shape, capability, tile, split_keys))
+            compiled = compiler(attention_spec(shape, capability, tile, split_keys, clamp=clamp))
         except TargetError as e:  # a tile at which a pass of Triton's fails
             refused = e
             continue

@@ -295,14 +295,17 @@ def read_kernel(
     return kernel
 
 
-def read_attention(folder: Path, shape: AttentionShape, capability: int, split_keys: int) -> tuple[CompiledKernel, ...]:
+def read_attention(
+    folder: Path, shape: AttentionShape, capability: int, split_keys: int, *, clamp: bool = False
+) -> tuple[CompiledKernel, ...]:
     """The attention kernels that ``folder`` has for a layer, whatever their tiles are: who exports chooses those.
 
-    ``split_keys``: 0, or how many keys a part has when decoding. Raises BundleError where there is none, or one is
-    damaged.
+    ``split_keys``: 0, or how many keys a part has when decoding; ``clamp``: as ``attention_spec`` has it.
+
+    Raises BundleError where there is none, or one is damaged.
     """
     any_tile = Tile(1, FEWEST_ROWS, FEWEST_ROWS, 1, 1)
-    wanted = attention_spec(shape, capability, any_tile, split_keys)
+    wanted = attention_spec(shape, capability, any_tile, split_keys, clamp=clamp)
     every = [read_kernel(folder, path.stem) for path in sorted(folder.glob(f"{wanted.kernel}-sm{capability}-*.json"))]
     found = tuple(kernel for kernel in every if _without_tile(kernel.spec) == _without_tile(wanted))
     if not found:

@@ -5,6 +5,7 @@ What comes out doesn't depend on how many there are: a kernel's code depends on 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from enginewright.plugins.shared import errors
-from enginewright.plugins.shared.errors import EnginewrightError, TargetError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, TargetError
 
 from .compile_ahead import (
     CompiledKernel,
@@ -123,7 +124,7 @@ class _Worker:
             )
 
     def compile(self, spec: KernelSpec) -> CompiledKernel:
-        """Raises what ``compile_kernel`` raises there, TargetError for a process that ends."""
+        """Raises what ``compile_kernel`` raises there, TargetError for a process that ends, CapacityError if killed."""
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -133,12 +134,8 @@ class _Worker:
         except BrokenPipeError:
             pass  # it has ended, and its exit status says how
         line = child.stdout.readline()
-        if not line:
-            raise TargetError(
-                f"{spec.kernel} for compute capability {spec.capability}: the process that compiles it "
-                f"{self._ending()}",
-                hint="Is there memory enough? Else please report it, with the version of Triton.",
-            )
+        if not line.endswith(b"\n"):  # nothing, or the half of an answer
+            raise self._ended(spec)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             error: type[EnginewrightError] = getattr(errors, answer["error"])
@@ -154,13 +151,24 @@ class _Worker:
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what it was asked, and died before it read
+                    pipe.close()
 
-    def _ending(self) -> str:
+    def _ended(self, spec: KernelSpec) -> EnginewrightError:
+        """What to say of a process that ended without an answer."""
         status = self._child.wait()
+        what = f"{spec.kernel} for compute capability {spec.capability}: the process that compiles it"
+        if status == -signal.SIGKILL:
+            return CapacityError(
+                f"{what} was killed; most likely there was no memory",
+                hint="Free memory, or compile on a machine with more.",
+            )
         last = self._said.read_bytes()[-2000:].decode(errors="replace").strip()
         how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-        return f"{how}{': ' + last if last else ''}"
+        return TargetError(
+            f"{what} {how}{': ' + last if last else ''}",
+            hint="Is there memory enough? Else please report it, with the version of Triton.",
+        )
 
 
 def main(folder: Path) -> None:

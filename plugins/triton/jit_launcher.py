@@ -34,6 +34,10 @@ class JitLauncher:
         """See ``TileOf``."""
         return tile_of(shape, self._capability, decode=decode, interpreted=self._interpreted)
 
+    def resident(self, call: Call) -> int:
+        """Programs of a multiprocessor; a guess, where nothing is known of the code."""
+        return 4
+
     def bind(self, call: Call) -> Callable[[], object]:
         """What runs a call, at any time."""
         interpret_bfloat16()

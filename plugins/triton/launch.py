@@ -6,13 +6,12 @@ import torch
 
 from .call import Call
 from .jit_launcher import JitLauncher
-from .specs import AttentionShape, splits_of
+from .specs import AttentionShape, attention_scratch, splits_of
 from .step_calls import (
     CACHE_FORMATS_OF,
     FLOATS_OF,
     LayerCaches,
     attention_calls,
-    attention_scratch,
     kv_write_call,
     work_call,
     work_size,

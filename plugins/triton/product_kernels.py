@@ -38,6 +38,7 @@ def product_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PART: tl.constexpr = 0,
 ) -> None:
     """ACTIVATION(x [M, K] @ weight [N, K]^T + bias [N]) -> out [M, N].
 
@@ -46,6 +47,9 @@ def product_kernel(
 
     ``FORMAT``: "float", "int8", "fp8" (a pointer of that type), "e4m3" (bytes), "int4" or "uint4" (two values a byte,
     the first in its low half). GROUP: neighbours along K that share a scale, and an offset if OFFSETS; 0: all of K.
+
+    With PART, a multiple of DEPTH, each program sums PART neighbours along K, those of its number along z, and ``out``
+    float32 [parts, M, N] takes the sums without bias and activation: ``sum_parts_kernel`` makes the result.
     """
     NIBBLES: tl.constexpr = FORMAT == "int4" or FORMAT == "uint4"
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if GROUP else 1
@@ -68,7 +72,12 @@ def product_kernel(
     there, wanted = m < end, n < N
     line = expert * N + n.to(tl.int64)  # [COLUMNS], in [E, N]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, K, DEPTH):
+    from_k = 0
+    to_k = K
+    if PART:
+        from_k = tl.program_id(2) * PART
+        to_k = tl.minimum(from_k + PART, K)
+    for start in range(from_k, to_k, DEPTH):
         inside = start + k < K
         left = tl.load(
             x + m[:, None] * X_STRIDE + (start + k)[None, :], mask=there[:, None] & inside[None, :], other=0.0
@@ -107,8 +116,41 @@ def product_kernel(
             if OFFSETS:
                 shift = tl.load(offsets + line * GROUPS + group, mask=wanted, other=0.0).to(tl.float32)
                 total += tl.sum(left.to(tl.float32), axis=1)[:, None] * shift[None, :]
+    if PART:
+        place = (tl.program_id(2) * rows + m[:, None]) * N + n.to(tl.int64)[None, :]
+        tl.store(out + place, total, mask=there[:, None] & wanted[None, :])
+        return
     if BIAS:
         total += tl.load(bias + line, mask=wanted, other=0.0).to(tl.float32)[None, :]
     total = activated(total, ACTIVATION)
     to = out + m[:, None] * OUT_STRIDE + n.to(tl.int64)[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+
+
+@triton.jit(do_not_specialize=["rows", "parts"])
+def sum_parts_kernel(
+    sums: tl.tensor,
+    bias: tl.tensor,
+    rows: tl.tensor,
+    parts: tl.tensor,
+    out: tl.tensor,
+    N: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """ACTIVATION(the sum of sums float32 [parts, M, N] + bias [N]) -> out [M, N]; always added in the order of parts.
+
+    Grid (M, pieces of WIDTH columns); ``rows`` is M.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    wanted = n < N
+    total = tl.zeros([WIDTH], tl.float32)
+    for part in range(0, parts):
+        total += tl.load(sums + (part * rows + row) * N + n, mask=wanted, other=0.0)
+    if BIAS:
+        total += tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)
+    total = activated(total, ACTIVATION)
+    tl.store(out + row * OUT_STRIDE + n, total.to(out.dtype.element_ty), mask=wanted)

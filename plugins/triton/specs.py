@@ -21,7 +21,7 @@ SamplingKernel = Literal[
 SAMPLING_KERNELS: tuple[SamplingKernel, ...] = get_args(SamplingKernel)
 KernelName = (
     Literal["kv_write", "paged_attention", "combine_splits", "listed_attention", "decode_work"]
-    | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product"]
+    | Literal["embedding", "norm", "rope", "rope_kv_write", "gated_activation", "product", "sum_parts"]
     | SamplingKernel
 )
 Constant = int | float | str | bool | None
@@ -183,8 +183,13 @@ def combine_constants(value_size: int) -> dict[str, Constant]:
     return {"VALUE_SIZE": value_size, "VALUE_WIDTH": width_of(value_size), "AT_ONCE": SPLITS_AT_ONCE}
 
 
-def attention_spec(shape: AttentionShape, capability: int, tile: Tile, split_keys: int) -> KernelSpec:
-    """``paged_attention_kernel`` for ``shape``, in its order: q, caches, scales, table, bounds, sinks, slopes."""
+def attention_spec(
+    shape: AttentionShape, capability: int, tile: Tile, split_keys: int, *, clamp: bool = False
+) -> KernelSpec:
+    """``paged_attention_kernel`` for ``shape``, in its order: q, caches, scales, table, bounds, sinks, slopes.
+
+    ``clamp``: it stays within its memory whatever its integers are.
+    """
     gpu = gpu_of(capability)
     form = read_format(shape.cache, gpu)
     cache = "*fp8e4nv" if form == "fp8" else _POINTERS[shape.cache]
@@ -195,8 +200,9 @@ def attention_spec(shape: AttentionShape, capability: int, tile: Tile, split_key
     arguments += [("block_table", "*i32"), ("q_start", "*i32"), ("kv_len", "*i32")]
     arguments += [("sinks", "*fp32"), ("slopes", "*fp32")]
     arguments += [("requests", "i32"), ("blocks", "i32"), ("q_stride", "i32")]
+    arguments += [("pool", "i32"), ("total", "i32")] if clamp else []
     arguments += [("out", "*fp32"), ("lse", "*fp32")] if split_keys else [("out", queries)]
-    constants = attention_constants(shape, gpu, tile, split_keys)
+    constants = attention_constants(shape, gpu, tile, split_keys) | ({"CLAMP": True} if clamp else {})
     aligned = ("q_stride",) if shape.head_size % 16 == 0 else ()
     return _spec("paged_attention", capability, arguments, constants, aligned, tile.warps, tile.stages)
 
@@ -264,6 +270,30 @@ def splits_of(blocks: Number, block_size: Number | int, split_keys: int = SPLIT_
     return (blocks * block_size + (split_keys - 1)) // split_keys
 
 
+def aligned(floats: int) -> int:
+    """So many floats, and as many more as make a multiple of 16 bytes."""
+    return -(-floats // 4) * 4
+
+
+def attention_scratch(
+    tokens: int,
+    heads: int,
+    value_size: int,
+    blocks: int,
+    block_size: int,
+    split_keys: int = SPLIT_KEYS,
+    *,
+    mixed: bool = False,
+) -> int:
+    """Floats that the parts of ``tokens`` tokens take over tables of ``blocks`` blocks.
+
+    0 where that is one part, unless steps may be ``mixed``.
+    """
+    splits = splits_of(blocks, block_size, split_keys)
+    count = tokens * heads * splits
+    return aligned(count * value_size) + count if splits > 1 or mixed else 0
+
+
 _MODULES: Mapping[KernelName, str] = {
     "paged_attention": "attention_kernels",
     "combine_splits": "attention_kernels",
@@ -276,6 +306,7 @@ _MODULES: Mapping[KernelName, str] = {
     "rope_kv_write": "step_kernels",
     "gated_activation": "step_kernels",
     "product": "product_kernels",
+    "sum_parts": "product_kernels",
     **dict.fromkeys(SAMPLING_KERNELS, "sampling_kernels"),
     "penalize": "logit_kernels",
     "widen": "logit_kernels",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from .call import Argument, Call
 from .specs import (
     AttentionShape,
     Constant,
+    aligned,
     attention_constants,
     combine_constants,
     splits_of,
@@ -23,7 +24,17 @@ from .specs import (
     write_constants,
     write_format,
 )
-from .tiles import SPLIT_KEYS, CacheFormat, FloatType, Gpu, Tile, power_of_2
+from .tiles import (
+    DECODE_PRODUCT,
+    SPLIT_KEYS,
+    CacheFormat,
+    FloatType,
+    Gpu,
+    ProductTile,
+    Tile,
+    power_of_2,
+    product_tile,
+)
 
 TileOf = Callable[[AttentionShape, bool], Tile]
 """The tile of the attention kernel for a layer, and whether it decodes."""
@@ -169,12 +180,23 @@ def work_size(requests: int, splits: int) -> int:
 
 
 def work_call(
-    kv_len: torch.Tensor, work: torch.Tensor, window: int, most_requests: int, split_keys: int = SPLIT_KEYS
+    kv_len: torch.Tensor,
+    work: torch.Tensor,
+    window: int,
+    most_requests: int,
+    split_keys: int = SPLIT_KEYS,
+    q_start: torch.Tensor | None = None,
 ) -> Call:
-    """What there is to attend to in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``)."""
+    """What there is to attend to in a step of one token a request, kv_len [B] -> work int32 (see ``work_size``).
+
+    With ``q_start`` [B + 1]: of those requests that have one token.
+    """
     requests = len(kv_len)
     constants: dict[str, Constant] = {"WINDOW": window, "SPLIT_KEYS": split_keys, "REQUESTS": power_of_2(most_requests)}
-    return Call("decode_work", {"kv_len": kv_len, "requests": requests, "work": work}, constants, (requests, 1, 1))
+    arguments: dict[str, Argument] = {"kv_len": kv_len, "requests": requests, "work": work}
+    if q_start is not None:
+        arguments, constants = {**arguments, "q_start": q_start}, {**constants, "MIXED": True}
+    return Call("decode_work", arguments, constants, (requests, 1, 1))
 
 
 def attention_calls(
@@ -197,13 +219,15 @@ def attention_calls(
     split_keys: int | None = None,
     work: torch.Tensor | None = None,
     workers: int = 1,
+    mixed: bool = False,
 ) -> list[Call]:
     """Attention of q [T, Nq, D] over the caches by block tables [B, M] -> out [T, Nq, Dv].
 
     ``tiles`` says which tile. ``scratch``: float32, for the parts of contexts that steps of one token a request
     (``decodes``) are cut into, as many as ``attention_scratch`` says; ``split_keys``: keys of a part, or 0 for none, if
     it isn't the usual number. ``work``: of ``work_call`` for this window; ``workers`` programs for each key/value head
-    go through it. Without it each part that a table has room for has one.
+    go through it. Without it each part that a table has room for has one. ``mixed``: ``work`` lists the requests with
+    one token, which are decoded; the others are prompts.
     """
     tokens, heads, size = q.shape
     _, block_size, kv_heads, value_size = caches.values.shape
@@ -211,50 +235,48 @@ def attention_calls(
     shape = AttentionShape(heads, kv_heads, size, value_size, block_size, FLOATS_OF[q.dtype], caches.format, *form)
     requests, blocks = table.shape
     if split_keys is None:
-        split_keys = SPLIT_KEYS if decodes else 0
+        split_keys = SPLIT_KEYS if decodes or mixed else 0
     splits = splits_of(blocks, block_size, split_keys) if split_keys else 1
-    split_keys = split_keys if splits > 1 else 0
-    tile = tiles(shape, decodes)
-    parts, lse = out, None
-    if split_keys:
-        count = tokens * heads * splits
-        parts = scratch.narrow(0, 0, count * value_size).view(tokens, heads, splits, value_size)
-        lse = scratch.narrow(0, _aligned(count * value_size), count).view(tokens, heads, splits)
+    split_keys = split_keys if splits > 1 or mixed else 0
     given: dict[str, Argument] = {"q": q, **caches.named(gpu), "block_table": table}
     ends: dict[str, Argument] = {"sinks": sinks, "slopes": slopes}
     strides: dict[str, Argument] = {"blocks": blocks, "q_stride": q.stride(0)}
-    results: dict[str, Argument] = {"out": parts, "lse": lse}
-    constants = attention_constants(shape, gpu, tile, split_keys)
+    trusted: dict[str, Argument] = {"pool": None, "total": None}
+    calls: list[Call] = []
+
+    def tiled(tile: Tile, keys: int, parts: torch.Tensor, lse: torch.Tensor | None) -> Call:
+        arguments = {**given, "q_start": q_start, "kv_len": kv_len, **ends, "requests": requests, **strides, **trusted}
+        constants = attention_constants(shape, gpu, tile, keys) | ({"SKIP_SINGLES": True} if mixed else {})
+        grid = (tiles_of_step(tokens, requests, tile.queries), kv_heads, splits if keys else 1)
+        return Call(
+            "paged_attention", {**arguments, "out": parts, "lse": lse}, constants, grid, tile.warps, tile.stages
+        )
+
+    if not split_keys or mixed:
+        calls.append(tiled(tiles(shape, decodes and not mixed), 0, out, None))
+    if not split_keys:
+        return calls
+    tile, members = tiles(shape, decodes or mixed), requests if mixed else tokens
+    count = members * heads * splits
+    parts = scratch.narrow(0, 0, count * value_size).view(members, heads, splits, value_size)
+    lse = scratch.narrow(0, aligned(count * value_size), count).view(members, heads, splits)
+    combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
     listed: dict[str, Constant] = {}
-    if work is not None and split_keys:
-        arguments = {**given, "kv_len": kv_len, "work": work, **ends, **strides, "splits": splits, **results}
-        grid = (min(workers, requests * splits), kv_heads, 1)
-        calls = [Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages)]
-        listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys}
+    if work is None:
+        calls.append(tiled(tile, split_keys, parts, lse))
     else:
-        arguments = {**given, "q_start": q_start, "kv_len": kv_len, **ends, "requests": requests, **strides, **results}
-        grid = (tiles_of_step(tokens, requests, tile.queries), kv_heads, splits)
-        calls = [Call("paged_attention", arguments, constants, grid, tile.warps, tile.stages)]
-    if split_keys:
-        combined: dict[str, Argument] = {"parts": parts, "lse": lse, "splits": splits, "out": out}
-        combined |= {"kv_len": kv_len} if listed else {}
-        all_constants = {**combine_constants(value_size), **listed}
-        calls.append(Call("combine_splits", combined, all_constants, (tokens * heads, 1, 1)))
+        where: dict[str, Argument] = {"q_start": q_start} if mixed else {}
+        how: dict[str, Constant] = {"MIXED": True} if mixed else {}
+        arguments = {**given, "kv_len": kv_len, "work": work, **ends, **strides, "splits": splits}
+        arguments |= {"out": parts, "lse": lse, **where}
+        constants = attention_constants(shape, gpu, tile, split_keys) | how
+        grid = (min(workers, requests * splits), kv_heads, 1)
+        calls.append(Call("listed_attention", arguments, constants, grid, tile.warps, tile.stages))
+        listed = {"Q_HEADS": heads, "WINDOW": window, "SPLIT_KEYS": split_keys, **how}
+        combined |= {"kv_len": kv_len, **where}
+    all_constants = {**combine_constants(value_size), **listed}
+    calls.append(Call("combine_splits", combined, all_constants, (members * heads, 1, 1)))
     return calls
-
-
-def _aligned(floats: int) -> int:
-    """So many floats, and as many more as make a multiple of 16 bytes."""
-    return -(-floats // 4) * 4
-
-
-def attention_scratch(
-    tokens: int, heads: int, value_size: int, blocks: int, block_size: int, split_keys: int = SPLIT_KEYS
-) -> int:
-    """Floats that the parts of ``tokens`` tokens take over tables of ``blocks`` blocks; 0 where that is one part."""
-    splits = splits_of(blocks, block_size, split_keys)
-    count = tokens * heads * splits
-    return _aligned(count * value_size) + count if splits > 1 else 0
 
 
 def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call:
@@ -264,34 +286,6 @@ def gated_activation_call(x: torch.Tensor, out: torch.Tensor, kind: str) -> Call
     constants: dict[str, Constant] = {"SIZE": size, "INNER": _inner(x), **_strides("X", x), **_strides("OUT", out)}
     constants |= {"KIND": kind, "WIDTH": width}
     return Call("gated_activation", {"x": x, "out": out}, constants, (math.prod(x.shape[:-1]), -(-size // width), 1))
-
-
-@dataclass(frozen=True)
-class ProductTile:
-    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
-SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
-LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
-LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
-OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
-"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
-
-
-def product_tile(rows: int, form: str) -> ProductTile:
-    """For products of so many rows with a weight of this format."""
-    if rows <= 16:
-        return DECODE_PRODUCT
-    if form == "uint4":
-        return OFFSETS_PRODUCT
-    return SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 
 def product_call(
@@ -325,6 +319,62 @@ def product_call(
     arguments |= {"bias": bias, "starts": starts, "rows": rows, "experts": experts, "out": out}
     tiles = -(-rows // tile.rows) if starts is None else rows // tile.rows + experts
     return Call("product", arguments, constants, (tiles, -(-columns // tile.columns), 1), tile.warps, tile.stages)
+
+
+_WANTED_PROGRAMS, _LEAST_PART = 512, 512
+"""Programs of a product of few rows: four for each multiprocessor of an H100. And the least elements along K of one."""
+
+
+def part_of_product(depth: int, columns: int, group: int) -> int:
+    """Elements along K of one program of ``split_product_calls``; 0 where there are programs enough, or K is short."""
+    tiles = -(-columns // DECODE_PRODUCT.columns)
+    parts = min(-(-_WANTED_PROGRAMS // tiles), depth // _LEAST_PART)
+    unit = math.lcm(DECODE_PRODUCT.depth, group or 1)
+    part = -(-depth // (max(parts, 1) * unit)) * unit
+    return part if part < depth else 0
+
+
+def split_scratch(depth: int, columns: int, group: int) -> int:
+    """Floats that ``split_product_calls`` takes at most."""
+    part = part_of_product(depth, columns, group)
+    return -(-depth // part) * DECODE_PRODUCT.rows * columns if part else 0
+
+
+def split_product_calls(
+    x: torch.Tensor,
+    weight: Stored,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    gpu: Gpu,
+    scratch: torch.Tensor,
+    *,
+    activation: str = "",
+) -> list[Call]:
+    """As ``product_call`` for one weight, with K in parts where few rows would keep few multiprocessors busy.
+
+    Parts are added in their order, but other than in one piece: a result's last bits hang on how many rows there are.
+    ``scratch``: float32, ``split_scratch`` of them.
+    """
+    (rows, depth), columns = x.shape, out.shape[1]
+    part = part_of_product(depth, columns, weight.group)
+    if weight.format == "float" or rows > DECODE_PRODUCT.rows or not part:
+        return [product_call(x, weight, bias, out, gpu, activation=activation)]
+    parts = -(-depth // part)
+    sums = scratch.narrow(0, 0, parts * rows * columns).view(parts * rows, columns)
+    whole = product_call(x, weight, None, out, gpu)
+    step = whole.constants["DEPTH"]
+    assert isinstance(step, int) and part % step == 0
+    first = replace(
+        whole,
+        arguments={**whole.arguments, "out": sums},
+        constants={**whole.constants, "OUT_STRIDE": columns, "PART": part},
+        grid=(whole.grid[0], whole.grid[1], parts),
+    )
+    width = min(power_of_2(columns), _PIECE)
+    constants: dict[str, Constant] = {"N": columns, "OUT_STRIDE": out.stride(0), "BIAS": bias is not None}
+    constants |= {"ACTIVATION": activation, "WIDTH": width}
+    arguments: dict[str, Argument] = {"sums": sums, "bias": bias, "rows": rows, "parts": parts, "out": out}
+    return [first, Call("sum_parts", arguments, constants, (rows, -(-columns // width), 1))]
 
 
 def _inner(x: torch.Tensor) -> int:

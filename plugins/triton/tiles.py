@@ -7,7 +7,7 @@ Capability" of the CUDA C++ Programming Guide.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import product
@@ -46,6 +46,11 @@ class Gpu:
     fp8: bool
     ptx: int = 84
 
+    @property
+    def portable_memory(self) -> int:
+        """Of ``shared_memory``, what every GPU has that runs this one's machine code: 8.6 runs that of 8.0."""
+        return min(gpu.shared_memory for gpu in GPUS.values() if machine_code_runs(self.capability, gpu.capability))
+
 
 GPUS = {
     gpu.capability: gpu
@@ -69,6 +74,25 @@ def gpu_of(capability: int) -> Gpu:
             hint="Name capabilities without a dot: 89 for 8.9. Older GPUs than 80 have no bfloat16.",
         )
     return GPUS[capability]
+
+
+_BOUND_FROM = 90
+"""The first capability whose code Triton binds to that GPU alone: it writes sm_90a, sm_100a and sm_120a, PTX too."""
+
+
+def machine_code_runs(made_for: int, on: int) -> bool:
+    """Whether a cubin for one capability runs on a GPU of another: of the same major number, and not an older one."""
+    return made_for == on or (made_for < _BOUND_FROM and made_for // 10 == on // 10 and made_for <= on)
+
+
+def code_for(on: int, made_for: Iterable[int]) -> int | None:
+    """The capability among ``made_for`` whose code is best for a GPU: by its machine code, else by its PTX.
+
+    A driver translates PTX for every later GPU, where it isn't bound to one. None if nothing runs.
+    """
+    known = [c for c in made_for if c <= on]
+    as_it_is = [c for c in known if machine_code_runs(c, on)]
+    return max(as_it_is or [c for c in known if c < _BOUND_FROM], default=None)
 
 
 @dataclass(frozen=True)
@@ -175,6 +199,34 @@ def _halves(most: int, least: int) -> Iterator[int]:
     while most >= least:
         yield most
         most //= 2
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """What one program of the product makes: so many rows and columns, ``depth`` along K at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+DECODE_PRODUCT = ProductTile(rows=16, columns=32, depth=64, warps=4, stages=4)
+SMALL_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=4, stages=3)
+LARGE_PRODUCT = ProductTile(rows=128, columns=128, depth=32, warps=8, stages=3)
+LARGE_STORED_PRODUCT = ProductTile(rows=64, columns=128, depth=64, warps=8, stages=3)
+OFFSETS_PRODUCT = ProductTile(rows=64, columns=64, depth=64, warps=8, stages=3)
+"""With the tiles of floats some of an expert's product with other weights would be on the stack."""
+
+
+def product_tile(rows: int, form: str) -> ProductTile:
+    """For products of so many rows with a weight of this format."""
+    if rows <= 16:
+        return DECODE_PRODUCT
+    if form == "uint4":
+        return OFFSETS_PRODUCT
+    return SMALL_PRODUCT if rows <= 256 else LARGE_PRODUCT if form == "float" else LARGE_STORED_PRODUCT
 
 
 def tiles_file(capability: int) -> Path:

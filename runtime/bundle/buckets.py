@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.plugins.shared.records import Record, read
 
 from .manifest import check_format_version, target_folder
@@ -114,7 +114,7 @@ class BucketPlan(Record, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes, *, source: str, context_length: int) -> BucketPlan:
         """Raises BundleError naming ``source`` and the field if it isn't a plan for a model of that context."""
         try:
-            data = parse_json(text)
+            data = parse_shown(text)
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)

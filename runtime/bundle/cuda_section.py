@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from enginewright.plugins.shared.records import Positive, Record
+from enginewright.plugins.triton.tiles import code_for
 
 from .tensorrt_section import Capability
 
@@ -15,25 +16,32 @@ class CudaSection(Record, frozen=True, kw_only=True):
     """Beside the target's program.json.
 
     Attributes:
-        compute_capabilities: of the GPUs that there are kernels for, such as "9.0"; they run on later ones of the same
-            major number too.
+        compute_capabilities: of the GPUs that there are kernels for, such as "9.0". See ``kernels_for`` for others.
         dtype: of activations, and of weights and caches that have no other format.
         requests: most of a step.
         chunk: most tokens of a step.
+        mixed_decodes: there are kernels for steps that decode some requests beside others' prompts.
+        split_products: there are kernels that cut products of few rows along K.
+        assemblers: capability -> the CUDA whose assembler made its machine code, such as "13.4", where that is known.
     """
 
     compute_capabilities: Annotated[tuple[Capability, ...], Meta(min_length=1)]
     dtype: Literal["f16", "bf16", "f32"]
     requests: Positive
     chunk: Positive
+    mixed_decodes: bool = False
+    split_products: bool = False
+    assemblers: dict[Capability, str] = field(default_factory=dict)
 
     def kernels_for(self, capability: str) -> str | None:
-        """The newest of ``compute_capabilities`` whose kernels run on a GPU of that capability; None if none do."""
-        wanted = _numbers(capability)
-        fitting = [c for c in self.compute_capabilities if _numbers(c)[0] == wanted[0] and _numbers(c) <= wanted]
-        return max(fitting, key=_numbers, default=None)
+        """The best of ``compute_capabilities`` for a GPU: one whose machine code it runs, else one whose PTX its driver
+        translates; None if none do. See ``tiles.code_for``."""
+        numbers = {number_of(c): c for c in self.compute_capabilities}
+        found = code_for(number_of(capability), numbers)
+        return None if found is None else numbers[found]
 
 
-def _numbers(capability: str) -> tuple[int, int]:
+def number_of(capability: str) -> int:
+    """90 of "9.0"."""
     major, _, minor = capability.partition(".")
-    return int(major), int(minor)
+    return 10 * int(major) + int(minor)

@@ -1,17 +1,20 @@
-"""New files that are hashed as they are written, with typed errors that name path and size."""
+"""Files that are hashed: new ones as they are written, with typed errors that name path and size; others behind."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError
+
+from .regular_file import open_regular
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK = 4 << 20
@@ -87,6 +90,51 @@ class HashedFile:
             self._file.write(self._waiting)
             self._file.flush()
         self._waiting.clear()
+
+
+class HashedBeside:
+    """Compares files with their hashes on a thread of its own, of the lowest priority.
+
+    Args:
+        folder: that the files lie in.
+        wanted: their paths in it -> SHA-256.
+
+    Attributes:
+        altered: the first file that has another one; None until one is found.
+    """
+
+    def __init__(self, folder: Path, wanted: Mapping[str, str]) -> None:
+        self.altered: str | None = None
+        self._folder, self._wanted = folder, wanted
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="enginewright-hashes", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """It ends with the piece that it is at."""
+        self._stopped.set()
+
+    def wait(self) -> None:
+        """Until all files are compared."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # another system
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        piece = bytearray(_BLOCK)
+        for name, expected in self._wanted.items():
+            digest = hashlib.sha256()
+            try:
+                with open_regular(self._folder / name, within=self._folder) as file:
+                    while not self._stopped.is_set() and (size := file.readinto(piece)):
+                        digest.update(memoryview(piece)[:size])
+            except OSError:
+                continue  # whoever reads it says so
+            if self._stopped.is_set():
+                return
+            if digest.hexdigest() != expected:
+                self.altered = name
+                return
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from msgspec import Meta, field
 
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_json, parse_shown
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.shared.records import Count, Record, Sha256, read
 
@@ -264,7 +264,7 @@ def _dumped(fields: dict[str, Any]) -> str:
 
 def _read_manifest(model: type[M], text: str | bytes, source: str) -> M:
     try:
-        data = parse_json(text)
+        data = parse_shown(text)
     except ValueError as e:
         raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
     check_format_version(data, FORMAT_VERSION, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -10,8 +11,24 @@ from pathlib import Path
 
 from enginewright.plugins.shared.errors import BundleError, EnginewrightError
 
-from .manifest import MANIFEST_PATH, REPORT_FOLDER, Manifest, TargetManifest, target_folder, target_manifest_path
-from .regular_file import MOST_JSON_BYTES, read_regular
+from .manifest import (
+    MANIFEST_PATH,
+    REPORT_FOLDER,
+    FileSection,
+    Manifest,
+    TargetManifest,
+    check_own_hash,
+    target_folder,
+    target_manifest_path,
+)
+from .regular_file import MOST_JSON_BYTES, open_regular, read_regular
+from .tokenizer_files import TOKENIZER_FOLDER
+
+_REPORTS = frozenset(f"{REPORT_FOLDER}{name}" for name in ("report.json", "diffs.json", "report.html", "recipe.toml"))
+"""What an export writes there, which no manifest lists."""
+
+_PLACES = re.compile(rf"(?:weights/|{TOKENIZER_FOLDER}).+|model(?:\.[a-z0-9]+)?\.onnx")
+"""Of files that an export of ours writes, outside of the targets' folders. Of others the hash says whether it did."""
 
 _LEFT_BY_BUILD = re.compile(r"targets/[^/]+/\.[^/]+\.\d+\.partial")
 """What a killed ``optimize build`` leaves."""
@@ -66,30 +83,44 @@ def output_place(output: str | os.PathLike[str], inputs: Inputs, error: type[Eng
 def why_not_a_bundle(folder: Path) -> str | None:
     """Why a folder may not be replaced by a bundle, to be put behind its name; None if it is a bundle of any version.
 
-    It must have a manifest of ours, and no file but those that the manifests list and what is in report/. Files that
-    are listed may be missing or damaged.
+    It must have manifests that nobody has edited, and no file but those that they list and those that an export writes
+    to report/. Files that are listed may be missing or damaged; where an export of ours writes none, they may not: they
+    could be somebody else's.
     """
     if folder.is_symlink() or not folder.is_dir():
         return "exists and isn't a bundle: it isn't a folder"
     try:
         text = read_regular(folder / MANIFEST_PATH, most=MOST_JSON_BYTES, within=folder)
         manifest = Manifest.from_json(text)
+        check_own_hash(text, MANIFEST_PATH)
     except OSError as e:
         return f"exists and isn't a bundle: {MANIFEST_PATH}: {e.strerror}"
     except BundleError as e:
         return f"exists and isn't a bundle that can be read: {e.message}"
-    listed = set(manifest.files)
+    listed = {path for path, file in manifest.files.items() if _PLACES.fullmatch(path) or _is(folder / path, file)}
     for name in manifest.targets:
         path = target_manifest_path(name)
         try:
-            target = TargetManifest.from_json(read_regular(folder / path, most=MOST_JSON_BYTES), source=path)
+            text = read_regular(folder / path, most=MOST_JSON_BYTES, within=folder)
+            target = TargetManifest.from_json(text, source=path)
+            check_own_hash(text, path)
         except (OSError, BundleError):
             target = TargetManifest()  # then its files are nobody's
         listed |= {path, *(f"{target_folder(name)}/{file}" for file in target.files)}
-    if foreign := unlisted_files(folder, listed):
+    there = unlisted_files(folder, listed)
+    if foreign := [*there, *(p for p in files_in(folder) if p.startswith(REPORT_FOLDER) and p not in _REPORTS)]:
         return f"is a bundle with files in it that no manifest lists: {shortened(foreign)}"
     shut = [f for f, _, _ in os.walk(folder) if not os.access(f, os.W_OK | os.X_OK)]
     return f"can't be replaced: {shut[0]} may not be written to" if shut else None
+
+
+def _is(path: Path, listed: FileSection) -> bool:
+    """Whether a file is the one that a manifest lists."""
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
+    except OSError:
+        return False
 
 
 def bundle_around(path: Path) -> Path | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import io
 import mmap
 import os
+import re
 import shlex
 import weakref
 from collections.abc import Callable
@@ -20,6 +22,8 @@ from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 
 from .buckets import Bucket, BucketPlan, plan_path
+from .cuda_section import CudaSection
+from .hashed_file import HashedBeside
 from .manifest import (
     MANIFEST_PATH,
     FileSection,
@@ -42,6 +46,7 @@ from .tokenizer_files import (
     TOKENIZER_PATH,
     TokenizerFiles,
 )
+from .trust import CODE, bundle_hash, check_trust
 from .weights import INDEX_PATH, TensorEntry, WeightsIndex
 
 PROGRAM_FILE = "program.json"
@@ -51,6 +56,8 @@ Load = Literal["map", "read"]
 """How weights get into memory: mapped from their files, or copied."""
 
 _HASH_CHUNK = 1 << 22
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+"""ORG/NAME, of a model on the Hugging Face Hub; a folder in a folder looks the same."""
 _UNREADABLE = "Check its permissions; if it is damaged, copy or export the bundle again."
 
 
@@ -59,6 +66,8 @@ class Bundle:
 
     Attributes:
         path: its folder.
+        hash: "sha256:..." of its manifests, which have the hashes of its other files: see ``trust.bundle_hash``.
+        trust: what a caller has said that may run of it; None: nothing.
         manifest: manifest.json.
         targets: target -> its manifest.
         files: every file that a manifest lists, with its size and hash.
@@ -68,8 +77,16 @@ class Bundle:
         segments: target name -> the schedule of its segments, for targets that have some and are ready.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, targets: dict[str, TargetManifest]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        targets: dict[str, TargetManifest],
+        manifests_hash: str = "",
+        trust: str | None = None,
+    ) -> None:
         self.path = path
+        self.hash, self.trust = manifests_hash, trust
         self.manifest = manifest
         self.targets = targets
         self.files: dict[str, FileSection] = dict(manifest.files)
@@ -79,31 +96,41 @@ class Bundle:
         self.programs: dict[str, LoweredProgram] = {}
         self.buckets: dict[str, BucketPlan] = {}
         self.segments: dict[str, SegmentSchedule] = {}
+        self._beside: HashedBeside | None = None
         self._blobs: dict[int, npt.NDArray[np.uint8]] = {}
         self._mapped: dict[int, tuple[int, tuple[int, int]]] = {}  # blob -> a descriptor of its file, and its state
         self._copies: dict[tuple[int, int, int], npt.NDArray[np.uint8]] = {}  # blob, offset, size -> in memory
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Bundle:
-        """Opens the bundle in folder ``path``.
+    def open(cls, path: str | os.PathLike[str], trust: str | None = None) -> Bundle:
+        """Opens the bundle in folder ``path``. Nothing of it runs.
 
         Checks the manifest and its version, that every listed file is there with its size and lies in the folder, that
         every tensor lies in its blob, that the programs are valid and find every weight in the layout they need, and
         that the engines' headers are what their target's manifest says.
-        Hashes are checked by ``verify_hashes`` only.
+        Hashes are checked by ``verify_hashes`` only, or where ``trust`` is one.
+
+        Args:
+            trust: what may run of it later: None: none of its code; "code": that too; "sha256:...": that too, if this
+                is the bundle of that hash.
 
         Raises:
             BundleError: names the file and the field that is wrong.
+            TrustError: it has another hash than ``trust``.
+            RequestError: ``trust`` is none of these.
         """
         root = Path(path)
-        if not root.is_dir() or not os.path.lexists(root / MANIFEST_PATH):
+        if not os.path.isdir(root) or not os.path.lexists(root / MANIFEST_PATH):
             raise _not_a_bundle(root)
-        manifest = Manifest.from_json(_read(root, MANIFEST_PATH), source=str(root / MANIFEST_PATH))
+        texts = {MANIFEST_PATH: _read(root, MANIFEST_PATH)}
+        manifest = Manifest.from_json(texts[MANIFEST_PATH], source=str(root / MANIFEST_PATH))
         targets = {}
         for name in manifest.targets:
             path_of = target_manifest_path(name)
-            targets[name] = TargetManifest.from_json(_read(root, path_of), source=str(root / path_of))
-        bundle = cls(root, manifest, targets)
+            texts[path_of] = _read(root, path_of)
+            targets[name] = TargetManifest.from_json(texts[path_of], source=str(root / path_of))
+        found = bundle_hash(texts)
+        bundle = cls(root, manifest, targets, found, check_trust(trust, found, root))
         for name in bundle.files:
             bundle._check_file(name)
         bundle.index = bundle._read_index()
@@ -111,6 +138,8 @@ class Bundle:
             program_path = f"{target_folder(name)}/{PROGRAM_FILE}"
             if target.state == "ready" and program_path in bundle.files:
                 bundle.programs[name] = bundle._read_program(program_path)
+                if target.cuda is not None:  # nothing else checks it before a GPU runs it
+                    bundle._check_memory(program_path, bundle.programs[name], target.cuda)
             if plan_path(name) in bundle.files:
                 bundle.buckets[name] = bundle._read_plan(name)
             if target.tensorrt is not None and target.state == "ready":
@@ -157,7 +186,10 @@ class Bundle:
         """The contents of a listed file; raises BundleError if it isn't listed."""
         if name not in self.files:
             raise BundleError(f"{self.path / name} is not listed in {MANIFEST_PATH}", hint="Export the bundle again.")
-        return _read(self.path, name)
+        content = _read(self.path, name)
+        if self.trust not in (None, CODE) and hashlib.sha256(content).hexdigest() != self.files[name].sha256:
+            raise self._altered(name)
+        return content
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The contents of tokenizer/."""
@@ -184,10 +216,13 @@ class Bundle:
         return data.view(entry.stored_dtype).reshape(entry.stored_shape)
 
     def check_unchanged(self) -> None:
-        """Raises BundleError if a file of weights that is mapped was written to or cut off since.
+        """Raises BundleError if a file of weights that is mapped was written to or cut off since, or if
+        ``hash_weights_beside`` has found one that was altered.
 
         Between two calls nothing is noticed: reading behind the end of a file that was cut off is a SIGBUS.
         """
+        if self._beside is not None and self._beside.altered is not None:
+            raise self._altered(self._beside.altered)
         for blob, (descriptor, before) in self._mapped.items():
             if _state(descriptor) != before:
                 raise BundleError(
@@ -195,6 +230,13 @@ class Bundle:
                     hint="Open the bundle again. Replace a bundle by renaming another one into its place, or open it "
                     'with load="read".',
                 )
+
+    def hash_weights_beside(self) -> None:
+        """Begins to hash the weights on a thread that runs where nothing else wants to; ``check_unchanged`` says what
+        it has found. It ends with the bundle."""
+        wanted = {blob.file: self.files[blob.file].sha256 for blob in self.index.blobs}
+        self._beside = HashedBeside(self.path, wanted)
+        weakref.finalize(self, self._beside.stop)
 
     def verify_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Hashes every listed file, and the manifests; raises BundleError naming the first that differs.
@@ -209,18 +251,30 @@ class Bundle:
             raise BundleError(f"{self.path}: no manifest lists {shortened(unlisted)}", hint=hint)
         for name in manifests:
             check_own_hash(_read(self.path, name), str(self.path / name))
-        for name, expected in self.files.items():
-            digest = hashlib.sha256()
-            with _open(self.path, name) as file:
-                while chunk := file.read(_HASH_CHUNK):
-                    digest.update(chunk)
-                    if progress is not None:
-                        progress(len(chunk))
-            if digest.hexdigest() != expected.sha256:
-                raise BundleError(
-                    f"{self.path / name}: SHA-256 is not the one in {MANIFEST_PATH}; the file was altered",
-                    hint="Copy the bundle again, or export it again.",
-                )
+        for name in self.files:
+            self._verify_file(name, progress)
+
+    def verify_target(self, target: str) -> None:
+        """Hashes the files of a target's folder; raises BundleError naming the first that differs."""
+        for name in self.files:
+            if name.startswith(f"{target_folder(target)}/"):
+                self._verify_file(name)
+
+    def _verify_file(self, name: str, progress: Callable[[int], None] | None = None) -> None:
+        digest = hashlib.sha256()
+        with _open(self.path, name) as file:
+            while chunk := file.read(_HASH_CHUNK):
+                digest.update(chunk)
+                if progress is not None:
+                    progress(len(chunk))
+        if digest.hexdigest() != self.files[name].sha256:
+            raise self._altered(name)
+
+    def _altered(self, name: str) -> BundleError:
+        return BundleError(
+            f"{self.path / name}: SHA-256 is not the one in {MANIFEST_PATH}; the file was altered",
+            hint="Copy the bundle again, or export it again.",
+        )
 
     def _check_file(self, name: str) -> None:
         path, expected = self.path / name, self.files[name].bytes
@@ -271,6 +325,12 @@ class Bundle:
                 hint="One of the two was altered: copy the bundle again, or export it again.",
             )
         return program
+
+    def _check_memory(self, name: str, program: LoweredProgram, section: CudaSection) -> None:
+        most = section.chunk, min(section.requests, section.chunk), min(section.requests, section.chunk)
+        for sizes in ((1, 1, 1), most):
+            if (problem := program.memory_problem(*sizes)) is not None:
+                raise BundleError(f"{self.path / name}: {problem}", hint="Export the bundle again.")
 
     def _read_plan(self, target: str) -> BucketPlan:
         path = plan_path(target)
@@ -386,14 +446,29 @@ def tuning_path(bundle: Bundle) -> Path:
 
 def _not_a_bundle(root: Path) -> BundleError:
     """What is there instead; a model must be exported first."""
-    model = root.suffix == ".gguf" if root.is_file() else (root / "config.json").is_file()
-    if model:
-        name = root.resolve().name.removesuffix(".gguf")
+    there = os.path.exists(root)
+    shown = str(root) if len(str(root)) <= 255 else f"{str(root)[:60]}..."
+    local = root.suffix == ".gguf" if os.path.isfile(root) else os.path.isfile(root / "config.json")
+    if local or (not os.path.isdir(root.parent) and _HUB_ID.fullmatch(shown) and root.suffix != ".bundle"):
+        name = (root.resolve() if local else root).name.removesuffix(".gguf")
         return BundleError(
-            f"{root} is a model, not a bundle",
+            f"{root} is a model, not a bundle" if local else f"{root} doesn't exist; a model of the Hub isn't a bundle",
             hint=f"Export it first: optimize export {shlex.quote(str(root))} -o {shlex.quote(f'{name}.bundle')}",
         )
-    hint = "Pass a folder that `optimize export` wrote."
-    if root.is_dir():
+    hint = f"Pass a folder that `optimize export` wrote.{_near(root)}"
+    if os.path.isdir(root):
         return BundleError(f"{root} is not a bundle: {root / MANIFEST_PATH} is missing", hint=hint)
-    return BundleError(f"{root} is a file, not a bundle" if root.exists() else f"{root} doesn't exist", hint=hint)
+    return BundleError(f"{root} is a file, not a bundle" if there else f"{shown} doesn't exist", hint=hint)
+
+
+def _near(root: Path) -> str:
+    """Names a bundle beside ``root`` whose name is near, or else some that are there; empty if there is none."""
+    try:
+        folders = [one.name for one in os.scandir(root.parent) if os.path.lexists(os.path.join(one, MANIFEST_PATH))]
+    except (OSError, ValueError):
+        return ""
+    near = difflib.get_close_matches(root.name[:255], folders, 1)
+    if near:
+        return f" Did you mean {root.parent / near[0]}?"
+    there = ", ".join(str(root.parent / name) for name in sorted(folders)[:3])
+    return f" There is {there}." if there else ""

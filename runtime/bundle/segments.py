@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.plugins.shared.records import Count, Record, read
 
 from .manifest import BundlePath, check_format_version, target_folder
@@ -302,7 +302,7 @@ class SegmentSchedule(Record, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes, *, source: str) -> SegmentSchedule:
         """Raises BundleError naming ``source`` and what is wrong, if it isn't a schedule that this version reads."""
         try:
-            data = parse_json(text)
+            data = parse_shown(text)
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from enginewright.plugins.shared.lowered_program import LoweredProgram, WeightUse
-from enginewright.plugins.shared.records import Record
+from enginewright.plugins.shared.records import Record, Sha256
 
 STEP = "step"
 """The function of a library that runs a step."""
@@ -37,6 +37,8 @@ class TvmSection(Record, frozen=True, kw_only=True):
     Attributes:
         version: of TVM, which made the libraries and must run them.
         levels: of x86-64 that there is a library for, the plainest first.
+        program: SHA-256 of the program.json that the libraries were compiled from: with another one they would read
+            and write elsewhere. None in older bundles.
         kernels: whose kernels products and attention are, if they aren't the library's own.
         cuda: compute capabilities that there are files for; nothing of ours runs them.
         tuned: by level, libraries that are run in the place of the exported ones.
@@ -44,6 +46,7 @@ class TvmSection(Record, frozen=True, kw_only=True):
 
     version: str
     levels: Annotated[tuple[LevelName, ...], Meta(min_length=1)]
+    program: Sha256 | None = None
     kernels: KernelsName | None = None
     cuda: tuple[str, ...] = ()
     tuned: dict[LevelName, TunedLibrary] = field(default_factory=dict)

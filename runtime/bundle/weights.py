@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msgspec import Meta, field
 
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 from enginewright.plugins.shared.panel_layouts import DEPTHS, PANEL
 from enginewright.plugins.shared.records import Count, Record, read
 
@@ -143,7 +143,7 @@ class WeightsIndex(Record, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes, *, source: str = INDEX_PATH) -> WeightsIndex:
         """Raises BundleError naming the field or the tensor that is wrong; every tensor lies within its blob."""
         try:
-            data = parse_json(text)
+            data = parse_shown(text)
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint="Export the bundle again.") from e
         check_format_version(data, FORMAT_VERSION, source)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from enginewright.plugins.cpu.executable import CpuProgram
 from enginewright.plugins.shared.contracts import FloatArray, StepInput, StepOutput
+from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Affine, LoweredProgram, Operand
 
 Place = tuple[int, int]
@@ -28,6 +29,8 @@ def hidden_places(program: LoweredProgram) -> dict[int, Place]:
        whose output is the sum of all before. What goes into a layer is the last of these before its attention.
     2. A step that adds and normalizes gives the sum last, and what is normalized first.
     3. A hidden state that isn't a value of the program is left out: that of a norm which rounds at once, for one.
+
+    Raises BundleError for a program that never writes its logits.
     """
     common = _on_every_way(program)
     attention = [i for i, step in enumerate(program.steps) if step.op == "paged_attention"]
@@ -66,7 +69,7 @@ def _is_hidden(operand: Operand) -> bool:
 
 def _on_every_way(program: LoweredProgram) -> list[int]:
     """Steps that are on every way from the token ids to the logits. Caches aren't followed: attention's keys and values
-    come from where its queries come from."""
+    come from where its queries come from. Raises BundleError if nothing writes the logits."""
     writers: dict[str, list[int]] = {}
     after: dict[int, set[int]] = {-1: set()}  # -1: the ids
     for i, step in enumerate(program.steps):
@@ -77,7 +80,10 @@ def _on_every_way(program: LoweredProgram) -> list[int]:
                 after.setdefault(source, set()).add(i)
         for operand in step.outputs:
             writers.setdefault(operand.name, []).append(i)
-    needed = set(writers[program.outputs["logits"].name])
+    logits = program.outputs["logits"].name
+    if logits not in writers:
+        raise BundleError(f"program: no step writes {logits!r}, its logits", hint="Export the bundle again.")
+    needed = set(writers[logits])
     for i in sorted(after, reverse=True):
         if after[i] & needed:
             needed.add(i)

@@ -12,13 +12,15 @@ import secrets
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
+import msgspec
+from msgspec import Meta, field
 
 from enginewright.plugins.cpu.executable import TUNABLES
 from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.shared.records import Positive, Record
 
 from ..bundle.reader import Bundle, tuning_path
 from ..bundle.regular_file import read_regular
@@ -29,22 +31,20 @@ _PROGRAM = "targets/cpu/program.json"
 _MOST_BYTES = 1 << 20
 
 
-class TuningFile(BaseModel):
+class TuningFile(Record, frozen=True, kw_only=True):
     """The file. ``threads`` and ``choices`` are what is used: 0 threads, and no choice, are the executor's own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: Literal[1] = FORMAT_VERSION
     enginewright: str
     program_sha256: str
     processor: str
-    cores: int = Field(ge=1)
+    cores: Positive
     isa: str
-    threads: int = Field(default=0, ge=0, le=1024)
-    choices: dict[str, int] = Field(default_factory=dict)
-    gains: dict[str, float] = Field(default_factory=dict)
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    choices: dict[str, int] = field(default_factory=dict)
+    gains: dict[str, float] = field(default_factory=dict)
     """Case -> time with the executor's own choices over time with these."""
-    row_seconds: dict[int, tuple[PositiveFloat, ...]] = Field(default_factory=dict)
+    row_seconds: dict[int, tuple[Annotated[float, Meta(gt=0)], ...]] = field(default_factory=dict)
     """Tokens of a request -> seconds of steps in which it has 1, 2, ... rows, with these choices."""
 
     @classmethod
@@ -95,7 +95,7 @@ class TuningFile(BaseModel):
         try:
             try:
                 with open(unfinished, "x", encoding="utf-8") as file:  # the mode that the umask gives, as a bundle's
-                    file.write(self.model_dump_json(indent=2) + "\n")
+                    file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
                 os.replace(unfinished, path)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
@@ -111,14 +111,12 @@ def load_tuning(bundle: Bundle, isa: str) -> tuple[TuningFile | None, str]:
     """
     path = tuning_path(bundle)
     try:
-        found = TuningFile.model_validate_json(read_regular(path, most=_MOST_BYTES))
+        found = msgspec.json.decode(read_regular(path, most=_MOST_BYTES), type=TuningFile)
     except FileNotFoundError:
         return None, ""
     except OSError as e:
         return None, f"{path.name} is ignored: {e.strerror}"
-    except ValidationError as e:
-        first = e.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        return None, f"{path.name} is ignored: {where}{first['msg']}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        return None, f"{path.name} is ignored: {e}"
     why = found.differs(bundle, isa)
     return (None, f"{path.name} is ignored: {why}") if why else (found, f"{path.name} is used")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from enginewright.runtime.kv_cache.cache_groups import default_budget, format_by
 from .base import Pending
 from .cuda_driver import Gpu, load_cuda
 from .cuda_kernels import CarriedLauncher
-from .cuda_ops import Launcher
-from .cuda_program import CudaProgram, weight_tensor
+from .cuda_ops import Choices, Launcher
+from .cuda_program import CudaProgram, step_memory, weight_tensor
 from .cuda_sampling import lacks_of, missing_kernels
 from .cuda_steps import Capture, CudaSteps, Graph
 from .packed_steps import StepLimits
@@ -61,7 +61,7 @@ class CudaExecutor:
         section, program = cuda_section(bundle, target), bundle.program(target)
         self.blocks = dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = tuple(group.to_group() for group in program.cache_groups)
-        self._target = target
+        self._target, self._closed = target, False
         self._place = place_of(section)
         self._place.enter()
         device, kernels = self._place.device, bundle.path / target_folder(target) / KERNELS_FOLDER
@@ -71,11 +71,8 @@ class CudaExecutor:
             shared_blocks=True,
             lacks=self._place.lacks(kernels),
         )
-        launcher = self._place.launcher(kernels, section)
-        smallest = min(group.block_size for group in self.cache_groups)
-        limits = StepLimits(
-            tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=-(-context // smallest)
-        )
+        self._launcher = launcher = self._place.launcher(kernels, section)
+        limits = limits_of(section, self.cache_groups, context)
         try:
             weights = {use.name: weight_tensor(use, bundle.weight(use.name), device) for use in program.weights}
             bound = CudaProgram(
@@ -87,9 +84,11 @@ class CudaExecutor:
                 blocks=self.blocks,
                 limits=limits,
                 processors=self._place.processors,
+                choices=choices_of(section),
             )
             self._steps = CudaSteps(bound, bundle.model.vocab_size, launcher, capture or self._place.capture)
         except torch.OutOfMemoryError as e:
+            self._place.close()
             caches = sum(group.bytes_per_block * self.blocks[group.name] for group in self.cache_groups)
             raise CapacityError(
                 f"memory: weights, and caches of {format_bytes(caches)}, don't fit into the memory of "
@@ -106,12 +105,18 @@ class CudaExecutor:
             "target": self._target,
             "library": f"torch {torch.__version__}",
             "gpu": self._place.name,
+            "kernels": self._launcher.loaded() if isinstance(self._launcher, CarriedLauncher) else "interpreted",
             "graph_launches": self._steps.graph_launches,
+            **({"no_graphs": self._steps.no_graphs} if self._steps.no_graphs else {}),
         }
 
     def close(self) -> None:
-        self._place.enter()
-        self._steps.close()
+        """Gives back all that it took of the GPU; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._place.enter()
+            self._steps.close()
+            self._place.close()
 
 
 class _Interpreted:
@@ -125,6 +130,9 @@ class _Interpreted:
 
     def enter(self) -> None:
         """Nothing has to be chosen."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def launcher(self, folder: object, section: object) -> Launcher:
         return JitLauncher()
@@ -145,10 +153,17 @@ class _OnGpu:
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._opened = load_cuda().open(found)
         self._stream = torch.cuda.ExternalStream(self._opened.stream, device=self.device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def enter(self) -> None:
         """Makes its stream the calling thread's."""
         torch.cuda.set_stream(self._stream)
+
+    def close(self) -> None:
+        """Gives back what torch keeps for later, then kernels and stream."""
+        torch.cuda.set_stream(torch.cuda.default_stream(self.device))
+        torch.cuda.empty_cache()
+        self._opened.close()
 
     def launcher(self, folder: Any, section: CudaSection) -> Launcher:
         return CarriedLauncher(self._opened, folder, self.gpu.capability)
@@ -158,9 +173,9 @@ class _OnGpu:
         return lacks_of(missing_kernels(folder, self.gpu.capability))
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See ``Capture``."""
+        """See ``Capture``. Graphs share memory for what they hold for a moment: one runs at a time."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
         return graph
 
@@ -205,10 +220,22 @@ def cuda_section(bundle: Bundle, target: str) -> CudaSection:
     return section
 
 
-def cuda_budget(bundle: Bundle, target: str) -> int:
-    """Bytes for the caches by default: most of what weights and activations leave of the GPU's free memory.
+def choices_of(section: CudaSection) -> Choices:
+    """What a bundle has kernels for."""
+    return Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products)
 
-    Raises CapacityError if nothing is left.
+
+def limits_of(section: CudaSection, groups: Iterable[CacheGroup], context: int) -> StepLimits:
+    """Of steps whose requests have so many tokens at most."""
+    smallest = min(group.block_size for group in groups)
+    blocks = -(-context // smallest)
+    return StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
+
+
+def cuda_budget(bundle: Bundle, target: str, context: int) -> int:
+    """Bytes for the caches by default: most of what weights and steps leave of the GPU's free memory.
+
+    ``context``: most tokens of a request. Raises CapacityError if nothing is left.
     """
     section, program = cuda_section(bundle, target), bundle.program(target)
     if _interprets():
@@ -216,14 +243,16 @@ def cuda_budget(bundle: Bundle, target: str) -> int:
     gpu, _ = _gpu_for(section)
     free, _ = torch.cuda.mem_get_info(gpu.index)
     weights = sum(bundle.weight(use.name).nbytes for use in program.weights)
-    arena = program.arena_bytes.evaluate(section.chunk, section.requests, section.requests)
-    if free <= weights + arena:
+    limits = limits_of(section, (group.to_group() for group in program.cache_groups), context)
+    steps = step_memory(program, limits, bundle.model.vocab_size, choices_of(section))
+    if free <= weights + steps:
         raise CapacityError(
-            f"memory: {gpu.name} has {format_bytes(free)} free, and weights and activations need "
-            f"{format_bytes(weights + arena)}",
-            hint="Export with fewer bits or a smaller engines.chunk, end what else uses the GPU, or take a larger one.",
+            f"memory: {gpu.name} has {format_bytes(free)} free, and weights ({format_bytes(weights)}) and steps with "
+            f"contexts of {context:,} tokens ({format_bytes(steps)}) need more",
+            hint="Pass a smaller context, export with fewer bits or a smaller engines.chunk, end what else uses the "
+            "GPU, or take a larger one.",
         )
-    return int((free - weights - arena) * _FREE_SHARE)
+    return int((free - weights - steps) * _FREE_SHARE)
 
 
 _FREE_SHARE = 0.85

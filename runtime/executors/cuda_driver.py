@@ -106,6 +106,11 @@ class Device(Protocol):
     ) -> None:
         """Puts a kernel on the stream, in blocks of so many threads along x."""
 
+    def launcher(
+        self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
+    ) -> Callable[[], None]:
+        """What does that again and again with these arguments, which are put together once."""
+
     def close(self) -> None:
         """Frees all that was allocated, and the stream."""
 
@@ -316,10 +321,20 @@ class _Device:
     def launch(
         self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
     ) -> None:
+        self.launcher(kernel, grid, threads, shared_memory, arguments)()
+
+    def launcher(
+        self, kernel: int, grid: tuple[int, int, int], threads: int, shared_memory: int, arguments: Sequence[Argument]
+    ) -> Callable[[], None]:
         values = [_c_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         sizes = [ctypes.c_uint(n) for n in (*grid, threads, 1, 1, shared_memory)]
-        self._call("cuLaunchKernel", ctypes.c_void_p(kernel), *sizes, self._stream, pointers, None)
+        given = (ctypes.c_void_p(kernel), *sizes, self._stream, pointers, None)
+
+        def launch(kept: object = values) -> None:  # ``pointers`` point into it
+            self._call("cuLaunchKernel", *given)
+
+        return launch
 
     def close(self) -> None:
         self.synchronize()

@@ -21,6 +21,7 @@ from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regul
 
 from .carried_kernels import CarriedKernels
 from .cuda_driver import Device
+from .cuda_ops import Choices
 from .cuda_program import TORCH_DTYPES, CudaProgram
 from .cuda_sampling import each_sampling_call
 from .packed_steps import StepLimits, StepShape, input_shapes
@@ -66,6 +67,10 @@ class SpecCollector:
             self._start(spec)
         return lambda: None
 
+    def resident(self, call: Call) -> int:
+        """Any number does."""
+        return 1
+
 
 def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecCollector) -> SpecCollector:
     """Has ``collector`` note every kernel that steps of a program may launch, sampling included.
@@ -82,6 +87,7 @@ def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecColle
         launcher=collector,
         blocks={group.name: 1 for group in program.cache_groups},
         limits=limits,
+        choices=Choices(mixed_decodes=section.mixed_decodes, split_products=section.split_products),
     )
     logits = None
     for shape in _shapes(section):
@@ -98,13 +104,13 @@ def specs_of(program: LoweredProgram, section: CudaSection, collector: SpecColle
 
 
 def _shapes(section: CudaSection) -> Iterator[StepShape]:
-    size = 1
-    while size <= section.chunk:
+    sizes = {1 << i for i in range(section.chunk.bit_length())} | {section.requests, section.chunk}
+    for size in sorted(sizes):
         for blocks in (1, 256):
             if size <= section.requests:
                 yield StepShape(0, size, size, size, blocks, True)
-            yield StepShape(0, size, min(size, section.requests), 1, blocks, False)
-        size *= 2
+            for mixed in (False, True)[: 1 + section.mixed_decodes]:
+                yield StepShape(0, size, min(size, section.requests), 1, blocks, False, mixed)
 
 
 def _meta_weight(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -118,7 +124,7 @@ class CarriedLauncher(CarriedKernels):
     ``bind`` raises what that of ``CarriedKernels`` raises.
     """
 
-    def __init__(self, device: Device, folder: Path, capability: int) -> None:
+    def __init__(self, device: Device | None, folder: Path, capability: int) -> None:
         super().__init__(device, folder, capability)
         path = folder / TILES_FILE.format(capability)
         try:

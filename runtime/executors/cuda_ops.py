@@ -7,7 +7,7 @@ products with narrower weights are Triton's; what is left is torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from enginewright.plugins.shared.contracts import CacheGroup
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Step
 from enginewright.plugins.triton.call import Call
-from enginewright.plugins.triton.specs import AttentionShape
+from enginewright.plugins.triton.specs import AttentionShape, splits_of
 from enginewright.plugins.triton.step_calls import (
     LayerCaches,
     Stored,
@@ -29,6 +29,7 @@ from enginewright.plugins.triton.step_calls import (
     product_call,
     rope_call,
     rope_kv_write_call,
+    split_product_calls,
 )
 from enginewright.plugins.triton.tiles import Gpu, Tile
 
@@ -44,6 +45,17 @@ class Launcher(Protocol):
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """See ``step_calls.TileOf``."""
 
+    def resident(self, call: Call) -> int:
+        """Programs of its kernel that a multiprocessor runs at a time."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How steps run, where there are two ways; see ``bundle.cuda_section.CudaSection``."""
+
+    mixed_decodes: bool = False
+    split_products: bool = False
+
 
 @dataclass(frozen=True)
 class Cache:
@@ -57,7 +69,7 @@ class Binder(Protocol):
     """What ops need of the program whose steps are bound."""
 
     gpu: Gpu
-    processors: int
+    choices: Choices
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
         """The list of what a decode step attends to, which all layers of a window share; None where there is none.
@@ -69,14 +81,21 @@ class Binder(Protocol):
     def decodes(self) -> bool:
         """Whether each request of the step being bound has one token."""
 
+    @property
+    def mixed(self) -> bool:
+        """Whether some requests of it have one token, and are decoded beside prompts."""
+
     def scratch(self) -> Tensor:
-        """Float32, for the parts of attention."""
+        """Float32, for the parts of attention, or of a product."""
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """Of the attention kernel."""
 
     def launch(self, call: Call) -> Work:
         """The work of one call. It is left out where it has nothing to do."""
+
+    def resident(self, call: Call) -> int:
+        """Programs of its kernel that the whole GPU runs at a time."""
 
     def stored(self, step: Step, first: int, inputs: Sequence[Any], group: str) -> tuple[Stored, list[Any]]:
         """The weight that stands at ``first`` among a step's inputs, and what follows it and its scales."""
@@ -98,7 +117,10 @@ def _linear(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work
         raise BundleError(f"{step.where}: a linear with a residual isn't the cuda target's", hint="Export again.")
     if weight.format != "float" or activation or weight.values.dtype != result.dtype:
         bias = rest[0] if rest else None
-        return [p.launch(product_call(a, weight, bias, result, p.gpu, activation=activation))]
+        if not p.choices.split_products:
+            return [p.launch(product_call(a, weight, bias, result, p.gpu, activation=activation))]
+        calls = split_product_calls(a, weight, bias, result, p.gpu, p.scratch(), activation=activation)
+        return [p.launch(call) for call in calls]
     transposed = weight.values.t()
     if rest:
         bias = p.bias_like(rest[0], result)
@@ -181,13 +203,19 @@ def _paged_attention(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> 
         p.gpu,
         p.tile,
         work=p.work(cache, table, kv_len, int(a["window"]), works),
-        workers=max(1, 4 * p.processors // cache.group.kv_heads),
+        workers=len(kv_len) * splits_of(table.shape[1], cache.group.block_size),
         scale=float(a["scale"]),
         window=int(a["window"]),
         softcap=float(a["softcap"]),
         decodes=p.decodes,
+        mixed=p.mixed,
     )
-    return works + [p.launch(call) for call in calls]
+    for call in calls:
+        if call.kernel == "listed_attention":  # as many programs go through the list as run at a time
+            most = max(1, p.resident(call) // cache.group.kv_heads)
+            call = replace(call, grid=(min(most, call.grid[0]), *call.grid[1:]))
+        works.append(p.launch(call))
+    return works
 
 
 def _gated_activation(p: Binder, step: Step, x: list[Any], out: list[Tensor]) -> list[Work]:

@@ -7,18 +7,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from enginewright.plugins.shared.contracts import SCALED_CACHES, CacheGroup
 from enginewright.plugins.shared.errors import BundleError
 from enginewright.plugins.shared.lowered_program import Dtype, LoweredProgram, Operand, Step, WeightUse
-from enginewright.plugins.triton.call import Call
-from enginewright.plugins.triton.specs import AttentionShape, splits_of
-from enginewright.plugins.triton.step_calls import LayerCaches, Stored, attention_scratch, work_call, work_size
+from enginewright.plugins.triton.call import Call, DeviceArray
+from enginewright.plugins.triton.sampling_calls import SamplingMemory
+from enginewright.plugins.triton.specs import AttentionShape, attention_scratch, splits_of
+from enginewright.plugins.triton.step_calls import (
+    LayerCaches,
+    Stored,
+    split_scratch,
+    work_call,
+    work_size,
+)
 from enginewright.plugins.triton.tiles import Gpu, Tile
 
-from .cuda_ops import HANDLERS, Cache, Launcher, Work
+from ..bundle.paged_section import Q_START
+from .cuda_ops import HANDLERS, Cache, Choices, Launcher, Work
 from .packed_steps import StepLimits, StepShape
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -48,6 +57,7 @@ class CudaProgram:
         blocks: cache group -> blocks of its pool.
         limits: of steps.
         processors: multiprocessors of the GPU.
+        choices: how steps run.
 
     Attributes:
         logits: of the last step, [R, V] in the arena.
@@ -64,10 +74,12 @@ class CudaProgram:
         blocks: Mapping[str, int],
         limits: StepLimits,
         processors: int = 1,
+        choices: Choices = Choices(),
     ) -> None:
-        self.program, self.limits, self.gpu = program, limits, gpu
+        self.program, self.limits, self.gpu, self.choices = program, limits, gpu, choices
         self.device, self.processors = device, processors
         self._lists: dict[int, Tensor] = {}
+        self._listed: set[int] = set()
         self._launcher = launcher
         self._weights = weights
         self._uses = {use.name: use for use in program.weights}
@@ -81,10 +93,12 @@ class CudaProgram:
         self.arena = torch.empty(most, dtype=torch.uint8, device=device)
         self._typed = {name: self.arena.view(dtype) for name, dtype in TORCH_DTYPES.items()}
         self._places = {buffer.name: buffer.offset for buffer in program.buffers}
-        self._scratch = torch.empty(self._most_scratch(), dtype=torch.float32, device=device)
+        self._scratch = torch.empty(
+            max(scratch_floats(program, limits, choices), 1), dtype=torch.float32, device=device
+        )
         self._biases: dict[str, Tensor] = {}
         self._sizes = (0, 0, 0)
-        self._decodes = False
+        self._decodes = self._mixed = False
         self._inputs: Mapping[str, Tensor] = {}
 
     @property
@@ -100,7 +114,8 @@ class CudaProgram:
         program that isn't of this form.
         """
         self._sizes = (shape.tokens, shape.requests, shape.rows)
-        self._decodes, self._inputs, self._lists = shape.decodes, inputs, {}
+        self._decodes, self._mixed = shape.decodes, shape.mixed
+        self._inputs, self._listed = inputs, set()
         works: list[Work] = []
         for index, step in enumerate(self.program.steps):
             handler = HANDLERS.get(step.op)
@@ -111,6 +126,13 @@ class CudaProgram:
                 )
             works += handler(self, step, *self._operands(step))
         return works, self._view(self.program.outputs["logits"])
+
+    def close(self) -> None:
+        """Drops all memory, weights too."""
+        self._weights, self._inputs = {}, {}
+        for held in (self.caches, self._typed, self._biases, self._lists):
+            held.clear()
+        self.arena = self._scratch = torch.empty(0, device=self.device)
 
     def clear(self, group: str, blocks: Sequence[int]) -> None:
         """Makes these blocks of a group zero."""
@@ -175,19 +197,23 @@ class CudaProgram:
         return self._biases.setdefault(name, bias.to(out.dtype))
 
     def scratch(self) -> Tensor:
-        """Float32, for the parts of attention."""
+        """See ``cuda_ops.Binder``."""
         return self._scratch
 
     def work(self, cache: Cache, table: Tensor, kv_len: Tensor, window: int, works: list[Work]) -> Tensor | None:
         """See ``cuda_ops.Binder``."""
-        requests, blocks = table.shape
+        blocks = table.shape[1]
         splits = splits_of(blocks, cache.group.block_size)
-        if not self._decodes or splits == 1:
+        if not self._mixed and (not self._decodes or splits == 1):
             return None
-        if window not in self._lists:
-            size = work_size(requests, splits)
+        if window not in self._lists:  # for steps of all sizes, as one runs at a time
+            size = work_size(self.limits.requests, splits_of(self.limits.blocks, cache.group.block_size))
             self._lists[window] = torch.empty(size, dtype=torch.int32, device=self.device)
-            works.append(self.launch(work_call(kv_len, self._lists[window], window, self.limits.requests)))
+        if window not in self._listed:
+            self._listed.add(window)
+            q_start = self._inputs[Q_START] if self._mixed else None
+            call = work_call(kv_len, self._lists[window], window, self.limits.requests, q_start=q_start)
+            works.append(self.launch(call))
         return self._lists[window]
 
     def launch(self, call: Call) -> Work:
@@ -195,6 +221,10 @@ class CudaProgram:
         if math.prod(call.grid) == 0:
             return _nothing
         return self._launcher.bind(call)
+
+    def resident(self, call: Call) -> int:
+        """See ``cuda_ops.Binder``."""
+        return self.processors * self._launcher.resident(call)
 
     def tile(self, shape: AttentionShape, decode: bool) -> Tile:
         """Of the attention kernel."""
@@ -205,15 +235,47 @@ class CudaProgram:
         """Whether each request of the step being bound has one token."""
         return self._decodes
 
-    def _most_scratch(self) -> int:
-        needed = [1]
-        for step in self.program.steps:
-            if step.op == "paged_attention":
-                heads, size = (step.outputs[0].shape[i].constant for i in (1, 2))
-                group = self.caches[next(o.name for o in step.inputs if o.kind == "cache")].group
-                tokens = min(self.limits.tokens, self.limits.requests)
-                needed.append(attention_scratch(tokens, heads, size, self.limits.blocks, group.block_size))
-        return max(needed)
+    @property
+    def mixed(self) -> bool:
+        """Whether some requests of it have one token, and are decoded beside prompts."""
+        return self._mixed
+
+
+def scratch_floats(program: LoweredProgram, limits: StepLimits, choices: Choices = Choices()) -> int:
+    """Of the parts that attention cuts the longest contexts of a step into, or products their factors."""
+    uses = {use.name: use for use in program.weights}
+    blocks = {f"{group.name}/{layer}": group.block_size for group in program.cache_groups for layer in group.layers}
+    needed = [0]
+    for step in program.steps:
+        if step.op == "paged_attention":
+            heads, size = (step.outputs[0].shape[i].constant for i in (1, 2))
+            block_size = blocks[next(o.name for o in step.inputs if o.kind == "cache")]
+            tokens = min(limits.tokens, limits.requests)
+            mixed = choices.mixed_decodes
+            needed.append(attention_scratch(tokens, heads, size, limits.blocks, block_size, mixed=mixed))
+        elif step.op == "linear" and choices.split_products and uses[step.inputs[1].name].dtype in _FORMATS:
+            columns, depth = uses[step.inputs[1].name].shape
+            needed.append(split_scratch(depth, columns, int(step.attrs.get("weight_group", 0))))
+    return max(needed)
+
+
+def step_memory(program: LoweredProgram, limits: StepLimits, vocab: int, choices: Choices = Choices()) -> int:
+    """Bytes that steps take beside weights and caches: activations, attention's parts and lists, sampling, logits."""
+    total = program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+    total += 4 * scratch_floats(program, limits, choices)
+    windows = {int(step.attrs["window"]): step for step in program.steps if step.op == "paged_attention"}
+    smallest = min((group.block_size for group in program.cache_groups), default=1)
+    total += len(windows) * 4 * work_size(limits.requests, splits_of(limits.blocks, smallest))
+
+    def new(shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        nonlocal total
+        total += math.prod(shape) * np.dtype(dtype).itemsize
+        return DeviceArray(0, np.dtype(dtype), shape)
+
+    SamplingMemory(limits.rows, vocab, new)
+    return (
+        total + 2 * 4 * limits.rows * vocab
+    )  # logits as float32: those that are changed, and those that are given back
 
 
 def weight_tensor(use: WeightUse, array: Any, device: torch.device) -> Tensor:

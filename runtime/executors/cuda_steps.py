@@ -7,17 +7,19 @@ of one token a request are replayed as a CUDA graph from their second time on.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from enginewright.plugins.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch, StepInput, StepOutput
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
 
 from .cuda_ops import Launcher, Work
@@ -80,10 +82,14 @@ class CudaSteps:
         vocab: tokens of the vocabulary.
         launcher: of sampling's kernels.
         capture: makes graphs; None: none are made.
+
+    Attributes:
+        graph_launches: steps that were replayed.
+        no_graphs: why none are made any more; "" while they are.
     """
 
     def __init__(self, program: CudaProgram, vocab: int, launcher: Launcher, capture: Capture | None) -> None:
-        self.graph_launches = 0
+        self.graph_launches, self.no_graphs = 0, ""
         self._program, self._launcher, self._capture = program, launcher, capture
         self._limits, self._device = program.limits, program.device
         self._memory = SamplingMemory(program.limits.rows, vocab, self._new)
@@ -137,7 +143,8 @@ class CudaSteps:
         tokens, ready = None, None
         if drawn is not None:
             tokens = torch.empty(len(drawn), dtype=torch.int32, pin_memory=drawn.is_cuda)
-            tokens.copy_(drawn, non_blocking=True)
+            if not drawn.is_meta:  # there only the calls are of interest
+                tokens.copy_(drawn, non_blocking=True)
             if drawn.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record()
@@ -170,7 +177,8 @@ class CudaSteps:
 
     def _shape_of(self, step: StepInput, blocks: int) -> StepShape:
         tokens, requests, rows = len(step.ids), len(step.kv_len), max(len(step.rows), 1)
-        decodes = bool((np.diff(step.q_start) == 1).all())
+        single = np.diff(step.q_start) == 1
+        decodes = bool(single.all())
         limits = self._limits
         return StepShape(
             profile=0,
@@ -179,6 +187,7 @@ class CudaSteps:
             rows=rounded(rows, (1, 1, limits.rows)),
             blocks=rounded(blocks, (1, 1, limits.blocks)),
             decodes=decodes,
+            mixed=self._program.choices.mixed_decodes and not decodes and bool(single.any()),
         )
 
     def _bound_for(self, shape: StepShape) -> _Bound:
@@ -200,8 +209,9 @@ class CudaSteps:
 
     def _run(self, bound: _Bound, shape: StepShape) -> None:
         def run() -> None:
-            for work in bound.works:
-                work()
+            with float32_sums():
+                for work in bound.works:
+                    work()
 
         bound.runs += 1
         if bound.graph is not None:
@@ -209,11 +219,26 @@ class CudaSteps:
             self.graph_launches += 1
             return
         if shape.decodes and self._capture is not None and bound.runs == 2:  # by now the libraries have chosen
-            bound.graph = self._capture(run)
-            bound.graph.replay()
-            self.graph_launches += 1
-            return
+            bound.graph = self._captured(self._capture, run)
+            if bound.graph is not None:
+                bound.graph.replay()
+                self.graph_launches += 1
+                return
         run()
+
+    def _captured(self, capture: Capture, run: Callable[[], None]) -> Graph | None:
+        """Work as a graph; None where that fails, which is said once: then all steps are launched kernel by kernel."""
+        try:
+            return capture(run)
+        except (RuntimeError, EnginewrightError) as e:  # what torch raises for an error of CUDA is the former
+            self._capture, self.no_graphs = None, str(e).partition("\n")[0]
+            warnings.warn(
+                f"target cuda: a CUDA graph can't be made: {self.no_graphs}; steps are launched kernel by kernel, "
+                "which is slower",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
 
     def _upload_memory(self, words: Mapping[str, int]) -> tuple[dict[str, int], Tensor, Tensor]:
         """Where arrays of so many words are in one upload; its memory here, pinned for a GPU, and there."""
@@ -264,15 +289,35 @@ class CudaSteps:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
 
     def close(self) -> None:
-        """Waits for what runs, and drops graphs and memory."""
+        """Waits for what runs, and drops graphs and memory: nothing can be started afterwards."""
         self.synchronize()
         self._bound.clear()
-        self._program.caches.clear()
+        self._program.close()
+        self._memory = SamplingMemory(0, 1, self._new)
+        self._lists = self._new((0,), "int32")
 
     def synchronize(self) -> None:
         """Waits for all that was put on the stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Inside, torch's products add in float32 to the end; by default cuBLAS may add parts of 16 bits.
+
+    These are settings of the whole process: they are as they were afterwards.
+    """
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = {name: getattr(products, name) for name in names}
+    try:
+        for name in names:
+            setattr(products, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(products, name, value)
 
 
 @dataclass
@@ -301,7 +346,7 @@ class _Started:
         tokens = self.tokens.numpy()
         output = StepOutput(tokens=tokens, logits=logits)
         if sampling.logprobs is not None and self.logits is not None:
-            add_logprobs(output, self.logits, tokens, sampling.logprobs)
+            add_logprobs(output, self.logits, tokens, sampling)
         return output
 
 
@@ -313,11 +358,14 @@ def option_views(uploaded: Tensor, places: Mapping[str, int], rows: int) -> dict
     }
 
 
-def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, count: int) -> None:
-    """Logprobs of the tokens [R] and of the ``count`` most likely ones of each row."""
-    logprobs = logits.log_softmax(-1)
+def add_logprobs(output: StepOutput, logits: Tensor, tokens: Int32Array, sampling: SamplingBatch) -> None:
+    """Logprobs of the tokens [R] or of those that are scored, and of the most likely ones of each row."""
+    logprobs, count = logits.log_softmax(-1), sampling.logprobs
     there = torch.from_numpy(tokens).to(logprobs.device)
     bad = there == NO_TOKEN
+    if sampling.scored is not None:
+        scored = torch.from_numpy(sampling.scored).to(logprobs.device)
+        there = there.where(scored == NO_TOKEN, scored)
     own = logprobs.gather(1, there.clamp(min=0).long()[:, None])[:, 0].masked_fill(bad, float("nan"))
     values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
     output.token_logprobs = own.cpu().numpy()

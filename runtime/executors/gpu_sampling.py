@@ -18,6 +18,8 @@ from enginewright.plugins.shared.contracts import Int32Array, SamplingBatch
 from enginewright.plugins.shared.errors import TargetError
 from enginewright.plugins.triton.call import DeviceArray
 from enginewright.plugins.triton.sampling_calls import Drawing, SamplingMemory, sampling_calls
+from enginewright.plugins.triton.tiles import GPUS, code_for
+from enginewright.runtime.bundle.cuda_section import number_of
 
 from .carried_kernels import CarriedKernels
 from .cuda_driver import Device
@@ -159,8 +161,7 @@ def open_sampler(device: Device, folder: Path, rows: int, vocab: int, logits: It
 
 
 def _carried(folder: Path, capability: str, vocab: int) -> int | None:
-    """The newest capability that has kernels there which run on a GPU of ``capability``: one of its major number."""
-    number = int(capability.replace(".", ""))
+    """The capability that has kernels there which run best on a GPU of ``capability``; see ``tiles.code_for``."""
     any_call = next(each_sampling_call(DeviceArray(0, _FLOAT32, (1, vocab))))
-    fitting = range(number, number // 10 * 10 - 1, -1)
-    return next((of for of in fitting if (folder / f"{any_call.spec(of).stem}.json").is_file()), None)
+    there = [of for of in GPUS if (folder / f"{any_call.spec(of).stem}.json").is_file()]
+    return code_for(number_of(capability), there)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from enginewright.plugins.shared.errors import BundleError, CapacityError, MissingDependencyError, TargetError
-from enginewright.runtime.bundle.checked_file import checked_file
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.stablehlo_section import IreeSection, ModuleSection, StableHloSection
+from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.bundle.tvm_section import best_level
 
 from .host_arrays import Array, capsule_of
@@ -81,7 +81,7 @@ class Iree:
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
         """What ``run`` takes. Raises BundleError for a file that isn't what was exported, or no module of IREE's."""
         name = f"{target_folder(target)}/{module.compiled(self._level)}"
-        content = checked_file(bundle, name)
+        content = read_code(bundle, name)
         try:
             loaded = self._api.VmModule.copy_buffer(self._instance, content)
             context = self._api.VmContext(self._instance, [self._library, loaded])

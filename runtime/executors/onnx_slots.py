@@ -96,7 +96,7 @@ class OnnxExecutor:
         variant: Variant | None = None,
     ) -> None:
         io = variant_io(bundle, target, provider, variant)
-        self.blocks = dict(blocks)
+        self._bundle, self.blocks = bundle, dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(io, capacity)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
         self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
@@ -131,6 +131,7 @@ class OnnxExecutor:
         self._steps = SlotSteps(self._caches, self.cache_groups, slots, self._threads, chunks_together=together)
 
     def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
         return Deferred(self._steps.run, step)
 
     def describe(self) -> dict[str, str | int]:

@@ -13,6 +13,7 @@ from enginewright.plugins.shared.extensions import Extensible
 from ..bundle.buckets import BucketPlan
 from ..bundle.linear_io import Variant
 from ..bundle.reader import Bundle, Load
+from ..bundle.trust import require_trust
 from ..kv_cache.cache_groups import default_budget, enough_for_windows, plan_pools
 from ..scheduler.limits import SchedulerConfig
 from .base import Executor
@@ -72,7 +73,8 @@ class Opening:
         make: the executor.
         most_context: tokens that a request may have at most, if that is fewer than the model has.
         memory: bytes for the caches by default.
-        memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing.
+        memory_of, groups_of: the same where it hangs on what the target runs on; None: on nothing. The former hangs on
+            the context too.
         slots: whether a request takes a block of its whole context.
         gives_back: whether its executor takes shared blocks (see ``ExecutorCaps``), where requests take blocks.
         takes: fields of ``Placement`` that mean something to it, apart from ``threads``.
@@ -82,7 +84,7 @@ class Opening:
     make: Callable[[Asked], Executor]
     most_context: Callable[[Bundle, str], int] = lambda bundle, target: bundle.model.context_length
     memory: Callable[[Bundle, str], int] = lambda bundle, target: default_budget()
-    memory_of: Callable[[Bundle, str, Placement], int] | None = None
+    memory_of: Callable[[Bundle, str, Placement, int], int] | None = None
     groups_of: Callable[[Bundle, str, int, Placement], tuple[CacheGroup, ...]] | None = None
     slots: Callable[[Bundle, str], bool] = lambda bundle, target: False
     gives_back: bool = False
@@ -130,7 +132,7 @@ def _make_onnx(asked: Asked) -> Executor:
     )
 
 
-def _onnx_memory(bundle: Bundle, target: str, placement: Placement) -> int:
+def _onnx_memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:
     from .onnx_slots import device_budget
 
     return device_budget(bundle, target, placement.provider or "cpu", placement.variant)
@@ -177,10 +179,10 @@ def _make_cuda(asked: Asked) -> Executor:
     return CudaExecutor(asked.bundle, asked.blocks, asked.context, target=asked.target)
 
 
-def _cuda_budget(bundle: Bundle, target: str) -> int:
+def _cuda_budget(bundle: Bundle, target: str, placement: Placement, context: int) -> int:
     from .cuda_blocks import cuda_budget
 
-    return cuda_budget(bundle, target)
+    return cuda_budget(bundle, target, context)
 
 
 def _make_tvm(asked: Asked) -> Executor:
@@ -225,7 +227,7 @@ _ONNX = Opening(
     slots=lambda bundle, target: True,
     takes=("provider", "variant"),
 )
-_CUDA = Opening(_program_groups, _make_cuda, memory=_cuda_budget, gives_back=True)
+_CUDA = Opening(_program_groups, _make_cuda, memory_of=_cuda_budget, gives_back=True)
 _TVM = Opening(_program_groups, _make_tvm, gives_back=True)
 _ENGINES = Opening(_engine_groups, _make_engine, _engine_context, memory=_gpu_budget, slots=_has_slots, gives_back=True)
 
@@ -245,21 +247,24 @@ class RuntimeTarget:
     Attributes:
         requirements: what it needs of a machine, for ``optimize doctor``.
         opening: how the runtime opens it; None if other programs run it.
+        carries: what code a bundle has for it, in the plural; None: none, its files are data. A target that carries
+            code is opened only where the caller trusts the bundle.
     """
 
     requirements: Check
     opening: Opening | None = None
+    carries: str | None = "programs"
 
 
 _OWN = {
-    "cpu": RuntimeTarget(check_cpu, _CPU),
-    "onnx": RuntimeTarget(check_onnx, _ONNX),
-    "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES),
-    "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES),
-    "cuda": RuntimeTarget(check_cuda, _CUDA),
-    "stablehlo": RuntimeTarget(check_stablehlo, _STABLEHLO),
-    "torch-tensorrt": RuntimeTarget(check_torch_tensorrt),
-    "tvm": RuntimeTarget(check_tvm, _TVM),
+    "cpu": RuntimeTarget(check_cpu, _CPU, None),
+    "onnx": RuntimeTarget(check_onnx, _ONNX, None),
+    "tensorrt-rtx": RuntimeTarget(check_tensorrt("rtx"), _ENGINES, "TensorRT engines"),
+    "tensorrt": RuntimeTarget(check_tensorrt("tensorrt"), _ENGINES, "TensorRT engines and compiled kernels"),
+    "cuda": RuntimeTarget(check_cuda, _CUDA, "compiled kernels"),
+    "stablehlo": RuntimeTarget(check_stablehlo, _STABLEHLO, "modules that become machine code"),
+    "torch-tensorrt": RuntimeTarget(check_torch_tensorrt, None, "programs"),
+    "tvm": RuntimeTarget(check_tvm, _TVM, "compiled libraries"),
 }
 
 TARGETS = Extensible(_OWN, "enginewright.runtime_targets", RuntimeTarget)
@@ -274,6 +279,11 @@ def runs_here(name: str) -> bool:
     return name in TARGETS and TARGETS[name].opening is not None
 
 
+def carried_code(target: str) -> str | None:
+    """What code a bundle has for a target, in the plural; None: none, or nothing here knows the target."""
+    return TARGETS[target].carries if target in TARGETS else None
+
+
 def _opening(name: str) -> Opening:
     opening = TARGETS[name].opening
     assert opening is not None  # choose_target has seen to it
@@ -281,16 +291,27 @@ def _opening(name: str) -> Opening:
 
 
 def choose_target(bundle: Bundle, target: str | None) -> str:
-    """``target`` if it is ready and runs here; of None, the first of ``ORDER`` that does. Raises BundleError."""
+    """``target`` if it is ready and runs here; of None, the first of ``ORDER`` that does, and may.
+
+    Raises BundleError; TrustError where the target carries code that may not run.
+    """
     if target is None:
         ready = [name for name in ORDER if name in bundle.targets and bundle.targets[name].state == "ready"]
-        target = next(iter(ready), None) or next(iter(bundle.targets), ORDER[0])
+        may = ready if bundle.trust is not None else [name for name in ready if carried_code(name) is None]
+        target = next(iter(may or ready), None) or next(iter(bundle.targets), ORDER[0])
     bundle.target(target)
     if not runs_here(target):
         raise BundleError(
             f"{bundle.path}: this Enginewright can't run target {target!r}", hint=f"Use target {' or '.join(ORDER)}."
         )
+    check_code(bundle, target)
     return target
+
+
+def check_code(bundle: Bundle, target: str) -> None:
+    """Raises TrustError if a target carries code, and the bundle isn't trusted; see ``trust.require_trust``."""
+    others = (name for name in ORDER if name in bundle.targets and bundle.targets[name].state == "ready")
+    require_trust(bundle, target, carried_code(target), tuple(name for name in others if carried_code(name) is None))
 
 
 def variants_of(bundle: Bundle, target: str) -> tuple[Variant | None, ...]:
@@ -343,8 +364,10 @@ def make_executor(
 
     Raises:
         BundleError, CapacityError, MissingDependencyError, TargetError: what the executor raises.
+        TrustError: the target carries code that may not run.
         RequestError: ``placement`` names what the target doesn't have.
     """
+    check_code(bundle, target)
     if placement.load not in get_args(Load):
         raise RequestError(f"load: {placement.load!r} isn't a way to load weights", hint='It is "map" or "read".')
     for field in ("isa", "provider", "variant", "load"):
@@ -381,15 +404,15 @@ def open_executor(
     step_tokens = max(config.prefill_tokens, sizes.most_tokens if sizes is not None else 0)
     gives_back = _opening(target).gives_back and not slots
     enough = enough_for_windows(groups, config.max_requests, step_tokens) if gives_back else {}
-    budget = _default_memory(bundle, target, placement) if memory is None else memory
+    budget = _default_memory(bundle, target, placement, context) if memory is None else memory
     plan = plan_pools(groups, budget, config.max_requests * longest, reserved, enough)
     blocks = {name: count + padding[name] for name, count in plan.blocks.items()}
     executor = make_executor(bundle, target, blocks, context, placement, sizes)
     return executor if sizes is None else StaticShapes(executor, sizes)
 
 
-def _default_memory(bundle: Bundle, target: str, placement: Placement) -> int:
+def _default_memory(bundle: Bundle, target: str, placement: Placement, context: int) -> int:
     opening = _opening(target)
     if opening.memory_of is None:
         return opening.memory(bundle, target)
-    return opening.memory_of(bundle, target, placement)
+    return opening.memory_of(bundle, target, placement, context)

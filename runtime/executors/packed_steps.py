@@ -23,6 +23,7 @@ class StepShape:
         profile: which of the target's profiles runs it.
         tokens, requests, rows, blocks: T, B, R, and M of the tables.
         decodes: whether each request has one token.
+        mixed: whether some have one, and are to be decoded beside the prompts of others.
     """
 
     profile: int
@@ -31,6 +32,7 @@ class StepShape:
     rows: int
     blocks: int
     decodes: bool
+    mixed: bool = False
 
 
 @dataclass(frozen=True)

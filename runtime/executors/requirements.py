@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from enginewright.plugins.onnxruntime.library import NAME as OPERATORS
+from enginewright.plugins.triton.tiles import machine_code_runs
 from enginewright.plugins.xla.library import NAME as HANDLERS
 
+from ..bundle.cuda_section import CudaSection, number_of
 from ..bundle.linear_io import LinearIo
 from ..bundle.manifest import TargetManifest
 from ..bundle.stablehlo_section import IreeSection, StableHloSection
 from ..bundle.tvm_section import TvmSection, best_level
 from ..kv_cache.cache_groups import format_bytes
+from .cuda_driver import Gpu
 from .machine import Machine
 from .onnx_session import OLDEST, PROVIDERS, is_older
 from .pjrt_library import INSTALL as INSTALL_JAXLIB
@@ -157,19 +160,29 @@ def driver_problem(machine: Machine, what: str, built_for: str) -> Problem | Non
 
 def check_cuda(machine: Machine, target: TargetManifest | None) -> Checked:
     section = target.cuda if target is not None else None
-    problems = torch_problems(machine, "cuda")
-    if machine.packages.get("triton") is None:
-        hint = "Install it with: pip install 'enginewright[cuda]'"
-        problems.append(Problem("Triton is not installed", hint, missing=True))
+    problems = torch_problems(machine, "cuda")  # Triton compiles kernels for an export; a bundle has them
     fitting = [gpu for gpu in machine.gpus if section is None or section.kernels_for(gpu.capability) is not None]
     if not fitting:
         known = section.compute_capabilities if section is not None else ()
         if (problem := gpu_problem(machine.gpus, machine.gpu_problem, known, "the kernels")) is not None:
             problems.append(problem)
-    names = (("PyTorch", "torch"), ("Triton", "triton"))
-    on = [f"{name} {machine.packages[module]}" for name, module in names if module in machine.packages]
+    on = [f"PyTorch {machine.packages['torch']}"] if "torch" in machine.packages else []
     on += [f"{gpu.name} ({gpu.capability}), {format_bytes(gpu.memory_bytes)}" for gpu in fitting[:1]]
-    return Checked(tuple(problems), (", ".join(on),) if on else ())
+    said = (", ".join(on),) if on else ()
+    return Checked(tuple(problems), said + (_as_ptx(machine, section, fitting[0]) if section and fitting else ()))
+
+
+def _as_ptx(machine: Machine, section: CudaSection, gpu: Gpu) -> tuple[str, ...]:
+    """Why a GPU's driver translates a bundle's kernels from PTX, if it does: that takes time at the first start."""
+    made_for = section.kernels_for(gpu.capability)
+    assert made_for is not None
+    if not machine_code_runs(number_of(made_for), number_of(gpu.capability)):
+        return (f"kernels as PTX of {made_for}, which the driver translates: export with --gpu {gpu.capability}",)
+    by = section.assemblers.get(made_for, "")
+    if by and machine.cuda and int(by.partition(".")[0]) > int(machine.cuda.partition(".")[0]):
+        said = f"its machine code is of CUDA {by}, and the driver runs CUDA {machine.cuda}"
+        return (f"kernels as PTX, which the driver translates: {said}",)
+    return ()
 
 
 def check_stablehlo(machine: Machine, target: TargetManifest | None) -> Checked:

@@ -14,6 +14,7 @@ from enginewright.plugins.shared.errors import BundleError, CapacityError
 from enginewright.runtime.bundle.manifest import target_folder
 from enginewright.runtime.bundle.reader import Bundle, Load
 from enginewright.runtime.bundle.stablehlo_section import BLOCK, ModuleSection, StableHloSection
+from enginewright.runtime.bundle.trust import read_code
 
 from .base import Deferred
 from .host_arrays import Array, aligned, in_place
@@ -60,7 +61,7 @@ class StableHloExecutor:
         load: Load = "map",
     ) -> None:
         section = self._section = stablehlo_section(bundle, target)
-        self.blocks = dict(blocks)
+        self._bundle, self.blocks = bundle, dict(blocks)
         self.cache_groups: tuple[CacheGroup, ...] = slot_groups(section, context)
         slots = min(self.blocks[g.name] for g in self.cache_groups)
         self.caps = ExecutorCaps(ragged=False, max_requests=slots, kept_slots=True)
@@ -71,6 +72,7 @@ class StableHloExecutor:
         self._steps = SlotSteps(self._slots, self.cache_groups, slots, self._threads, prompts_alone=True)
 
     def submit(self, step: StepInput) -> Deferred:
+        self._bundle.check_unchanged()
         return Deferred(self._steps.run, step)
 
     def describe(self) -> dict[str, str | int]:
@@ -133,7 +135,7 @@ class XlaModules(Pjrt):
     def load(self, bundle: Bundle, target: str, module: ModuleSection) -> Any:
         """See ``ModuleClient``. Raises what ``compile`` raises."""
         name = f"{target_folder(target)}/{module.file}"
-        return self._kept.load(bundle.read_bytes(name), str(bundle.path / name))
+        return self._kept.load(read_code(bundle, name), str(bundle.path / name))
 
 
 def open_client(section: StableHloSection, provider: str | None, threads: int) -> ModuleClient:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from enginewright.plugins.shared.contracts import (
+    NO_TOKEN,
     SAMPLING_LISTS,
     SAMPLING_OPTIONS,
     CacheGroup,
@@ -183,6 +184,8 @@ def _greedy(sampling: SamplingBatch, more: int) -> SamplingBatch:
         for name, array in sampling.options().items()
         if name in SAMPLING_OPTIONS
     }
+    if sampling.scored is not None:
+        longer["scored"] = _longer(sampling.scored, more, NO_TOKEN)
     for name in SAMPLING_LISTS:
         if (starts := getattr(sampling, name)) is not None:
             longer[name] = _longer(starts, more, int(starts[-1]))

@@ -19,7 +19,7 @@ from enginewright.plugins.triton.tiles import SCALED_FORMATS, FloatType
 
 from ..bundle.paged_section import KV_LEN, Q_START, cache_tensors, slots_name, table_name
 from ..bundle.segments import AttentionKernels, AttentionStep
-from .carried_kernels import read_by_stem
+from .carried_kernels import load_carried, read_by_stem
 from .cuda_driver import Argument, Device
 from .packed_steps import StepShape
 from .tensorrt_block_runs import StepMemory
@@ -41,7 +41,7 @@ class AttentionLaunches:
 
     Raises:
         BundleError: a kernel can't be read.
-        EnginewrightError: the driver refuses one.
+        TargetError: the driver refuses one.
     """
 
     def __init__(self, kernels: AttentionKernels, folder: Path, device: Device) -> None:
@@ -90,10 +90,10 @@ class AttentionLaunches:
         }
         self._run(self._write, write_launch(self._write.kernel, of, shape.tokens, pool), given)
         if not shape.decodes:
-            run = attention_launch(self._prefill.kernel, of, shape.tokens, shape.requests, shape.blocks)
+            run = attention_launch(self._prefill.kernel, of, shape.tokens, shape.requests, shape.blocks, pool)
             self._run(self._prefill, run, given)
             return
-        run = attention_launch(self._decode.kernel, of, shape.tokens, shape.requests, shape.blocks)
+        run = attention_launch(self._decode.kernel, of, shape.tokens, shape.requests, shape.blocks, pool)
         parts = {"parts": buffers["parts"], "lse": buffers["lse"]}
         self._run(self._decode, run, given | {"out": parts["parts"], "lse": parts["lse"]})
         combine = combine_launch(self._combine.kernel, heads, shape.tokens, self._splits(group, shape.blocks))
@@ -106,7 +106,7 @@ class AttentionLaunches:
 
     def _load(self, folder: Path, stem: str) -> _Loaded:
         kernel = read_by_stem(folder, stem)
-        return _Loaded(kernel, self._device.load_kernel(kernel.cubin, kernel.entry, kernel.shared_memory))
+        return _Loaded(kernel, load_carried(self._device, folder, kernel)[0])
 
     def _run(self, loaded: _Loaded, run: Launch[int], given: Mapping[str, int]) -> None:
         integers = iter(run.integers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any
@@ -15,9 +16,9 @@ from enginewright.plugins.cpu.threads import available_threads
 from enginewright.plugins.shared.contracts import CacheGroup, ExecutorCaps, StepInput, StepOutput
 from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.plugins.shared.lowered_program import LoweredProgram
-from enginewright.runtime.bundle.checked_file import checked_file
 from enginewright.runtime.bundle.manifest import target_folder
-from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.reader import PROGRAM_FILE, Bundle
+from enginewright.runtime.bundle.trust import read_code
 from enginewright.runtime.bundle.tvm_section import (
     STEP,
     LevelName,
@@ -65,9 +66,14 @@ class TvmExecutor(HostBlocks):
         self._level, self._kernels = level, section.kernels
         name = f"{target_folder(target)}/{section.library(level)}"
         weights = {use.name: bundle.weight(use.name) for use in program.weights}
-        ours = CpuProgram(program, weights, blocks=self.blocks, threads=self._threads) if section.kernels else None
-        library = Library(checked_file(bundle, name), bundle.path / name, None if ours else self._threads)
-        memory = OwnMemory(program, self.blocks) if ours is None else OurMemory(ours)
+        check_program(bundle, target, section)
+        # The library checks nothing: the program that it was compiled from is verified, and each step, as on the cpu
+        # target, which also owns arena and caches.
+        own = 1 if section.kernels is None else self._threads
+        memory = OurMemory(CpuProgram(program, weights, blocks=self.blocks, threads=own))
+        library = Library(
+            read_code(bundle, name), bundle.path / name, self._threads if section.kernels is None else None
+        )
         self._step = TvmStep(program, library, weights, memory)
         self._sampler = RowSampler(self._threads)
 
@@ -112,7 +118,7 @@ class TvmExecutor(HostBlocks):
 
 
 class OwnMemory:
-    """Arena and caches of a program that TVM's kernels alone run.
+    """Arena and caches of a program that was compiled here and isn't verified: that TVM's kernels alone run.
 
     Attributes:
         caches: the keys and the values of each layer, as ``arguments_of`` has them.
@@ -142,7 +148,7 @@ class OwnMemory:
 
 
 class OurMemory:
-    """The same of a program some of whose steps our kernels run, as they do on the cpu target."""
+    """The same of a program of a bundle, whose steps are verified, and maybe run, as they are on the cpu target."""
 
     def __init__(self, program: CpuProgram) -> None:
         layers = [(g.name, layer) for g in program.lowered.cache_groups for layer in g.layers]
@@ -229,6 +235,22 @@ def tvm_section(bundle: Bundle, target: str) -> TvmSection:
     if section is None:
         raise BundleError(f"{bundle.path}: target {target!r} has no libraries", hint="Export the bundle again.")
     return section
+
+
+def check_program(bundle: Bundle, target: str, section: TvmSection) -> None:
+    """Raises BundleError if the program isn't the one that the target's libraries were compiled from."""
+    name = f"{target_folder(target)}/{PROGRAM_FILE}"
+    if section.program is not None and hashlib.sha256(bundle.read_bytes(name)).hexdigest() != section.program:
+        raise BundleError(
+            f"{bundle.path / name}: the target's libraries were compiled from another program",
+            hint="Copy the bundle again, or export it again.",
+        )
+    for group in bundle.program(target).cache_groups:
+        if group.dtype != "f32":
+            raise BundleError(
+                f"{bundle.path / name}: cache group {group.name} is {group.dtype}, and libraries have f32 caches",
+                hint="Export the bundle again.",
+            )
 
 
 def check_section(section: TvmSection) -> LevelName:

@@ -37,6 +37,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from enginewright.plugins.shared.errors import shown
+
 from ..bundle.regular_file import read_regular
 
 Payload = npt.NDArray[np.uint8]
@@ -107,6 +109,7 @@ class BlockStore:
         self._writer: threading.Thread | None = None
         self._queue: queue.Queue[tuple[bytes, str, Sequence[int], list[Payload]] | None] = queue.Queue(_WAITING_WRITES)
         self._waiting: set[bytes] = set()
+        self._off = False
         try:
             key_file = default_key_file() if key_file is None else key_file
             _own_folder(folder)
@@ -117,12 +120,12 @@ class BlockStore:
             self._look()
         except OSError as e:
             self._key = b""
-            self._say(f"{e.filename or folder}: {e.strerror}; it is not used")
+            self._say(f"{e.filename or folder}: {e.strerror}; it is not used", raises=True)
 
     @property
     def usable(self) -> bool:
         """Whether it is read."""
-        return bool(self._key)
+        return bool(self._key) and not self._off
 
     @property
     def writable(self) -> bool:
@@ -176,16 +179,23 @@ class BlockStore:
         """Has a block written by a thread. ``wait``: until there is room in its queue; else the block is given up."""
         if not self.writable or name in self._files or name in self._waiting:
             return
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="enginewright-prefixes", daemon=True)
-            self._writer.start()
         try:
+            if self._writer is None:
+                writer = threading.Thread(target=self._write_all, name="enginewright-prefixes", daemon=True)
+                writer.start()
+                self._writer = writer
+            self._waiting.add(name)
             self._queue.put(
                 (name, self._folder_part(namespace), tuple(tokens), payloads), block=wait, timeout=_SECONDS_TO_CLOSE
             )
-            self._waiting.add(name)
         except queue.Full:
+            self._waiting.discard(name)
             self.use.skipped += 1
+            if wait:
+                self._switch_off(f"the disk takes nothing for {_SECONDS_TO_CLOSE:g} s")
+        except RuntimeError as e:
+            self._waiting.discard(name)
+            self._switch_off(str(e))  # no thread can be started
 
     def used(self, names: Sequence[bytes]) -> None:
         """Records of a prefix, from its beginning on, were of use. The last is deleted first: it needs the others."""
@@ -210,8 +220,11 @@ class BlockStore:
         return len(gone)
 
     def flush(self) -> None:
-        """Waits until what was given to ``write`` is on the disk, or is given up."""
-        self._queue.join()
+        """Waits until what was given to ``write`` is on the disk, or is given up: a minute at most."""
+        done = self._queue.all_tasks_done
+        with done:
+            if not done.wait_for(lambda: not self._queue.unfinished_tasks, _SECONDS_TO_CLOSE):
+                self._switch_off(f"the disk isn't done after {_SECONDS_TO_CLOSE:g} s")
 
     def close(self) -> None:
         """Waits until what was given to ``write`` is on the disk, a minute at most."""
@@ -262,15 +275,27 @@ class BlockStore:
         return made.digest()
 
     def _write_all(self) -> None:
+        """Writes what comes, until it gets None. Whatever goes wrong, each block that came is done in the end: others
+        wait for that."""
         while (work := self._queue.get()) is not None:
             name, part, tokens, payloads = work
             try:
-                self._write(name, f"{part}-{name.hex()}.kv", tokens, payloads)
+                if not self._off:
+                    self._write(name, f"{part}-{name.hex()}.kv", tokens, payloads)
             except OSError as e:  # a full disk, say: later blocks are tried again
                 self._say(f"{e.filename or self.folder}: {e.strerror}; blocks that can't be written are not kept")
                 self.use.skipped += 1
-            self._waiting.discard(name)
-            self._queue.task_done()
+            except BaseException as e:  # noqa: BLE001  nobody is above this thread
+                self._switch_off(f"writing a block failed: {shown(e, 300)}")
+                self.use.skipped += 1
+            finally:
+                self._waiting.discard(name)
+                self._queue.task_done()
+
+    def _switch_off(self, why: str) -> None:
+        """Nothing is read or written any more; requests are computed as if nothing were there."""
+        self._off = True
+        self._say(f"{self.folder}: {why}; it is not used any more")
 
     def _write(self, name: bytes, file: str, tokens: Sequence[int], payloads: list[Payload]) -> None:
         head = _head(tokens, [len(payload) for payload in payloads])
@@ -319,7 +344,7 @@ class BlockStore:
             self._lock = lock
         except OSError:
             os.close(lock)
-            self._say(f"{self.folder}: another process writes it; this one only reads")
+            self._say(f"{self.folder}: another process writes it; this one only reads", raises=True)
 
     def _look(self) -> None:
         """What is there. Files that aren't ours stay as they are, and count for nothing."""
@@ -341,10 +366,17 @@ class BlockStore:
             self._files[name] = file, size
             self._bytes += size
 
-    def _say(self, problem: str) -> None:
-        if self.problem is None:
-            self.problem = problem
+    def _say(self, problem: str, *, raises: bool = False) -> None:
+        """Once. ``raises``: a warning that the caller has made an error may be raised; elsewhere it would end a thread
+        that others wait for."""
+        if self.problem is not None:
+            return
+        self.problem = problem
+        try:
             warnings.warn(f"prefix cache: {problem}", RuntimeWarning, stacklevel=2)
+        except RuntimeWarning:
+            if raises:
+                raise
 
 
 def default_key_file() -> Path:

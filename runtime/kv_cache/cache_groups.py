@@ -15,10 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from enginewright.plugins.shared.contracts import CacheGroup
-from enginewright.plugins.shared.errors import CapacityError, RequestError
+from enginewright.plugins.shared.errors import CapacityError, RequestError, shown
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+MOST_BYTES = 1 << 62
 _SHARE_OF_FREE = 4
 """The KV cache takes at most 1/4 of the free memory unless told otherwise: the mapped weights need the rest."""
 
@@ -120,10 +121,18 @@ def bytes_for(groups: Sequence[CacheGroup], tokens: int, enough: Mapping[str, in
 
 def parse_size(value: int | str, name: str = "memory") -> int:
     """Bytes of 1048576, "512MiB", "1.5 GB" or "2g". Raises RequestError with that name."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str(value).strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise RequestError(f"{name}: {value!r} isn't a size", hint='Pass bytes, or a size such as "512MiB" or "2GB".')
-    return int(float(match[1]) * _UNITS[match[2]])
+    hint = 'Pass bytes, or a size such as "512MiB" or "2GB".'
+    found = math.nan
+    if isinstance(value, int) and not isinstance(value, bool):
+        plain = int.__int__(value)
+        found = plain if 0 <= plain <= MOST_BYTES else math.nan
+    elif isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", str.__str__(value).strip().lower())
+        if match is not None and match[2] in _UNITS:
+            found = float(match[1]) * _UNITS[match[2]]
+    if not 0 <= found <= MOST_BYTES:
+        raise RequestError(f"{name}: {shown(value)} isn't a size", hint=hint)
+    return int(found)
 
 
 def format_bytes(size: int) -> str:

@@ -9,7 +9,8 @@ from .block_store import BlockStore, Payload
 from .prefix_index import NO_BLOCK, Node
 
 _FADING = 0.98
-"""Of how slow the disk seemed, each time that it wasn't asked for that: some day it is asked again."""
+"""A disk that was slower than computing isn't read. Each time, its measured seconds are multiplied by this, so that it
+is tried again some day."""
 
 
 @runtime_checkable

@@ -69,8 +69,14 @@ class BeamSearch:
 
     @property
     def candidates(self) -> int:
-        """Most probable tokens that it wants to know of each sequence: enough to go on if many of them are ends."""
-        return min(max(2, 1 + len(self.end_tokens)) * self.params.num_beams, self.vocab_size)
+        """Most probable continuations that it chooses from: enough to go on if many of them are ends."""
+        return max(2, 1 + len(self.end_tokens)) * self.params.num_beams
+
+    @property
+    def looked_at(self) -> int:
+        """Most probable tokens that it wants to know of each sequence: as many, or all that there are. Where all of
+        them are fewer than the beams, there are fewer sequences at first."""
+        return min(self.candidates, self.vocab_size)
 
     @property
     def ready(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import Int32Array, SamplingBatch
+from enginewright.plugins.shared.contracts import NO_TOKEN, Int32Array, SamplingBatch
 
 from .sampling import SamplingParams
 
@@ -129,14 +130,20 @@ PLAIN: Row = (SamplingParams(), 0, 0)
 """A row whose token nobody wants."""
 
 
-def sampling_batch(rows: Sequence[Row], rules: Sequence[LogitRules | None] = (), top: int = 0) -> SamplingBatch:
+def sampling_batch(
+    rows: Sequence[Row],
+    rules: Sequence[LogitRules | None] = (),
+    top: int | None = None,
+    scored: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> SamplingBatch:
     """The arrays [R] of a step's rows.
 
     Args:
         rules: of each row's request; may be left out where none has any.
-        top: so many top logprobs are wanted of some row, whatever the parameters say; 0: none.
+        top: so many top logprobs are wanted of some row, whatever the parameters say; None: none.
+        scored: row -> the tokens whose logprobs are wanted in place of the drawn ones, of it and of those behind it.
     """
-    wanted = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + [top] * (top > 0)
+    wanted = [p.logprobs for p, _, _ in rows if p.logprobs is not None] + ([] if top is None else [top])
     batch = SamplingBatch(
         temperature=np.array([p.temperature for p, _, _ in rows], np.float32),
         top_k=np.array([p.top_k for p, _, _ in rows], np.int32),
@@ -151,6 +158,10 @@ def sampling_batch(rows: Sequence[Row], rules: Sequence[LogitRules | None] = (),
             setattr(batch, name, np.array([getattr(p, name) for p, _, _ in rows], np.float32))
     if any(rules):
         RowLists(batch, rules)
+    if scored:
+        batch.scored = np.full(len(rows), NO_TOKEN, np.int32)
+        for row, tokens in scored.items():
+            batch.scored[row : row + len(tokens)] = tokens
     return batch
 
 

@@ -35,7 +35,7 @@ CREDIT = 1.0
 MORE_CREDIT = 0.003
 """And more for each step, so that what was wrong is tried again."""
 _MOST_CREDIT = 3.0
-"""So what was right once doesn't pay for ever."""
+"""Guesses that were right earn credit, up to so many steps' time: a long run of them can't pay for many wrong ones."""
 
 
 @dataclass(frozen=True, slots=True)

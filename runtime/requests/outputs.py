@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from enginewright.plugins.shared.contracts import FloatArray
 from enginewright.plugins.shared.errors import EnginewrightError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -169,17 +166,53 @@ class StreamPiece:
     index: int = 0
 
 
-def logprobs_of(logits: FloatArray, token: int, count: int) -> TokenLogprobs:
-    """Of ``token`` and the ``count`` most probable ones, by logits [V]; of equal ones the lowest first."""
-    largest = float(logits.max())
-    log_sum = largest + math.log(float(np.exp(logits.astype(np.float64) - largest).sum()))
-    top: list[tuple[int, float]] = []
-    if count:
-        least = np.partition(logits, len(logits) - count)[-count]
-        ids = np.flatnonzero(logits >= least)
-        best = ids[np.argsort(-logits[ids], kind="stable")][:count]
-        top = [(int(i), float(logits[i]) - log_sum) for i in best]
-    return TokenLogprobs(token, float(logits[token]) - log_sum, tuple(top))
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One sequence that ``LLM.beam_search`` found, as vLLM has it.
+
+    Attributes:
+        tokens: the prompt's and the new ones, with the end token if there was one.
+        logprobs: of each new token: the most probable ones there.
+        cum_logprob: the sum of the new tokens' log-probabilities.
+        text: of all tokens, special ones included; None without a tokenizer.
+        finish_reason, stop_reason: see ``RequestOutput``.
+        score: what the sequences are sorted by; see ``SamplingParams.num_beams``. (vLLM counts the prompt's tokens as
+            part of the length; here only new tokens count, as in transformers.)
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    text: str | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    score: float | None
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """What ``LLM.beam_search`` found for a prompt: ``sequences``, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+    @classmethod
+    def of(cls, result: RequestOutput, decode: Callable[[list[int]], str] | None) -> BeamSearchOutput:
+        """A request's result in this form; ``decode`` makes text of tokens."""
+        found = []
+        for answer, output in zip((result, *result.others), result.outputs, strict=True):
+            tokens = [*result.prompt_token_ids, *answer.token_ids]
+            found.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    logprobs=output.logprobs or [],
+                    cum_logprob=answer.cumulative_logprob or 0.0,
+                    text=None if decode is None else decode(tokens),
+                    finish_reason=answer.finish_reason,
+                    stop_reason=answer.stop_reason,
+                    score=answer.score,
+                )
+            )
+        return cls(found)
 
 
 def _logprob_dict(entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -16,7 +16,7 @@ from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.text.output_text import OutputText
 
 from .logit_rules import LogitRules
-from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs, logprobs_of
+from .outputs import FinishReason, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
 from .request_class import NO_TARGETS, RequestClass
 from .sampling import SamplingParams, sample_seed, seed_of
 
@@ -33,6 +33,14 @@ class HiddenStates:
 
     layers: tuple[int, ...]
     values: FloatArray | None = None
+
+
+class FailedRequestError(Exception):
+    """Raised from an error that came up in the work for one request alone: it ends, and the others go on."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.request_id)
+        self.request = request
 
 
 class Request:
@@ -177,6 +185,8 @@ class Request:
             self._logprobs.append(logprobs)
         self._timed()
         if token in self._end_token_ids or (self._text is not None and self._text.push(token)):
+            if self.params.include_stop_str_in_output and self._text is not None and token in self._end_token_ids:
+                self._text.push(token)
             if token in self.params.stop_token_ids:
                 self.stop_reason = token
             self.finish("stop")
@@ -233,19 +243,20 @@ class Request:
     def _text_of(self, tokens: Sequence[int]) -> OutputText | None:
         assert self.search is not None
         text = self.search.new_text()
+        left_out = () if self.params.include_stop_str_in_output else self._end_token_ids
         for token in tokens:
-            if text is not None and token not in self._end_token_ids:
+            if text is not None and token not in left_out:
                 text.push(token)
         return text
 
+    def accept_scored(self, start: int, count: int, found: Sequence[TokenLogprobs]) -> None:
+        """Takes the log-probabilities ``found`` by ``count`` prompt tokens from ``start`` on: of those behind them."""
+        assert self._prompt_logprobs is not None
+        self._prompt_logprobs[start + 1 : start + 1 + len(found)] = found
+        self._scored = max(self._scored, start + count)
+
     def accept_logits(self, start: int, logits: FloatArray) -> None:
         """Takes the logits [n, V] of n prompt tokens from ``start`` on."""
-        if self._prompt_logprobs is not None:
-            count = self.params.prompt_logprobs or 0
-            for at, row in enumerate(logits[: self.prompt_length - 1 - start], start + 1):
-                self._prompt_logprobs[at] = logprobs_of(row, self.tokens[at], count)
-            self._scored = max(self._scored, start + len(logits))
-            return
         assert self.logits is not None
         if callable(self.logits):
             self.logits(start, logits)
@@ -267,7 +278,11 @@ class Request:
     def fail(self, error: EnginewrightError) -> None:
         """Ends the request with an error of its own; what it has so far stays."""
         self.error = error
-        self.finish("error")
+        try:
+            self.finish("error")
+        except Exception:  # noqa: BLE001  its text may be what failed
+            self._text = None
+            self.finish("error")
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request. Text that was held back comes out, and may turn out to complete a stop string."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
@@ -11,11 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError, shown
+
+from .vllm_names import OF_SAMPLING, check_nothing, takes_vllm_names
 
 MOST_LOGPROBS = 100
 MOST_STOP = 128
+MOST_STOP_TEXT = 4096
 MOST_BAD_WORDS = 1000
+MOST_BAD_TEXT = 1 << 15
+"""Characters, which are tokenized twice, before the request is made."""
 MOST_ANSWERS = 128
 MOST_BEAMS = 32
 MOST_PENALTY = 1e4
@@ -52,14 +58,16 @@ class SamplingParams:
         logit_bias: token -> what is added to its logit, before the penalties; -inf bans it.
         allowed_token_ids: the only tokens that may come; () is all.
         bad_words: texts, or lists of token ids, that may not come. Text is banned as it is tokenized at the beginning
-            of a text and behind a space; a word that is tokenized otherwise may still come, as in vLLM.
+            of a text and behind a space; a word that is tokenized otherwise may still come, as in vLLM. They have
+            32,768 characters or ids together at most.
         min_tokens: so many tokens come before one that ends the text can. A stop string ends it at any time.
         seed: of the random numbers, 0 <= seed < 2**64. None takes ``seed_of(prompt ids)``: one prompt with the same
             parameters gives the same tokens at every call. Pass different seeds to get different samples.
         max_tokens: most new tokens; cut where the model's context ends. None: as many as the context and the KV cache
             have room for.
         stop: a string, or several, that end the text. It is cut before the one that begins first, however the text is
-            split into tokens; a few more tokens are computed where that one isn't complete before another.
+            split into tokens; a few more tokens are computed where that one isn't complete before another. At most 128
+            strings, of 4,096 characters together.
         stop_token_ids: tokens that end the text, besides the model's own. Their text is left out.
         ignore_eos: the model's own end tokens do not end the text.
         logprobs: None reports none; 0 reports each new token's log-probability, and k also those of the k most probable
@@ -73,9 +81,15 @@ class SamplingParams:
         early_stopping: when a beam search ends: True, as soon as there are ``num_beams`` answers; False, when a better
             one is unlikely; "never", when there can't be a better one.
         speculate: whether tokens may be computed ahead for this request, where the LLM does so; they are the same.
+        skip_special_tokens: special tokens (``<|im_end|>``) have no text. False: they have, but for one that ends the
+            answer.
+        include_stop_str_in_output: the text has the stop string, or the text of the token, that ended it.
+        detokenize: False makes no text of the tokens; then there are no stop strings.
+
+    Other fields that vLLM has are taken where no result depends on them, or where they ask for nothing.
 
     Raises:
-        RequestError: a value is out of range; names the field.
+        RequestError: a value is out of range, or there is no such field; names the field.
     """
 
     temperature: float = 0.0
@@ -103,17 +117,21 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     speculate: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            if getattr(self, one.name) is None and one.name != "max_tokens":
-                default = {} if one.default is MISSING else one.default
-                object.__setattr__(self, one.name, default)
+            value = getattr(self, one.name)
+            if value is None and one.name != "max_tokens":
+                value = {} if one.default is MISSING else one.default
+            object.__setattr__(self, one.name, _plain(value))
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
             value = getattr(self, name)
             listed = (value,) if isinstance(value, str) else value
             _check(name, value, _is_listing(listed), "a list; () for none")
-            object.__setattr__(self, name, tuple(listed))
+            object.__setattr__(self, name, tuple(map(_plain, listed)))
         if _is_int(self.top_k, -1, 0):
             object.__setattr__(self, "top_k", 0)
         most = float(np.finfo(np.float32).max)
@@ -124,21 +142,29 @@ class SamplingParams:
         penalty = self.repetition_penalty
         positive = _is_number(penalty, 0, most) and np.float32(penalty) > 0
         _check("repetition_penalty", penalty, bool(positive), "a number above 0, as a 32-bit float; 1 is off")
-        _check("typical_p", self.typical_p, _is_number(self.typical_p, 0, 1) and self.typical_p > 0, "in (0, 1]")
+        some = _is_number(self.typical_p, 0, 1) and np.float32(self.typical_p) > 0
+        _check("typical_p", self.typical_p, bool(some), "in (0, 1], as a 32-bit float")
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
             _check(
                 name, value, _is_number(value, -MOST_PENALTY, MOST_PENALTY), f"from -{MOST_PENALTY} to {MOST_PENALTY}"
             )
-        _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0, 2**64), "None or in [0, 2**64)")
+        check_seed(self.seed)
         _check("max_tokens", self.max_tokens, self.max_tokens is None or _is_int(self.max_tokens, 1), "None or >= 1")
-        _check("stop", self.stop, all(isinstance(s, str) and s for s in self.stop), "strings that are not empty")
+        _check("stop", self.stop, all(plain_text(s) for s in self.stop), "strings that are not empty")
         many = len(self.stop)
         _check("stop", many, many <= MOST_STOP, f"{MOST_STOP} strings at most")
+        long = sum(map(len, self.stop))
+        _check("stop", long, long <= MOST_STOP_TEXT, f"strings of {MOST_STOP_TEXT} characters together at most")
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
             _check(name, ids, all(_is_int(i, 0) for i in ids), "token ids")
-        _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False")
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        if self.stop and not self.detokenize:
+            raise RequestError(
+                "stop: strings are looked for in the text, and detokenize=False makes none", hint="Use stop_token_ids."
+            )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             in_range = value is None or _is_int(value, 0, MOST_LOGPROBS + 1)
@@ -149,6 +175,7 @@ class SamplingParams:
     def _check_rules(self) -> None:
         bias = self.logit_bias
         _check("logit_bias", bias, isinstance(bias, Mapping), "a mapping of token ids to numbers")
+        bias = {_plain(token): _plain(value) for token, value in bias.items()}
         for token, value in bias.items():
             number = _is_number(value, -MOST_PENALTY, MOST_PENALTY) or value == -math.inf
             _check(
@@ -160,11 +187,14 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _Biases(bias))
         many = len(self.bad_words)
         _check("bad_words", many, many <= MOST_BAD_WORDS, f"{MOST_BAD_WORDS} at most")
-        words = []
+        words, long = [], 0
         for word in self.bad_words:
-            listed = isinstance(word, str) or (_is_listing(word) and all(_is_int(i, 0) for i in word))
-            _check("bad_words", word, listed and len(word) > 0, "texts or lists of token ids, none of them empty")
-            words.append(word if isinstance(word, str) else tuple(word))
+            own = word if isinstance(word, str) or not _is_listing(word) else tuple(map(_plain, word))
+            listed = plain_text(own) or (isinstance(own, tuple) and own and all(_is_int(i, 0) for i in own))
+            _check("bad_words", word, bool(listed), "texts or lists of token ids, none of them empty")
+            long += len(own)
+            words.append(own)
+        _check("bad_words", long, long <= MOST_BAD_TEXT, f"{MOST_BAD_TEXT} characters or tokens together at most")
         object.__setattr__(self, "bad_words", tuple(words))
         _check("min_tokens", self.min_tokens, _is_int(self.min_tokens, 0), "an integer >= 0; 0 is off")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -201,7 +231,7 @@ class SamplingParams:
         for name in ("temperature", *_NOT_WITH_BEAMS):
             if getattr(self, name) != getattr(plain, name):
                 raise RequestError(
-                    f"{name}: {getattr(self, name)!r} with num_beams = {self.num_beams}",
+                    f"{name}: {shown(getattr(self, name))} with num_beams = {self.num_beams}",
                     hint="A beam search takes the model's own log-probabilities; leave this out.",
                 )
 
@@ -220,10 +250,69 @@ class SamplingParams:
         return cls(**(fields | overrides))  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
-def seed_of(prompt: Sequence[int]) -> int:
-    """The seed of a request that names none: the first 8 bytes, little-endian, of BLAKE2b of its token ids as i32."""
+SamplingParams.__init__ = takes_vllm_names(OF_SAMPLING)(SamplingParams.__init__)  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """vLLM's parameters of ``LLM.beam_search``; ``SamplingParams(num_beams=...)`` has more.
+
+    Attributes:
+        beam_width: how many sequences go on, and how many are given.
+        max_tokens: most new tokens.
+        ignore_eos: the model's own end tokens do not end a sequence.
+        temperature: 0; a beam search draws nothing.
+        length_penalty: above 0 favours longer sequences.
+        include_stop_str_in_output: nothing depends on it; an end token is in a sequence's tokens and text.
+        structured_outputs: None; guided decoding isn't there yet.
+
+    Raises:
+        RequestError: a value is out of range; names the field.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: None = None
+
+    def __post_init__(self) -> None:
+        _check("beam_width", self.beam_width, _is_int(self.beam_width, 1, MOST_BEAMS + 1), f"from 1 to {MOST_BEAMS}")
+        _check("max_tokens", self.max_tokens, _is_int(self.max_tokens, 1), ">= 1")
+        _check("temperature", self.temperature, _is_number(self.temperature, 0, 0), "0: a beam search draws nothing")
+        check_nothing("structured_outputs", self.structured_outputs, OF_SAMPLING)
+        self.sampling()
+
+    def sampling(self) -> SamplingParams:
+        """The same, as a request has it. The search goes on until no sequence can be better, as vLLM's does."""
+        return SamplingParams(
+            n=self.beam_width,
+            num_beams=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+            early_stopping="never",
+            logprobs=2 * self.beam_width,
+            detokenize=False,
+        )
+
+
+def check_seed(seed: Any) -> int:
+    """A seed as a plain integer, and 0 for None. Raises RequestError for what isn't one."""
+    _check("seed", seed, seed is None or _is_int(seed, 0, 2**64), "None or in [0, 2**64)")
+    return int(seed or 0)
+
+
+def seed_of(prompt: Sequence[int], seed: int = 0) -> int:
+    """The seed of a request that names none: the first 8 bytes, little-endian, of BLAKE2b of its token ids as i32.
+
+    ``seed``: of the LLM; where it isn't 0, the hash has it as its key, as u64.
+    """
     data = np.asarray(prompt, "<i4").tobytes()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    key = seed.to_bytes(8, "little") if seed else b""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -233,6 +322,32 @@ def sample_seed(seed: int, index: int) -> int:
         return seed
     data = np.array([seed, index], "<u8").tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def plain_text(value: object) -> str | None:
+    """A string of the plain type; None where it is none, or has lone surrogates, which aren't text."""
+    if not isinstance(value, str):
+        return None
+    plain = str.__str__(value)
+    try:
+        plain.encode()
+    except UnicodeEncodeError:
+        return None
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """A number or a string of Python's own type: what a class of the caller's does isn't known to anybody."""
+    if isinstance(value, bool) or value is None:
+        return value
+    try:
+        if isinstance(value, Integral):
+            return int.__int__(operator.index(value))
+        if isinstance(value, Real):
+            return float.__add__(float(value), 0.0)
+    except (OverflowError, TypeError, ValueError):  # it is refused where it is checked
+        return value
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
@@ -248,9 +363,9 @@ def _is_listing(value: Any) -> bool:
 
 def _is_int(value: Any, low: int, end: float = math.inf) -> bool:
     integer = isinstance(value, Integral) and not isinstance(value, bool)
-    return integer and bool(low <= value < end)
+    return integer and bool(low <= value < min(end, 1 << 64))
 
 
 def _check(field: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
-        raise RequestError(f"{field}: {value!r} is out of range", hint=f"It must be {expected}.")
+        raise RequestError(f"{field}: {shown(value)} is out of range", hint=f"It must be {expected}.")

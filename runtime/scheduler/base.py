@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from enginewright.plugins.shared.contracts import CacheGroup, Int32Array, StepInput, StepOutput
-from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, sampling_batch
+from enginewright.runtime.requests.logit_rules import PLAIN, LogitRules, Row, sampling_batch
 from enginewright.runtime.requests.request import Request
 
 
@@ -83,10 +83,15 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
     positions = np.arange(len(owner), dtype=np.int32) + (starts - q_start[:-1])[owner]
     row_end = np.cumsum(rows, dtype=np.int32)  # [B]
     tables = {name: _block_table(chunks, name) for name in groups}
-    sampled, most = [], 0
+    sampled: list[Row] = []
+    most: list[int] = []  # top logprobs that are wanted
     rules: list[LogitRules | None] = []
+    scored: dict[int, Sequence[int]] = {}  # row -> the tokens that follow in its prompt, and in those behind it
     for c in chunks:
         plain = c.rows - c.samples - len(c.draft)  # of a prompt's tokens, which are known
+        if plain and not c.request.scores:
+            scored[len(sampled)] = c.request.tokens[c.start + 1 : c.start + 1 + plain]
+            most.append(c.request.params.prompt_logprobs or 0)
         sampled += [PLAIN] * plain
         rules += [None] * plain
         if c.samples:
@@ -95,7 +100,7 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
                 sampled.append((request.params, request.seed, request.output_length + ahead))
             rules += [None] * (1 + len(c.draft)) if request.rules is None else request.rules.ahead(c.draft)
             if request.search is not None:
-                most = max(most, request.search.candidates)
+                most.append(request.search.looked_at)
     tokens = chain.from_iterable((*c.request.tokens[c.start : c.start + c.count], *c.draft) for c in chunks)
     return StepInput(
         ids=np.fromiter(tokens, np.int32, len(owner)),
@@ -105,8 +110,8 @@ def step_input(chunks: Sequence[Chunk], groups: Mapping[str, CacheGroup]) -> Ste
         block_tables=tables,
         slots={name: _slots(tables[name], owner, positions, group.block_size) for name, group in groups.items()},
         rows=np.arange(len(sampled), dtype=np.int32) + np.repeat(q_start[1:] - row_end, rows),
-        sampling=sampling_batch(sampled, rules, most) if sampled else None,
-        return_logits=any(c.scores and c.request.hidden is None for c in chunks),
+        sampling=sampling_batch(sampled, rules, max(most, default=None), scored) if sampled else None,
+        return_logits=any(c.request.logits is not None for c in chunks),
         hidden=tuple(sorted({i for c in chunks if c.request.hidden is not None for i in c.request.hidden.layers})),
     )
 

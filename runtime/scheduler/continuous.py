@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepOutput
+from enginewright.plugins.shared.contracts import NO_TOKEN, CacheGroup, ExecutorCaps, StepInput, StepOutput
+from enginewright.plugins.shared.errors import EnginewrightError, shown
 from enginewright.runtime.requests.beam_search import BeamSearch
-from enginewright.runtime.requests.request import Request
+from enginewright.runtime.requests.request import FailedRequestError, Request
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.cache_manager import CacheManager
 from ..kv_cache.slot_manager import SlotManager
-from .base import Batch, Chunk
+from .base import Batch, Chunk, step_input
 from .branching import branch, places, places_taken, together
 from .drafts import Drafts, Guesser
 from .limits import SchedulerConfig, check_request
 from .policy import Policy
 from .step_inputs import StepInputs
-from .step_outputs import logprobs_of, not_finite, top
+from .step_outputs import logprobs_of, not_finite, scored, top
 from .waiting import WaitingQueue
 
 
@@ -140,7 +142,7 @@ class ContinuousScheduler:
         self._decoded_last = bool(decodes)
         assert decodes or prefills, "the oldest request can always advance"
         chunks = decodes + prefills
-        step = self._inputs.of(chunks)
+        step = self._step_of(chunks)
         step.copies = {name: np.array(pairs, np.int32) for name, pairs in self.cache.copies.items() if pairs}
         step.clears = {name: np.array(blocks, np.int32) for name, blocks in self.cache.clears.items() if blocks}
         self._began = self._clock()
@@ -151,7 +153,20 @@ class ContinuousScheduler:
         for chunk in batch.chunks:
             cached = chunk.start + chunk.count + 1
             if cached > chunk.request.capacity and chunk.samples and cached <= chunk.request.most_cached:
-                self.cache.grow(chunk.request, cached)
+                with suppress(Exception):  # a step is running: what fails here fails again when the next one is made
+                    self.cache.grow(chunk.request, cached)
+
+    def _step_of(self, chunks: Sequence[Chunk]) -> StepInput:
+        try:
+            return self._inputs.of(chunks)
+        except Exception:
+            self._inputs.forget()
+            for chunk in chunks:
+                try:
+                    step_input([chunk], self.groups)
+                except Exception as e:
+                    raise FailedRequestError(chunk.request) from e
+            raise
 
     def commit(self, batch: Batch, output: StepOutput) -> list[Request]:
         self.cache.copies, self.cache.clears = {}, {}
@@ -161,58 +176,83 @@ class ContinuousScheduler:
             self.drafts.stepped(batch, self._clock() - self._scheduled)
         if self.policy is not None:
             self.policy.stepped(batch.chunks, len(batch.step.ids), self._clock() - self._began)
-        advanced, row, searches = [], 0, dict[BeamSearch, None]()
+        advanced, row, searches = list[Request](), 0, dict[BeamSearch, None]()
         tokens = [] if output.tokens is None else output.tokens.tolist()
         for chunk in batch.chunks:
             request, first = chunk.request, row
             row += chunk.rows
             if request.finished:
-                continue  # aborted while the step ran
-            if chunk.draft and self.drafts is not None and tokens[first] != NO_TOKEN:
-                self.drafts.verify(chunk, tokens[first:row], output, first)
-                self.cache.stepped(request)
-                advanced.append(request)
-                self._retire(request)
-                continue
-            request.computed = chunk.start + chunk.count
-            self.cache.stepped(request)
-            if NO_TOKEN in tokens[first:row]:
-                self._fail(request)
-                advanced.append(together(request)[0])
-                continue
-            if request.hidden is not None:
-                assert output.hidden is not None
-                request.accept_hidden(chunk.start, output.hidden[first:row], batch.step.hidden)
-            elif chunk.scores:
-                assert output.logits is not None
-                request.accept_logits(chunk.start, output.logits[first:row])
-            if chunk.samples and request.search is not None:
-                found = top(output, row - 1, request.search.candidates)
-                request.search.take(request, found)
+                continue  # aborted while the step ran, or failed with another sequence of its search
+            try:
+                told = self._commit_chunk(chunk, tokens[first:row], first, batch.step, output)
+            except Exception as e:  # noqa: BLE001  the others go on
+                told = self.fail(request, e)
+            if told is not None:
+                advanced.append(told)
+            if request.search is not None:
                 searches[request.search] = None
-                continue
-            if chunk.samples:
-                request.accept(tokens[row - 1], logprobs_of(request, output, row - 1))
-            if chunk.samples or request.scores:
-                advanced.append(request)
-            self._retire(request)
-        advanced += [search.root for search in searches if self._branched(search)]
-        return advanced
+        return advanced + [told for search in searches if (told := self._branched(search)) is not None]
 
-    def _branched(self, search: BeamSearch) -> bool:
-        """Has a beam search go on, if all its sequences are ready; whether it has ended."""
-        if search.ready and not branch(search, self.cache, self.running):
-            self._preempt(search.members)
-        if search.finished and self.policy is not None:
+    def _commit_chunk(
+        self, chunk: Chunk, drawn: Sequence[int], first: int, step: StepInput, output: StepOutput
+    ) -> Request | None:
+        """Gives a request what came of its chunk: tokens ``drawn``, in rows from ``first`` on. Returns it where its
+        caller gets something."""
+        request, end = chunk.request, first + chunk.rows
+        if chunk.draft and self.drafts is not None and drawn[0] != NO_TOKEN:
+            self.drafts.verify(chunk, drawn, output, first)
+            self.cache.stepped(request)
+            self._retire(request)
+            return request
+        request.computed = chunk.start + chunk.count
+        self.cache.stepped(request)
+        sound = drawn.index(NO_TOKEN) if NO_TOKEN in drawn else chunk.rows
+        if chunk.scores and not request.scores:
+            request.accept_scored(chunk.start, sound, scored(request, output, chunk.start, first, sound))
+        if sound < chunk.rows:
+            new_token = chunk.samples and sound >= chunk.rows - 1 - len(chunk.draft)
+            return self.fail(request, not_finite(request, None if new_token else chunk.start + sound))
+        if request.hidden is not None:
+            assert output.hidden is not None
+            request.accept_hidden(chunk.start, output.hidden[first:end], step.hidden)
+        elif request.scores:
+            assert output.logits is not None
+            request.accept_logits(chunk.start, output.logits[first:end])
+        if chunk.samples and request.search is not None:
+            request.search.take(request, top(output, end - 1, request.search.looked_at))
+            return None
+        if chunk.samples:
+            request.accept(drawn[-1], logprobs_of(request, output, end - 1))
+        self._retire(request)
+        return request if chunk.samples or request.scores else None
+
+    def _branched(self, search: BeamSearch) -> Request | None:
+        """Has a beam search go on, if all its sequences are ready; returns its root if it has ended just now."""
+        if not search.ready or search.root.finished:
+            return None
+        try:
+            if not branch(search, self.cache, self.running):
+                self._preempt(search.members)
+        except Exception as e:  # noqa: BLE001  the others go on
+            return self.fail(search.root, e)
+        if not search.finished:
+            return None
+        if self.policy is not None:
             for member in search.members:
                 self.policy.ended(member)
-        return search.finished
+        return search.root
 
-    def _fail(self, request: Request) -> None:
-        error = not_finite(request)
+    def fail(self, request: Request, cause: BaseException) -> Request:
+        """Ends a request, or all sequences of its search, by an error; returns the one that its caller waits for."""
+        error = cause
+        if not isinstance(error, EnginewrightError):
+            hint = "Other requests went on. Please report it, with what you passed."
+            error = EnginewrightError(f"request: it failed in the engine: {shown(cause, 300)}", hint=hint)
+            error.__cause__ = cause
         for one in together(request):
             one.fail(error)
             self._remove(one)
+        return together(request)[0]
 
     def _remove(self, request: Request) -> None:
         for queue in (self.running, self.waiting):
@@ -272,8 +312,11 @@ class ContinuousScheduler:
         for request in self._oldest_first():
             if paused and request in paused:
                 continue
-            if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
-                chunks.append(Chunk(request, request.computed, 1) if drafts is None else self._drafted(request))
+            try:
+                if request.remaining == 1 and (request.capacity > request.computed or self._make_room(request)):
+                    chunks.append(Chunk(request, request.computed, 1) if drafts is None else self._drafted(request))
+            except Exception as e:
+                raise FailedRequestError(request) from e
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
 
     def _drafted(self, request: Request) -> Chunk:
@@ -313,18 +356,25 @@ class ContinuousScheduler:
         for request in self._oldest_first():
             if id(request) in decoding or tokens_left < 1 or (request in paused and request.remaining == 1):
                 continue
-            count = self._chunk_size(request, tokens_left)
-            oldest = self._is_first(request)
-            while not self.cache.grow(request, request.computed + count, force=oldest):
-                newest = self._newest()
-                if any(one is request or id(one) in decoding for one in newest):
-                    count = self.cache.fitting(request, count, force=oldest)
-                else:
-                    self._preempt(newest)
+            try:
+                count = self._fitted(request, self._chunk_size(request, tokens_left), decoding)
+            except Exception as e:
+                raise FailedRequestError(request) from e
             if count:
                 chunks.append(Chunk(request, request.computed, count))
                 tokens_left -= count
         return chunks if preemptions == self.preemptions else self._still_running(chunks)
+
+    def _fitted(self, request: Request, count: int, decoding: Collection[int]) -> int:
+        """How many of its next ``count`` tokens there is room for; requests of ``decoding`` aren't preempted for it."""
+        oldest = self._is_first(request)
+        while not self.cache.grow(request, request.computed + count, force=oldest):
+            newest = self._newest()
+            if any(one is request or id(one) in decoding for one in newest):
+                count = self.cache.fitting(request, count, force=oldest)
+            else:
+                self._preempt(newest)
+        return count
 
     def _admitted(self, tokens_left: int) -> list[Chunk]:
         """First chunks of waiting requests, as long as there are blocks for all the tokens they have so far."""
@@ -340,20 +390,31 @@ class ContinuousScheduler:
                 break
             if self.policy is not None and taken >= self.policy.most_running(self.running):
                 break
-            first = not self.running or self._is_first(request)
-            if not self.cache.begin(request, self.running, promised, force=first):
+            try:
+                chunk = self._begun(request, tokens_left, promised)
+            except Exception as e:
+                raise FailedRequestError(request) from e
+            if chunk is None:
                 self._refused = request, self.cache.changes
                 break
-            place = len(self.running) if self.policy is None else self.policy.place(request, self.running)
-            self.running.insert(place, self.waiting.popleft())
-            request.started = request.started or self._clock()
-            count = self._chunk_size(request, tokens_left)
-            chunks.append(Chunk(request, request.computed, count))
-            tokens_left -= count
-            grown = self.cache.grow(request, request.computed + count, force=first)
-            assert grown, "there are blocks for all of its tokens"
+            chunks.append(chunk)
+            tokens_left -= chunk.count
             self._promise(request, promised)
         return chunks
+
+    def _begun(self, request: Request, tokens_left: int, promised: Mapping[str, int]) -> Chunk | None:
+        """The first chunk of the first waiting request, which runs then; None if there are no blocks for it."""
+        first = not self.running or self._is_first(request)
+        if not self.cache.begin(request, self.running, promised, force=first):
+            return None
+        place = len(self.running) if self.policy is None else self.policy.place(request, self.running)
+        self.running.insert(place, self.waiting.popleft())
+        request.started = request.started or self._clock()
+        count = self._chunk_size(request, tokens_left)
+        chunk = Chunk(request, request.computed, count)
+        grown = self.cache.grow(request, request.computed + count, force=first)
+        assert grown, "there are blocks for all of its tokens"
+        return chunk
 
     def _promise(self, request: Request, promised: dict[str, int]) -> None:
         """Counts the blocks that a request will take until it has computed the tokens that it has so far."""

@@ -127,7 +127,12 @@ class Drafts:
         self.looks = len(running) < ROWS and self._credit.steps >= self._next_look
 
     def begin_step(self, running: Sequence[Request], paused: Collection[Request] = ()) -> None:
-        """Of one that looks; the paused ones don't decode. Guesses are made, if any are to be."""
+        """Prepares a step that may have drafts (``looks``), and has the guesser make its guesses.
+
+        Args:
+            running: the requests that run.
+            paused: those of them that get no token in this step.
+        """
         prompts = any(request.remaining > 1 for request in running)  # who may decode in the next step
         self._next_look = self._credit.steps + (1 if prompts else 16)
         self._rows, self._tokens = len(running), float(len(running))
@@ -327,7 +332,7 @@ class Drafts:
         self._answers.add(request.tenant, request.tokens, request.prompt_length)
 
     def release(self, request: Request) -> None:
-        """It has given its place up, maybe for a while."""
+        """Frees what the guesser holds for a request that ended, or was preempted and will come back."""
         if self.guesser is not None:
             self.guesser.release(request)
 

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError, shown
 from enginewright.runtime.requests.request_class import NO_TARGETS, RequestClass
+from enginewright.runtime.requests.sampling import plain_text
 
 DEFAULT_CLASS = "default"
 """The class of requests that name none, if there is one of this name."""
 NAMES = ("fcfs", "priority", "fair", "offline")
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_LONGEST = 1e6
+_SHORTEST, _LONGEST = 1e-9, 1e6
+MOST_WAITING = 1 << 31
+LEAST_SHARE = 1e-6
 _KEYS = ("ttft", "tpot", "priority")
 
 
@@ -51,20 +54,24 @@ class Scheduling:
     def __post_init__(self) -> None:
         for name in ("fair", "refuse", "offline"):
             if not isinstance(getattr(self, name), bool):
-                raise _error(name, f"{getattr(self, name)!r} isn't True or False")
+                raise _error(name, f"{shown(getattr(self, name))} isn't True or False")
         for name in ("classes", "shares"):
             if not isinstance(getattr(self, name), Mapping):
-                raise _error(name, f"{getattr(self, name)!r} isn't a dictionary")
-        object.__setattr__(self, "classes", {name: _class(name, given) for name, given in self.classes.items()})
+                raise _error(name, f"{shown(getattr(self, name))} isn't a dictionary")
+        object.__setattr__(self, "classes", {name: _class(name, of) for name, of in self.classes.items()})
         object.__setattr__(self, "patience", parse_seconds(self.patience, "scheduling: patience"))
         for tenant, share in self.shares.items():
-            if not isinstance(tenant, str) or not _is_number(share) or not 0 < share < math.inf:
-                raise _error("shares", f"{tenant!r}: {share!r}", hint="A tenant's share is a number above 0.")
+            if not isinstance(tenant, str) or not _is_number(share) or not LEAST_SHARE <= share <= 1 / LEAST_SHARE:
+                hint = f"A tenant's share is a number above 0, from {LEAST_SHARE:g} to {1 / LEAST_SHARE:g}."
+                raise _error("shares", f"{shown(tenant)}: {shown(share)}", hint=hint)
+        object.__setattr__(self, "shares", {str.__str__(name): float(share) for name, share in self.shares.items()})
         most = self.max_waiting
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-            raise _error("max_waiting", f"{most!r} isn't a number of requests", hint="0 refuses whoever has to wait.")
-        if self.plan is not None and not isinstance(self.plan, (str, Path)):
-            raise _error("plan", f"{self.plan!r} isn't the path of a file")
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MOST_WAITING):
+            raise _error(
+                "max_waiting", f"{shown(most)} isn't a number of requests", hint="0 refuses whoever must wait."
+            )
+        if self.plan is not None and (not isinstance(self.plan, (str, Path)) or "\0" in str(self.plan)):
+            raise _error("plan", f"{shown(self.plan)} isn't the path of a file")
         if self.offline and (late := [name for name, of in self._known.items() if of.ttft or of.tpot]):
             raise _error(
                 "offline",
@@ -82,25 +89,27 @@ class Scheduling:
             return self._known.get(DEFAULT_CLASS, NO_TARGETS)
         if name not in self._known:
             names = ", ".join(self._known) or "none"
-            raise RequestError(f"request_class: there is no class {name!r}", hint=f"The classes of this LLM: {names}.")
+            raise RequestError(
+                f"request_class: there is no class {shown(name)}", hint=f"The classes of this LLM: {names}."
+            )
         return self._known[name]
 
 
 def scheduling_of(given: object) -> Scheduling | None:
     """Of what was passed: None is first come, first served. Raises RequestError naming the option."""
-    if given is None or given == "fcfs":
-        return None
     if isinstance(given, Scheduling):
         return given
+    if given is None or (isinstance(given, str) and given == "fcfs"):
+        return None
     if isinstance(given, str) and given in NAMES:
         return Scheduling(fair=given == "fair", offline=given == "offline")
     known = [f.name for f in fields(Scheduling)]
     if not isinstance(given, Mapping):
         names = ", ".join(map(repr, NAMES))
-        raise RequestError(f"scheduling: {given!r}", hint=f"Pass one of {names}, or options: {', '.join(known)}.")
+        raise RequestError(f"scheduling: {shown(given)}", hint=f"Pass one of {names}, or options: {', '.join(known)}.")
     for key in given:
         if key not in known:
-            raise RequestError(f"scheduling: there is no option {key!r}", hint=f"There are {', '.join(known)}.")
+            raise RequestError(f"scheduling: there is no option {shown(key)}", hint=f"There are {', '.join(known)}.")
     return Scheduling(**given)
 
 
@@ -110,25 +119,25 @@ def parse_seconds(given: object, option: str) -> float:
     if isinstance(given, str):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", given.strip().lower())
         seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
-    elif _is_number(given):
+    elif _is_number(given) and 0 < given <= _LONGEST:  # type: ignore[operator]
         seconds = float(given)  # type: ignore[arg-type]
-    if not 0 < seconds <= _LONGEST:
+    if not _SHORTEST <= seconds <= _LONGEST:
         hint = "Pass a time above 0: seconds, or a number with its unit, such as 20ms, 0.5s or 800us."
-        raise RequestError(f"{option}: {given!r} isn't a time", hint=hint)
+        raise RequestError(f"{option}: {shown(given)} isn't a time", hint=hint)
     return seconds
 
 
 def _class(name: object, given: object) -> RequestClass:
-    if not isinstance(name, str) or not name:
-        raise _error("classes", f"{name!r} isn't a name")
+    if not isinstance(name, str) or not (plain_text(name) or ""):
+        raise _error("classes", f"{shown(name)} isn't a name")
     option = f"scheduling: classes: {name}"
     if isinstance(given, RequestClass):
         given = {key: value for key in _KEYS if (value := getattr(given, key)) is not None}
     if not isinstance(given, Mapping):
-        raise RequestError(f"{option}: {given!r} isn't a dictionary", hint=f"It may have {', '.join(_KEYS)}.")
+        raise RequestError(f"{option}: {shown(given)} isn't a dictionary", hint=f"It may have {', '.join(_KEYS)}.")
     for key in given:
         if key not in _KEYS:
-            raise RequestError(f"{option}: there is no target {key!r}", hint=f"There are {', '.join(_KEYS)}.")
+            raise RequestError(f"{option}: there is no target {shown(key)}", hint=f"There are {', '.join(_KEYS)}.")
     times = {
         key: None if given.get(key) is None else parse_seconds(given[key], f"{option}: {key}")
         for key in ("ttft", "tpot")
@@ -141,7 +150,9 @@ def _class(name: object, given: object) -> RequestClass:
 def check_priority(option: str, value: object) -> None:
     """Raises RequestError naming the option."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 31:
-        raise RequestError(f"{option}: {value!r} isn't an integer", hint="Lower numbers go first; 0 is the default.")
+        raise RequestError(
+            f"{option}: {shown(value)} isn't an integer", hint="Lower numbers go first; 0 is the default."
+        )
 
 
 def _is_number(value: object) -> bool:

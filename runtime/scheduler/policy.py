@@ -35,7 +35,8 @@ LEAST_PROMPT = 16
 _MEASURED_PROMPTS = 8
 """So many steps with prompts, before anybody is told that no machine time would be enough."""
 _PROBE = 16
-"""One in so many that seem to need longer than their targets alone is served, as the machine may be faster by now."""
+"""Requests that would miss their targets even alone are refused, but one in so many is served: it shows whether the
+machine has become faster."""
 _DECODES_A_SAMPLE = 16
 """One in so many steps of decodes alone is measured: they are many, and much alike."""
 _RANK = attrgetter("rank")

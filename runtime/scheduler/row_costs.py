@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 ROWS = 16
-"""Rows of all requests that decode in a step, drafts among them: more cost as much as they bring."""
+"""Most rows of a step that has drafts, over all requests: further rows take as much time as they save."""
 
 
 class RowCosts:

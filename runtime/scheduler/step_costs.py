@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import RequestError, shown
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, read_regular
 
 from .base import Chunk
 
@@ -169,14 +170,14 @@ def _key(size: StepSize) -> tuple[int, int, int]:
 def planned_steps(plan: Path) -> list[tuple[StepSize, float]]:
     """The steps of this machine in what ``optimize plan --json`` printed. Raises RequestError naming the option."""
     try:
-        plans = json.loads(plan.read_text(encoding="utf-8"))["plans"]
+        plans = json.loads(read_regular(plan, most=MOST_JSON_BYTES))["plans"]
         steps = [s for p in plans if p["device"] == "cpu" for s in p["steps"]]
         found = [(_planned(step), float(step["seconds"])) for step in steps]
     except OSError as e:
         raise RequestError(f"scheduling: plan: {plan.name}: {e.strerror}", hint="Pass the path of a file.") from e
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as e:
         raise RequestError(
-            f"scheduling: plan: {plan.name} isn't a plan with steps: {e!r}",
+            f"scheduling: plan: {plan.name} isn't a plan with steps: {shown(e, 300)}",
             hint="Write one with: optimize plan BUNDLE --gpu cpu --json > plan.json",
         ) from e
     recipes = {tuple(p["recipes"]) for p in plans if p["device"] == "cpu"}

@@ -46,6 +46,10 @@ class StepInputs:
         self._last = step
         return step
 
+    def forget(self) -> None:
+        """The next step doesn't follow from the last one."""
+        self._requests, self._last = [], None
+
     def _next(self, last: StepInput) -> StepInput:
         """The step after ``last`` in which all its requests decode again."""
         assert last.sampling is not None

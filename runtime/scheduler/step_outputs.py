@@ -8,10 +8,11 @@ from enginewright.runtime.requests.outputs import TokenLogprobs
 from enginewright.runtime.requests.request import Request
 
 
-def not_finite(request: Request) -> EnginewrightError:
-    """Of a request whose logits are NaN or infinite, or leave it no token."""
-    where = "of its prompt" if request.scores else f"for new token {request.output_length}"
-    if request.rules is not None and not request.scores:
+def not_finite(request: Request, at_prompt: int | None = None) -> EnginewrightError:
+    """Of a request whose logits are NaN or infinite, or leave it no token. ``at_prompt``: the token of its prompt whose
+    logits they are; None for the logits of its next new token."""
+    where = f"for new token {request.output_length}" if at_prompt is None else f"at token {at_prompt} of its prompt"
+    if request.rules is not None and at_prompt is None:
         return EnginewrightError(
             f"request: no token may come as new token {request.output_length}: allowed_token_ids, logit_bias, "
             "bad_words and min_tokens ban all, or the model's logits are NaN or infinite",
@@ -28,6 +29,15 @@ def top(output: StepOutput, row: int, count: int) -> list[tuple[int, float]]:
     """The most probable tokens of a row, best first."""
     assert output.top_ids is not None and output.top_logprobs is not None
     return list(zip(output.top_ids[row, :count].tolist(), output.top_logprobs[row, :count].tolist(), strict=True))
+
+
+def scored(request: Request, output: StepOutput, start: int, first: int, count: int) -> list[TokenLogprobs]:
+    """Of the prompt tokens behind each of ``count`` from ``start`` on, whose rows begin at ``first``."""
+    assert output.token_logprobs is not None
+    most = request.params.prompt_logprobs or 0
+    following = request.tokens[start + 1 : min(start + 1 + count, request.prompt_length)]
+    own = output.token_logprobs[first : first + count].tolist()
+    return [TokenLogprobs(token, own[i], tuple(top(output, first + i, most))) for i, token in enumerate(following)]
 
 
 def logprobs_of(request: Request, output: StepOutput, row: int) -> TokenLogprobs | None:

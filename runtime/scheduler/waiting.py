@@ -8,6 +8,8 @@ from operator import attrgetter
 
 from enginewright.runtime.requests.request import Request
 
+LEAST_TENANTS = 1024
+"""So many counters are kept whoever comes back; of more, those that make no difference are dropped."""
 _RANK = attrgetter("rank")
 
 
@@ -21,6 +23,7 @@ class Shares:
         self._weights = weights
         self._had: dict[str, float] = {}
         self._counted: dict[Request, int] = {}  # new tokens of requests that have begun
+        self._next_look = LEAST_TENANTS  # for counters that may go, when there are so many
 
     def had(self, tenant: str) -> float:
         """By its weight."""
@@ -30,6 +33,14 @@ class Shares:
         """A tenant that had nobody waiting has now; ``others`` have, or the last that had."""
         least = min((self.had(other) for other in others), default=0.0)
         self._had[tenant] = max(self.had(tenant), least)
+        if len(self._had) >= self._next_look:
+            self._forget(least, {tenant, *others})
+
+    def _forget(self, least: float, waiting: set[str]) -> None:
+        """Drops counters of tenants that have nobody here and would begin with ``least``, which never falls, anyway."""
+        here = waiting | {request.tenant for request in self._counted}
+        self._had = {name: had for name, had in self._had.items() if had > least or name in here}
+        self._next_look = max(2 * len(self._had), LEAST_TENANTS)
 
     def begins(self, request: Request) -> None:
         """Counts the prompt, as far as it isn't found; once, as a preemption isn't the request's fault."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.plugins.shared.errors import BundleError, RequestError, shown
 from enginewright.runtime.bundle.tokenizer_files import CHAT_TEMPLATE_PATH
 
 from .template_process import StoppedError, template_process
@@ -22,6 +24,10 @@ Tool = Mapping[str, Any] | Callable[..., Any]
 
 # What models and interfaces call a turn's reasoning; templates read the first, some of them the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_ROLES = ("system", "user", "assistant")
+_TEXTS = ("text", "input_text", "output_text")  # types of OpenAI's parts that are text
+_OPTIONS = ("tools", "documents", "add_generation_prompt", "continue_final_message")  # of ``ChatTemplate.render``
+_SEEN = "SeenByTheTemplate"
 _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "  # ends in a space, to see whether the template trims
 
 
@@ -50,6 +56,11 @@ class ChatTemplate:
             raise BundleError(f"{name}: line {line}: {problem}", hint="Export the bundle again.")
         if kind != "T":
             raise BundleError(f"{name}: it can't be compiled: {text}", hint="Export the bundle again.")
+        found = json.loads(text)
+        self._reads = frozenset(found["variables"])  # variables
+        self._words = frozenset(found["words"])  # texts that it has, and names of fields
+        self._roles = sorted({*_ROLES, *found["roles"]})
+        self._shows: dict[str, bool] = {}  # what ``_shown`` found out
         self._source = source
         self._name = name
         self._variables = {k: v for k, v in special_tokens.items() if isinstance(v, str)}
@@ -101,6 +112,100 @@ class ChatTemplate:
         }
         text = self._render(messages=chat, add_generation_prompt=add_generation_prompt, **data)
         return text if final is None else _cut(text, final)
+
+    def checked(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], of_params: Collection[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The messages as ``render`` is to get them; nothing that is passed would be left out without a word.
+
+        OpenAI's parts of text become one text where the template wants that.
+
+        Args:
+            variables: what ``render`` is to get besides.
+            of_params: names that belong into SamplingParams, for a hint.
+
+        Raises RequestError for a role, a variable, tools or documents that the template doesn't read, and for parts
+        that aren't text.
+        """
+        _check_messages(messages)
+        for name, value in variables.items():
+            self._check_variable(name, value, of_params)
+        found = []
+        for i, message in enumerate(messages):
+            plain: dict[str, Any] = _plain(message)
+            self._check_message(i, plain)
+            if isinstance(plain.get("content"), (list, tuple)):
+                plain["content"] = self._of_parts(i, plain["content"])
+            found.append(plain)
+        return found
+
+    def _check_variable(self, name: str, value: Any, of_params: Collection[str]) -> None:
+        asks = value is not None and not (type(value) in (str, list, tuple, dict) and not value)
+        if name in self._reads or not asks or (name in _OPTIONS and name not in ("tools", "documents")):
+            return
+        if name in ("tools", "documents"):
+            raise RequestError(
+                f"chat: {name}: the model's template doesn't read them ({self._name})",
+                hint="Describe them in a message, or pass chat_template with the text of one that does.",
+            )
+        known = sorted(self._reads - {"messages", "add_generation_prompt", *self._variables})
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"It reads {', '.join(known) or 'no others'}." + (f" Did you mean {near[0]}?" if near else "")
+        if name in of_params:
+            hint = f"Pass SamplingParams({name}=...)."
+        raise RequestError(f"chat: {name}: the model's template has no such variable ({self._name})", hint=hint)
+
+    def _check_message(self, i: int, message: Mapping[str, Any]) -> None:
+        role = message["role"]
+        if role not in self._roles and role not in self._words:
+            raise RequestError(
+                f"chat: message {i} has the role {shown(role)}, which the model's template doesn't know ({self._name})",
+                hint=f"It knows {', '.join(self._roles)}.",
+            )
+        if role == "system" and not self._shown("system"):
+            raise RequestError(
+                f"chat: message {i}: the model's template leaves system messages out ({self._name})",
+                hint="Say it in the user's message.",
+            )
+        if message.get("tool_calls") and "tool_calls" not in self._words:
+            raise RequestError(
+                f"chat: message {i}: the model's template doesn't read its tool_calls ({self._name})",
+                hint="Say in its content what was called.",
+            )
+
+    def _of_parts(self, i: int, parts: Sequence[Any]) -> str | list[dict[str, str]]:
+        texts = []
+        for j, part in enumerate(parts):
+            kind = part.get("type") if isinstance(part, Mapping) else "text"
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if kind not in _TEXTS or not isinstance(text, str):
+                what = f"is of type {shown(kind)}" if kind not in _TEXTS else "has no text"
+                raise RequestError(
+                    f"chat: message {i}: part {j} of its content {what}; models take text alone here",
+                    hint='Parts look like {"type": "text", "text": "Hello"}.',
+                )
+            texts.append(text)
+        if self._shown("parts"):
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)  # as vLLM joins them
+
+    def _shown(self, what: str) -> bool:
+        """Whether the template shows a system message, or a text that is a list of parts as it shows the text alone.
+
+        It is tried once. Where it refuses a conversation so short, nothing is left out without a word.
+        """
+        if what not in self._shows:
+            user = {"role": "user", "content": _SEEN}
+            try:
+                if what == "system":
+                    said = [{"role": "system", "content": _SEEN}, {"role": "user", "content": "-"}]
+                    self._shows[what] = _SEEN in self.render(said)
+                else:
+                    as_parts = {"role": "user", "content": [{"type": "text", "text": _SEEN}]}
+                    self._shows[what] = self.render([as_parts]) == self.render([user])
+            except RequestError:
+                self._shows[what] = what == "system"
+        return self._shows[what]
 
     def _render(self, **data: Any) -> str:
         try:
@@ -174,7 +279,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 def _listed(name: str, value: Sequence[Any]) -> Sequence[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RequestError(f"chat: {name} must be a list, not {value!r:.80}")
+        raise RequestError(f"chat: {name} must be a list, not {shown(value)}")
     return value
 
 
@@ -223,6 +328,6 @@ def _copy_plain(value: Any) -> Any:
     if callable(dump := getattr(value, "model_dump", None)):  # pydantic
         return _copy_plain(dump())
     raise RequestError(
-        f"chat: not plain data: {value!r:.80} is a {type(value).__name__}",
+        f"chat: not plain data: {shown(value)} is a {type(value).__name__}",
         hint="Pass strings, numbers, lists and dicts.",
     )

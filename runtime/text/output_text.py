@@ -14,12 +14,16 @@ class OutputText:
     over while a stop string may still complete that begins before one that is complete; and what may be the beginning
     of a stop string is held back until it is clear that it isn't.
 
+    Args:
+        keep_stop: it is cut behind that stop string instead.
+
     Attributes:
         stopped_by: the stop string that it was cut at; of several that begin there, the shortest.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, keep_stop: bool = False) -> None:
         self._detokenizer = detokenizer
+        self._keep_stop = keep_stop
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
@@ -63,7 +67,7 @@ class OutputText:
     def _cut_at(self, found: tuple[int, str] | None, text: str) -> bool:
         if found is None or self.stopped_by is not None:
             return False
-        self._ready.append(text[: found[0]])
+        self._ready.append(text[: found[0] + (len(found[1]) if self._keep_stop else 0)])
         self._held = ""
         self.stopped_by = found[1]
         return True

@@ -32,7 +32,8 @@ class StoppedError(Exception):
 
 
 class TemplateProcess:
-    """See the module. Safe to use from any number of threads, and in a forked child, which starts one of its own.
+    """See the module. Safe to use from any number of threads, from a signal handler, and in a forked child, which
+    starts one of its own.
 
     Args:
         cpu_seconds: processor time of a request.
@@ -47,7 +48,7 @@ class TemplateProcess:
 
     def after_fork(self) -> None:
         """In the child: the process is the parent's."""
-        self._lock = threading.Lock()
+        self._lock, self._busy = threading.RLock(), False
         if self._child is not None:
             self._child.close()
             self._child = None
@@ -58,7 +59,8 @@ class TemplateProcess:
         If it can't be started, the first request says so.
         """
         with self._lock, contextlib.suppress(EnginewrightError):
-            self._started()
+            if not self._busy:
+                self._started()
 
     def ask(self, source: str, variables: dict[str, Any] | None) -> tuple[str, str]:
         """The kind and the text of the reply to a request; ``template_sandbox`` says what they are.
@@ -72,17 +74,36 @@ class TemplateProcess:
         except ValueError as e:
             raise StoppedError("the messages are nested too deep") from e
         with self._lock:
-            child = self._started()
+            if self._busy:  # a signal handler has interrupted this thread while it asked
+                return self._ask_another(request)
+            self._busy = True
             try:
-                child.wait_until_ready()
-                kind, text = child.exchange(request)
-            except BaseException:
-                self._child = None
-                child.kill()
-                raise
-            if kind.islower():
-                self._child = None
-                child.kill()
+                return self._ask(request)
+            finally:
+                self._busy = False
+
+    def _ask(self, request: bytes) -> tuple[str, str]:
+        child = self._started()
+        try:
+            child.wait_until_ready()
+            kind, text = child.exchange(request)
+        except BaseException:
+            self._child = None
+            child.kill()
+            raise
+        if kind.islower():
+            self._child = None
+            child.kill()
+        return kind.upper(), text
+
+    def _ask_another(self, request: bytes) -> tuple[str, str]:
+        """Of a process that serves this request alone."""
+        child = _Child(*self._limits)
+        try:
+            child.wait_until_ready()
+            kind, text = child.exchange(request)
+        finally:
+            child.kill()
         return kind.upper(), text
 
     def _started(self) -> _Child:

@@ -6,7 +6,7 @@ methods, printing, comparing, sorting) for each to be checked before it is used.
 
 Nothing of ours is imported here, so that the process starts soon. Its messages:
 
-    request    8 bytes length | marshal of (source, variables); variables None: only compile it
+    request    8 bytes length | marshal of (source, variables); variables None: only compile it, and say what it reads
     reply      8 bytes length | kind | UTF-8; a kind in lower case: the process ends, and another is to be started
 """
 
@@ -29,11 +29,13 @@ from typing import Any
 import jinja2
 import jinja2.debug
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+_LONGEST_WORD = 64
 _KEPT_PAGES = 16 << 10  # resident, beyond which the process ends after its reply and another is started
 
 READY = TEXT = b"T"
@@ -106,12 +108,36 @@ def answer(
     except (*_TEMPLATE_ERRORS, SyntaxError) as e:
         return UNUSABLE, _utf8(_message(e))
     try:
-        return TEXT, b"" if variables is None else _utf8(templates[source].render(variables))
+        return TEXT, _utf8(reads(environment, source) if variables is None else templates[source].render(variables))
     except _TEMPLATE_ERRORS as e:
         # jinja2 puts the template's own lines into the traceback.
         frames = traceback.walk_tb(e.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
         return REFUSED, _utf8(f"{lines[-1] if lines else 0} {_message(e)}")
+
+
+def reads(environment: jinja2.Environment, source: str) -> str:
+    """What a template reads, as JSON: its ``variables``, all its short ``words`` and names of fields, and the ``roles``
+    that it compares a message's with."""
+    tree = environment.parse(source)
+    roles: set[str] = set()
+    for one in tree.find_all(jinja2.nodes.Compare):
+        if any(_of_role(node) for node in one.find_all((jinja2.nodes.Name, jinja2.nodes.Getattr, jinja2.nodes.Const))):
+            roles |= _words(one)
+    words = _words(tree) | {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    variables = jinja2.meta.find_undeclared_variables(tree)
+    found = {"variables": variables, "words": words, "roles": roles - {"role"}}
+    return json.dumps({name: sorted(values) for name, values in found.items()})
+
+
+def _words(node: jinja2.nodes.Node) -> set[str]:
+    found = (one.value for one in node.find_all(jinja2.nodes.Const))
+    return {value for value in found if isinstance(value, str) and 0 < len(value) <= _LONGEST_WORD}
+
+
+def _of_role(node: jinja2.nodes.Expr) -> bool:
+    name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "value", None)
+    return isinstance(name, str) and "role" in name and len(name) < 12
 
 
 def _message(error: BaseException) -> str:

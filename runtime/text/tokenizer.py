@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RequestError, shown
 from enginewright.runtime.bundle.tokenizer_files import (
     CHAT_TEMPLATE_PATH,
     CHAT_TEMPLATES_FOLDER,
@@ -44,6 +45,9 @@ class Tokenizer:
         with what_tokenizers_raises(lambda e: BundleError(f"{TOKENIZER_PATH}: {e}", hint="Export the bundle again.")):
             check_token_ids(files.tokenizer_json)
             self._tokenizer = tokenizers.Tokenizer.from_str(files.tokenizer_json)
+        for chance in ("dropout", "alpha", "nbest_size"):  # merges left out, or pieces drawn, at random: for training
+            if getattr(self._tokenizer.model, chance, None) is not None:
+                setattr(self._tokenizer.model, chance, None)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -67,6 +71,9 @@ class Tokenizer:
         Raises RequestError for lone surrogates, which is what Python makes of bytes that aren't UTF-8, and for words
         that the tokenizer has no tokens for.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"prompt: {shown(text)} isn't text", hint="Pass a string.")
+        text = str.__str__(text)
         try:
             text.encode()
         except UnicodeEncodeError as e:
@@ -110,13 +117,68 @@ class Tokenizer:
             BundleError: the model's template is damaged; names its file and line.
             RequestError: there is no such template, or it refuses the messages.
         """
+        try:
+            if isinstance(messages, (str, Mapping)):
+                raise TypeError
+            messages = list(messages)
+        except TypeError as e:
+            raise RequestError(f"messages: {shown(messages)} isn't a list", hint="Pass a list of messages.") from e
         template = self._template(chat_template, options.get("tools") is not None)
         return template.render(messages, **options)
 
+    def checked_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        of_params: Collection[str] = (),
+        **options: Any,
+    ) -> str:
+        """``render_chat`` for ``LLM.chat``: transformers leaves out what a template doesn't read; this raises.
+
+        Raises RequestError for that too; see ``ChatTemplate.checked``.
+        """
+        template = self._template(chat_template, options.get("tools") is not None)
+        return template.render(template.checked(messages, options, of_params), **options)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **options: Any,
+    ) -> str | list[int]:
+        """transformers' name of ``render_chat``, or where tokens are wanted of ``encode_chat``.
+
+        As there, and unlike here, the assistant's turn begins only with ``add_generation_prompt``.
+        """
+        call = self.encode_chat if tokenize else self.render_chat
+        return call(conversation, add_generation_prompt=add_generation_prompt, **options)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text; None if there is none."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text; a model may have more of them: ``LLM.model.eos_token_ids``."""
+        return self._id_of("eos_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        found: int | None = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
+        return found
+
     def chat_template(self, name: str = "default") -> ChatTemplate:
-        """One of ``chat_templates``. Raises BundleError naming its file and line if it is damaged."""
+        """One of ``chat_templates``. Raises RequestError if there is none of that name, and BundleError naming its file
+        and line if it is damaged."""
         from .chat_template import ChatTemplate
 
+        if not isinstance(name, str) or name not in self.chat_templates:
+            names = ", ".join(sorted(self.chat_templates)) or "none"
+            raise RequestError(f"chat_template: there is no template {shown(name)}", hint=f"The model has: {names}.")
         if name not in self._compiled:
             path = CHAT_TEMPLATE_PATH if name == "default" else f"{CHAT_TEMPLATES_FOLDER}{name}.jinja"
             self._compiled[name] = ChatTemplate(self.chat_templates[name], self._special_tokens, name=path)
@@ -140,7 +202,7 @@ class Tokenizer:
 
         if not _JINJA.search(text):
             raise RequestError(
-                f"chat: chat_template: there is no template {text!r}; the model has {names}",
+                f"chat: chat_template: there is no template {shown(text)}; the model has {names}",
                 hint="Pass the name of one, or the text of a template.",
             )
         try:
@@ -148,9 +210,9 @@ class Tokenizer:
         except BundleError as e:
             raise RequestError(f"chat: {e.message}", hint="Correct the template.") from e
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """For the text that follows ``prompt``."""
-        return Detokenizer(self, prompt)
+        return Detokenizer(self, prompt, skip_special_tokens=skip_special_tokens)
 
     def _added(self, special: Mapping[str, str | bool | None], name: str) -> list[int]:
         token = special.get(f"{name}_token")
@@ -180,24 +242,25 @@ class Detokenizer:
 
     A decoder may strip the space before a text's first word, and turns part of a character into U+FFFD. So new tokens
     are decoded behind those of the piece before them, and what ends in U+FFFD is held back until it is complete.
-    Special tokens have no text.
+    Special tokens have no text, unless they aren't to be skipped.
 
     Where bytes aren't text at all, decoders with byte fallback make U+FFFD of the whole run of bytes, good characters
     before the fault included. A stream can't know of the fault yet, so it has those characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._window = self._context([t for t in prompt[-2 * _CONTEXT :] if t not in tokenizer.special_ids])
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window = self._context([t for t in prompt[-2 * _CONTEXT :] if t not in self._skipped])
         self._clean = len(self._window)  # tokens of the window after which no character was incomplete
-        self._given = len(tokenizer.decode(self._window))  # characters of the window's text that are out
+        self._given = len(self._decode(self._window))  # characters of the window's text that are out
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; may be empty."""
-        if token in self._tokenizer.special_ids:
+        if token in self._skipped:
             return ""
         self._window.append(token)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         unsure = len(text) - len(text.rstrip(_REPLACEMENT))
         no_text = len(self._window) > _LONGEST_WINDOW  # bytes that no character needs so many of
         if no_text:
@@ -214,13 +277,13 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What was held back; call it at the end."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         piece, self._given = text[self._given :], max(self._given, len(text))
         return piece
 
     def _begin_window(self, start: int, held: int) -> None:
         """Drops the tokens before ``start`` if the rest has text; ``held`` characters of it are not out yet."""
-        if text := self._tokenizer.decode(self._window[start:]):
+        if text := self._decode(self._window[start:]):
             del self._window[:start]
             self._given = max(len(text) - held, 0)
 
@@ -228,7 +291,7 @@ class Detokenizer:
         """The fewest last tokens of the prompt that have text of whole characters, or all if they have no text."""
         text = ""
         for n in range(1, min(len(prompt), _CONTEXT) + 1):
-            text = self._tokenizer.decode(prompt[-n:])
+            text = self._decode(prompt[-n:])
             if text and _REPLACEMENT not in text:
                 return prompt[-n:]
         return [] if text else prompt[-_CONTEXT:]  # a space that the decoder strips here, and none after it

@@ -24,18 +24,30 @@ if TYPE_CHECKING:
         RequestError,
         SourceError,
         TargetError,
+        TrustError,
         UnsupportedModelError,
         VerificationError,
     )
     from .runtime.llm import LLM
-    from .runtime.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamPiece, TokenLogprobs
-    from .runtime.requests.sampling import SamplingParams
+    from .runtime.requests.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        RequestMetrics,
+        RequestOutput,
+        StreamPiece,
+        TokenLogprobs,
+    )
+    from .runtime.requests.sampling import BeamSearchParams, SamplingParams
     from .runtime.scheduler.options import Scheduling
 
     __version__: str
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "BundleError",
     "CapacityError",
     "ComparisonError",
@@ -55,6 +67,7 @@ __all__ = [
     "StreamPiece",
     "TargetError",
     "TokenLogprobs",
+    "TrustError",
     "UnsupportedModelError",
     "VerificationError",
     "__version__",
@@ -64,6 +77,9 @@ __all__ = [
 
 _MODULES = {
     "LLM": "runtime.llm",
+    "BeamSearchOutput": "runtime.requests.outputs",
+    "BeamSearchParams": "runtime.requests.sampling",
+    "BeamSearchSequence": "runtime.requests.outputs",
     "CompletionOutput": "runtime.requests.outputs",
     "RecoverOptions": "optimizer.recover",
     "RequestMetrics": "runtime.requests.outputs",
@@ -92,4 +108,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

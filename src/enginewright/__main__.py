@@ -1,6 +1,33 @@
-"""``python -m enginewright``: the ``optimize`` command, where that isn't on PATH."""
+"""``optimize``, and ``python -m enginewright`` where that isn't on PATH."""
 
-from .optimizer.cli.app import main
+from __future__ import annotations
+
+import signal
+import sys
+
+_COMMAND_PACKAGES = frozenset({"pydantic", "rich", "typer"})
+
+
+def main() -> None:
+    """The ``optimize`` command. Without its packages it says what to install, as any part that is missing."""
+    try:
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is signal.default_int_handler:  # until the command is there, a Ctrl-C ends the process in silence
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from .optimizer.cli.app import main as command
+
+        signal.signal(signal.SIGINT, handler)
+        command()  # which imports more
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition(".")[0] not in _COMMAND_PACKAGES:
+            raise
+        print(
+            f"error: the optimize command needs {e.name}, which is not installed\n"
+            "  Install it with: pip install 'enginewright[cli]'; to export models, pip install 'enginewright[export]'.",
+            file=sys.stderr,
+        )
+        sys.exit(10)  # MissingDependencyError's
+
 
 if __name__ == "__main__":
     main()

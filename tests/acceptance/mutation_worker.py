@@ -8,6 +8,7 @@ too long ends the process.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import importlib.util
 import json
 import os
@@ -27,7 +28,7 @@ from tests.acceptance.mutations import mutate_bytes, mutate_json, mutate_meaning
 
 EXTENSION = "EW_SANITIZED_EXTENSION"
 """In the environment: an extension built with sanitizers, to be tested in place of the package's."""
-SECONDS = 20
+SECONDS = 120  # a hundred times what a case takes
 ADDRESS_SPACE = 3 << 29  # beyond what the process has when it begins
 MEMORY = 1 << 29
 
@@ -100,9 +101,79 @@ def _meaning_case(folder: Path, name: str) -> Case:
     return run
 
 
+def _hostile_case(folder: Path, target: str) -> Case:
+    """A file of a bundle of many targets, in which all sizes and hashes are mended; one of its targets is asked for.
+
+    Code that was altered is opened by who doesn't trust it, or trusts what it was. The rest may be anybody's.
+    """
+    from enginewright.runtime.bundle.output_folder import why_not_a_bundle
+    from enginewright.runtime.bundle.reader import Bundle
+    from enginewright.runtime.llm import LLM
+    from enginewright.runtime.requests.sampling import SamplingParams
+
+    opened = Bundle.open(folder)
+    manifests = ["manifest.json", f"targets/{target}/manifest.json"]
+    own = [p for p in opened.files if p.startswith(f"targets/{target}/")]
+    own += [p for p in opened.files if p.endswith(".onnx")] if target == "onnx" else []
+    others = [p for p in opened.files if p.startswith(("weights/", "tokenizer/"))]
+    choices = [*manifests, *manifests, *own, *own, *others]
+    originals = {path: (folder / path).read_bytes() for path in choices}
+    params = SamplingParams(max_tokens=3, temperature=0.7, seed=1)
+
+    def run(rng: random.Random) -> None:
+        path = rng.choice(choices)
+        json_file = path.endswith(".json")
+        data = mutate_json(rng, originals[path]) if json_file else mutate_bytes(rng, originals[path], 4096)
+        written = {path: data} | (_mended(originals, path, data, target) if rng.random() < 0.9 else {})
+        code = path.endswith((".so", ".bc", ".vmfb"))
+        trust = rng.choice((None, opened.hash) if code else (None, opened.hash, "code", "code", "code"))
+        try:
+            for name, content in written.items():
+                (folder / name).write_bytes(content)
+            foreign = folder / rng.choice(("notes.txt", "report/notes.txt", "weights.txt", f"targets/{target}.txt"))
+            foreign.parent.mkdir(exist_ok=True)
+            foreign.write_text("mine")
+            if why_not_a_bundle(folder) is None:
+                raise AssertionError(f"--force would delete {foreign.name}")
+            foreign.unlink()
+            options = {"threads": 1, "context": 24, "max_requests": 2, "memory": rng.choice((None, "2MiB"))}
+            with LLM(folder, target=target, trust=trust, verify=rng.choice((None, True, False)), **options) as llm:
+                llm.generate([[1, 5, 7, 9] * 4, [3]], params)
+                llm.logits([1, 2, 3])
+                if path.startswith("tokenizer/"):
+                    _use_tokenizer(llm.tokenizer)
+        finally:
+            for name in written:
+                (folder / name).unlink()
+                (folder / name).write_bytes(originals[name])
+
+    return run
+
+
+def _mended(originals: dict[str, bytes], path: str, data: bytes, target: str) -> dict[str, bytes]:
+    """What must be written beside a file that is altered, for sizes and hashes to agree with it."""
+    from enginewright.runtime.bundle.manifest import _sealed
+
+    try:
+        if path.endswith("manifest.json"):
+            fields, listed_in = json.loads(data), path
+        else:
+            own = path.startswith("targets/")
+            listed_in = f"targets/{target}/manifest.json" if own else "manifest.json"
+            fields = json.loads(originals[listed_in])
+            entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            fields["files"][path.removeprefix(f"targets/{target}/") if own else path] = entry
+            if fields.get("tvm") and path.endswith("program.json") and len(data) % 2:
+                fields["tvm"].pop("program", None)  # as bundles were before: then the program alone says what is right
+        fields.pop("sha256", None)
+        return {listed_in: _sealed(fields).encode()}
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}
+
+
 def _checkpoint_case(folder: Path, name: str) -> Case:
     """A file of a Hugging Face folder, whose tensors are then bound to its model and read."""
-    from enginewright.optimizer.capture import build_from_directory, huggingface
+    from enginewright.optimizer.capture import build_from_directory, check_source, huggingface
     from enginewright.optimizer.capture.bind_weights import bind_weights
     from enginewright.optimizer.capture.convert_weights import by_model_names
 
@@ -112,7 +183,7 @@ def _checkpoint_case(folder: Path, name: str) -> Case:
 
     def run(rng: random.Random) -> None:
         with _replaced(path, _mutate_safetensors(rng, original), original):
-            if name == huggingface.CONFIG:
+            if name == check_source.CONFIG:
                 weights = build_from_directory(folder)[1]
             else:  # the model is the same, and takes longer than the rest
                 tensors = by_model_names(model, huggingface.read_tensors(folder), source=str(folder))
@@ -209,6 +280,7 @@ SUBJECTS: dict[str, tuple[Callable[[Path, str], Case], str]] = {
     "buckets": (_bundle_case, "targets/cpu/buckets/plan.json"),
     "meaning": (_meaning_case, ""),
     "faulty": (_faulty_case, ""),
+    **{f"hostile-{target}": (_hostile_case, target) for target in ("cpu", "onnx", "tvm", "stablehlo")},
 }
 
 

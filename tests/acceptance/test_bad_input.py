@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 import enginewright as ew
 from enginewright.optimizer.export import export
 from enginewright.runtime.bundle.reader import Bundle
+from tests.waiting import HANG
 
 OPTIMIZE = [sys.executable, "-c", "from enginewright.optimizer.cli.app import main; main()"]
 
@@ -133,6 +134,10 @@ def test_full_disk(model_folder: Path, tmp_path: Path) -> None:
     assert not list(out.iterdir())
 
 
+STARTED = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('started', flush=True); "
+STARTED += "import sys; from enginewright.__main__ import main; main()"
+"""Before that line Python itself answers an interrupt, with a traceback."""
+
 # What an export has made when the interrupt comes, and how long after; the last three may find it finished.
 MOMENTS = [("", 0.3), (".x.bundle.partial-*", 0), (".x.bundle.partial-*", 0.5), (".x.bundle.partial-*", 1.5)]
 MOMENTS += [(".x.bundle.partial-*/weights", 0), (".x.bundle.partial-*/report", 0)]
@@ -143,16 +148,18 @@ def test_interrupted_export_leaves_nothing(made: str, seconds: float, model_fold
     out = tmp_path / "out"
     out.mkdir()
     process = subprocess.Popen(
-        [*OPTIMIZE, "export", str(model_folder), "-o", str(out / "x.bundle")],
+        [sys.executable, "-c", STARTED, "export", str(model_folder), "-o", str(out / "x.bundle")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
     while made and not list(out.glob(made)) and process.poll() is None:
         time.sleep(0.001)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=HANG)
     left = [p.name for p in out.iterdir()]
     assert "Traceback" not in errors
     # Before the command has begun Python itself ends with the signal, which a shell shows as 130 too.

@@ -24,7 +24,7 @@ from enginewright.plugins.shared.errors import UnsupportedModelError, Verificati
 from .test_families import compare
 from .tiny_configs import NoTinyModelError, tiny_family
 
-_ORIGINAL = "requests within the context that is fixed at export (`--context-length`)"
+_ORIGINAL = "requests within the context that is fixed at export (`--context`)"
 _NO_IMAGES = "text alone: no images or sounds"
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -151,7 +151,7 @@ def test_tvm_s_greedy_tokens_equal_the_cpu_target_s(
     params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     found = {}
     for target in ("cpu", "tvm"):
-        with ew.LLM(tmp_path / "b", target=target) as llm:
+        with ew.LLM(tmp_path / "b", target=target, trust="code") as llm:
             assert llm.info()["executor"].get("kernels") == (kernels if target == "tvm" else None)
             alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
             assert alone == [list(result.token_ids) for result in llm.generate(prompts, params)]

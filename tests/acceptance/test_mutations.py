@@ -21,6 +21,7 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.bucket_section import BucketsSection
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recipes.sections import BudgetSection
+from enginewright.optimizer.recipes.target_sections import EnginesSection, TvmOptions
 from enginewright.passes.framework.weight_formats import WeightFormats
 from enginewright.plugins.shared.weight_format import WeightFormat
 from tests.acceptance.mutation_worker import EXTENSION
@@ -186,6 +187,40 @@ def run_cases(
         problems.append(f"case {subject} {last} ended the process ({worker.returncode}):\n{worker.stderr[-3000:]}")
         first = last + 1
     return problems, refused
+
+
+HOSTILE = {"cpu": 1500, "onnx": 1200, "tvm": 1300, "stablehlo": 1000}
+"""Of each target, how many altered bundles are asked for it; of tvm and stablehlo half are edits of programs."""
+
+
+def make_hostile(folder: Path, tiny_model: Callable[..., PreTrainedModel]) -> None:
+    """A bundle of all targets that run on a CPU."""
+    recipe = Recipe(
+        name="hostile",
+        tvm=TvmOptions(levels=("v2",)),
+        engines=EnginesSection(context=31, requests=2, prompts=1, chunk=16),
+        budget=ANY_KL,
+    )
+    export(
+        tiny_model("Llama", **SMALL["Llama"]), folder, recipe=recipe, targets=tuple(HOSTILE), tokenizer=byte_tokenizer()
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("target", HOSTILE)
+def test_hostile_bundles(
+    target: str, shared_folder: Path, tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    """No crash, no hang, no error of another kind, and nothing of others' that --force would delete."""
+    folder = shared_folder / "hostile"
+    with open(shared_folder / "hostile.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make_hostile(folder, tiny_model)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    problems, refused = run_cases(f"hostile-{target}", folder, tmp_path, HOSTILE[target], cache)
+    assert not problems, "\n\n".join(problems[:5])
+    assert HOSTILE[target] // 3 < refused < HOSTILE[target]
 
 
 @pytest.mark.matrix

@@ -35,11 +35,11 @@ def test_tokens_are_the_cpu_target_s(
     path = tmp_path / "smollm2.bundle"
     export(smollm2_gguf, path, recipe=RECIPE.model_copy(update={"stablehlo": StableHloOptions(kernels=kernels)}))
     params = ew.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    with ew.LLM(path, target="cpu") as cpu:
+    with ew.LLM(path, target="cpu", trust="code") as cpu:
         ids = cpu.tokenizer.encode(PASSAGE * 2)
         prompts = [ids[7 * i : 7 * i + n] for i, n in enumerate(LENGTHS)]
         wanted = [list(result.token_ids) for result in cpu.generate(prompts, params)]
-        with ew.LLM(path, target="stablehlo", max_requests=24) as modules:
+        with ew.LLM(path, target="stablehlo", trust="code", max_requests=24) as modules:
             together = [list(result.token_ids) for result in modules.generate(prompts, params)]
             alone = [list(modules.generate(prompt, params)[0].token_ids) for prompt in prompts]
         ties = 0

@@ -49,15 +49,15 @@ def test_tokens_are_the_cpu_target_s(
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 256, length).tolist() for length in LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    with LLM(tmp_path / "tiny.bundle", target="cpu", threads=1) as llm:
+    with LLM(tmp_path / "tiny.bundle", target="cpu", threads=1, trust="code") as llm:
         wanted = [list(result.token_ids) for result in llm.generate(prompts, params)]
-    with LLM(tmp_path / "tiny.bundle", target="tvm", threads=1) as llm:
+    with LLM(tmp_path / "tiny.bundle", target="tvm", trust="code", threads=1) as llm:
         about = llm.info()["executor"]
         assert about["target"] == "tvm" and about.get("kernels") == kernels
         alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
         together = [list(result.token_ids) for result in llm.generate(prompts, params)]
         logits = llm.logits(prompts[-1])
-    with LLM(tmp_path / "tiny.bundle", target="tvm", threads=2, prefill_chunk=16, max_requests=3) as llm:
+    with LLM(tmp_path / "tiny.bundle", target="tvm", trust="code", threads=2, prefill_chunk=16, max_requests=3) as llm:
         in_chunks = [list(result.token_ids) for result in llm.generate(prompts, params)]
         assert np.array_equal(llm.logits(prompts[-1]), logits)
     np.testing.assert_allclose(logits, expected_logits(model, prompts[-1]), atol=TOLERANCE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
 import tile_sweep
+from gpu_kernels import Rehearsal
 
+from enginewright.plugins.shared.errors import BundleError
+from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.tiles import GPUS, Tile, TileCase, attention_tiles, read_tiles
 
 SCRIPT = Path(tile_sweep.__file__)
@@ -71,12 +74,30 @@ def test_a_case_that_nothing_runs_is_left_out():
     assert found == {} and left_out == [DECODE]
 
 
-def test_tiles_that_do_not_fit_or_need_a_stack_are_not_timed(monkeypatch):
-    """Compiled for real: 128 x 128 of 4 warps has no registers enough."""
-    tiles = [Tile(32, 128, 128, 4, 2), Tile(32, 128, 64, 8, 3), Tile(1, 16, 64, 4, 3)]
+def test_tiles_that_do_not_fit_or_need_a_stack_are_not_compiled_for(monkeypatch, tmp_path):
+    """Compiled for real: 128 x 128 of 4 warps has no registers enough. What is packed can be looked up."""
+    tiles = [Tile(32, 128, 128, 4, 2), Tile(32, 128, 64, 8, 3)]
     monkeypatch.setattr(tile_sweep, "candidates", lambda case, gpu: iter(tiles))
-    with ThreadPoolExecutor(1) as pool:
-        assert tile_sweep.compile_all(PREFILL, GPUS[80], pool) == tiles[1:]
+    with KernelCompiler(1) as compiler:
+        tile_sweep.pack(tmp_path / "tiles", GPUS[80], compiler, [PREFILL])
+    assert tile_sweep.packed(tmp_path / "tiles") == {PREFILL: tiles[1:]}
+    place = Rehearsal("8.0", interpreted=False, device="meta")
+    launcher = place.launcher(tmp_path / "tiles", None)
+    timer, _ = tile_sweep.gpu_timer(launcher, place)
+    assert timer(PREFILL, tiles[1]) is None
+    with pytest.raises(BundleError, match="paged_attention"):
+        timer(PREFILL, tiles[0])
+
+
+def test_the_table_is_made_from_what_was_found_elsewhere(tmp_path):
+    times = {tile: timer(DECODE, tile) for tile in tiles_of(DECODE)}
+    record = tile_sweep.record_of(DECODE, {tile: took for tile, took in times.items() if took is not None})
+    found = tmp_path / "A.jsonl"
+    found.write_text('{"part": "facts"}\n' + json.dumps({"part": "tiles", **record}) + "\n")
+    table = tmp_path / "tiles.jsonl"
+    command = [sys.executable, str(SCRIPT), "--found", str(found), "--output", str(table)]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert read_tiles(table) == {DECODE: BEST[DECODE]}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

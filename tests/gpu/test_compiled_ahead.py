@@ -49,7 +49,7 @@ def test_attention(form, cache, capability):
             *plugin_attention(shape, capability, split_keys),
             *compile_attention(shape, capability, split_keys=split_keys),  # up to all of the shared memory
         ):
-            run = attention_launch(kernel, shape, tokens, requests, blocks)
+            run = attention_launch(kernel, shape, tokens, requests, blocks, len(step.caches[0]))
             driver.launch(kernel, code_of(kernel, form), run, tensors)
             if split_keys:
                 combine = compile_kernel(combine_spec(shape, capability))

@@ -96,7 +96,7 @@ def test_an_exported_model(form: str, capability: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 128, n).tolist() for n in (1, 5, 40, 100)]
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
-    with LLM(path, target="cpu") as cpu, LLM(path, target="tensorrt-rtx") as gpu:
+    with LLM(path, target="cpu") as cpu, LLM(path, target="tensorrt-rtx", trust="code") as gpu:
         for prompt in prompts:
             np.testing.assert_allclose(gpu.logits(prompt), cpu.logits(prompt), atol=0.02)  # of f16 in three layers
         alone = [gpu.generate(prompt, params)[0].token_ids for prompt in prompts]

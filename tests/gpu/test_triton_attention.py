@@ -25,7 +25,7 @@ PREFILL = [((5, 1, 1000), (0, 3000, 500)), ((2048,), (0,))]
 @pytest.mark.parametrize("cache", ["", "int8", "fp8"])
 @pytest.mark.parametrize("size", [64, 80, 128])
 @pytest.mark.parametrize("group", GROUPS, ids=str)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_attention_is_the_reference(dtype, group, size, cache):
     for (new, past), window in itertools.product((*DECODE, *PREFILL), (0, 1000)):
         case = Case(new, past, *group, size, dtype=dtype, cache=cache, window=window)
@@ -89,7 +89,7 @@ def test_the_interpreters_cases(capability):
 
 
 @pytest.mark.parametrize("cache", ["same", "int8", "fp8"])
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize(("tokens", "heads", "size"), [(5, 3, 80), (1000, 8, 128)])
 def test_the_cache_holds_what_the_reference_writes(cache, dtype, tokens, heads, size):
     results = cases.write(dtype, dtype if cache == "same" else cache, tokens, heads, size, "cuda")

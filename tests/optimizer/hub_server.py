@@ -56,6 +56,8 @@ class Hub:
         cuts: connections that break, by the file's name: after how many bytes each.
         without_ranges: a Range is ignored, as the HTTP standard allows.
         damaged: files that arrive with another last byte.
+        endless: answers about a repository have no end.
+        listed: what a repository's list says of a file instead, by the file's name.
         served: bytes sent of each file.
         starts: from which byte each was asked for.
         asked: "METHOD path" of each request, without what follows "?".
@@ -68,6 +70,8 @@ class Hub:
     without_ranges: bool = False
     damaged: set[str] = field(default_factory=set)
     broken: int | None = None
+    endless: bool = False
+    listed: dict[str, dict[str, object]] = field(default_factory=dict)
     served: Counter[str] = field(default_factory=Counter)
     starts: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     asked: list[str] = field(default_factory=list)
@@ -156,7 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
             entry = {"rfilename": file, "size": len(data), "blobId": _git_hash(data)}
             if len(data) >= LARGE:
                 entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-            siblings.append(entry)
+            siblings.append(entry | self.state.listed.get(file, {}))
+        if self.state.endless:
+            return self._send_for_ever()
         return self._send(200, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode())
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
@@ -192,6 +198,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and cuts:
             return self._send(status, sent, headers, only=cuts.pop(0), name=name)
         return self._send(status, sent, headers, name=name)
+
+    def _send_for_ever(self) -> None:
+        """Until the client has enough."""
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        while True:
+            self.wfile.write(b" " * (1 << 20))
+            self.state.served["list"] += 1 << 20
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str] | None = None, only: int | None = None, name: str = ""

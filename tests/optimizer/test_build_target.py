@@ -73,7 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
     before = contents(bundle)
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS))
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
     assert report.built and report.gpu == "RTX 4090 (8.9)" and list(report.engines.values()) == [14, 7]
     after = contents(bundle)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
@@ -90,18 +90,20 @@ def test_a_target_is_finished_and_nothing_else_changes(bundle: Path) -> None:
 def test_engines_with_copies_of_the_caches_are_said(bundle: Path) -> None:
     """A cache of 4 blocks of 32 keys or values with 16 numbers of 16 bits each."""
     cache = 4 * 32 * 16 * 2
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache - 1))
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache - 1), trust="code")
     assert list(report.scratch.values()) == [cache - 1] * 2 and report.copies == ()
-    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache), again=True)
+    report = build_target(bundle, machine=READY, make=engines_of(PLANS, cache), again=True, trust="code")
     assert report.copies == tuple(report.engines)
 
 
 def test_a_ready_target_is_left_alone_unless_it_is_to_be_built_again(bundle: Path) -> None:
-    first = build_target(bundle, machine=READY, make=engines_of(PLANS))
+    first = build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
     before = contents(bundle)
-    assert not build_target(bundle, machine=BARE).built
+    assert not build_target(bundle, machine=BARE, trust="code").built
     assert contents(bundle) == before
-    again = build_target(bundle, machine=READY, make=engines_of({**PLANS, "prefill": b"other"}), again=True)
+    again = build_target(
+        bundle, machine=READY, make=engines_of({**PLANS, "prefill": b"other"}), again=True, trust="code"
+    )
     assert again.engines.keys() & first.engines.keys() == {next(iter(first.engines))}
     files = {path.name for path in (bundle / "targets/tensorrt").glob("*.engine")}
     assert files == set(again.engines)
@@ -116,7 +118,7 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_target(bundle, machine=READY, make=make)
+        build_target(bundle, machine=READY, make=make, trust="code")
     assert contents(bundle) == before
 
 
@@ -131,18 +133,18 @@ def test_an_interrupted_build_leaves_the_bundle_as_it_was(bundle: Path) -> None:
 def test_what_is_missing_is_said(machine: Machine, message: str, bundle: Path) -> None:
     before = contents(bundle)
     with pytest.raises(TargetError, match=f"target 'tensorrt' can't be built here: .*{message}"):
-        build_target(bundle, machine=machine, make=engines_of(PLANS))
+        build_target(bundle, machine=machine, make=engines_of(PLANS), trust="code")
     assert contents(bundle) == before
 
 
 def test_a_damaged_bundle_isn_t_built(bundle: Path) -> None:
     (bundle / "targets/tensorrt/network.json").write_text("[]")
     with pytest.raises(BundleError, match=r"network\.json: SHA-256"):
-        build_target(bundle, machine=READY, make=engines_of(PLANS))
+        build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
 
 
 def test_targets_that_are_never_built(bundle: Path) -> None:
     with pytest.raises(BundleError, match="target 'onnx' is ready: nothing of it is built"):
-        build_target(bundle, "onnx", machine=READY)
+        build_target(bundle, "onnx", machine=READY, trust="code")
     with pytest.raises(BundleError, match="no target 'cpu'; it has onnx, tensorrt"):
-        build_target(bundle, "cpu", machine=READY)
+        build_target(bundle, "cpu", machine=READY, trust="code")

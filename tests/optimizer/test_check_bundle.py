@@ -22,9 +22,10 @@ from enginewright.plugins.shared.errors import (
     SourceError,
     VerificationError,
 )
-from enginewright.runtime.bundle.manifest import MANIFEST_PATH, target_manifest_path
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH, FileSection, TargetManifest, target_manifest_path
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
+from tests.runtime.bundle.code_targets import with_target
 from tests.runtime.executors import tiny_onnx
 
 WEIGHTS = "weights/weights-00000.bin"
@@ -172,3 +173,38 @@ def test_a_recipe_of_a_later_version(bundle: Path, tiny_folder: Path) -> None:
     check_bundle(bundle)
     with pytest.raises(BundleError, match=r"manifest\.json: recipe\.weights\.rounding"):
         check_bundle(bundle, source=tiny_folder)
+
+
+def _edited(program: bytes, **changes: object) -> bytes:
+    return json.dumps(json.loads(program) | changes).encode()
+
+
+@pytest.mark.parametrize("target", ["tvm", "cuda"])
+def test_a_program_is_verified_whoever_runs_it(target: str, bundle: Path) -> None:
+    """Also of a target whose code nobody has allowed, and whose hashes are right."""
+    if target == "cuda":
+        with_target(bundle, target)
+        assert [check.target for check in check_bundle(bundle).targets] == ["cpu", "cuda"]
+    program = (bundle / "targets/cpu/program.json").read_bytes()
+    arenas: list[object] = [-1, 0, 7, 64, {"T": 1}, {"T": -8, "1": 64}]
+    buffers = json.loads(program)["buffers"]
+    for edited in (
+        *(_edited(program, arena_bytes=arena) for arena in arenas),
+        _edited(program, buffers=[b | {"offset": 1 << 30} for b in buffers]),
+        _edited(program, buffers=[b | {"size": -4} for b in buffers]),
+        _edited(program, buffers=[{k: v for k, v in b.items() if k != "offset"} for b in buffers]),
+    ):
+        with_target(bundle, target, program=edited)
+        with pytest.raises(BundleError, match=r"arena|offset|negative|buffer"):
+            check_bundle(bundle)
+
+
+def test_the_cpu_target_s_memory_is_verified(bundle: Path) -> None:
+    path, listed = bundle / "targets/cpu/program.json", bundle / "targets/cpu/manifest.json"
+    program, manifest = path.read_bytes(), TargetManifest.from_json(listed.read_bytes(), source="")
+    for arena in (-1, 0, 7, 64):
+        path.write_bytes(edited := _edited(program, arena_bytes=arena))
+        entry = FileSection(bytes=len(edited), sha256=hashlib.sha256(edited).hexdigest())
+        listed.write_text(manifest.model_copy(update={"files": {**manifest.files, "program.json": entry}}).to_json())
+        with pytest.raises(BundleError, match="outside of the arena"):
+            check_bundle(bundle)

@@ -113,7 +113,8 @@ class ToyExecutor:
             out.logits = np.zeros((len(tokens), VOCAB), np.float32)
             out.logits[np.arange(len(tokens)), tokens] = 1
         if step.sampling is not None and (n := step.sampling.logprobs) is not None:
-            out.token_logprobs = -tokens.astype(np.float32)
+            scored = NO_TOKEN if step.sampling.scored is None else step.sampling.scored
+            out.token_logprobs = -np.where(scored == NO_TOKEN, tokens, scored).astype(np.float32)
             out.top_ids = tokens[:, None] + np.arange(n, dtype=np.int32)
             out.top_logprobs = -out.top_ids.astype(np.float32)
         return out

@@ -155,7 +155,7 @@ def test_parameters_under_vllm_s_name(make_llm: MakeLLM, toy: Toy) -> None:
     assert llm.generate(["a", "b"], sampling_params=iter([params[0], None]))[0] == llm.generate("a", params[0])[0]
     message = [{"role": "user", "content": "hi"}]
     assert llm.chat([message, message], sampling_params=params) == llm.chat([message, message], params)
-    assert llm.chat(iter(message), chat_template_kwargs={"x": 1}, use_tqdm=False) == llm.chat(message)
+    assert llm.chat(iter(message), chat_template_kwargs={"bos_token": "<|bos|>"}, use_tqdm=False) == llm.chat(message)
 
 
 def test_a_prompt_of_megabytes_is_refused_by_its_beginning(make_llm: MakeLLM, toy: Toy, monkeypatch: Any) -> None:
@@ -186,6 +186,82 @@ def test_a_long_text_of_few_tokens_is_taken() -> None:
     tokenizer = Tokenizer(TokenizerFiles(words.to_str(), None, {}))
     text = " " * 200_000 + "x" * 200_000 + " a"
     assert encode_within(tokenizer, text, 10) == [1, 0]
+
+
+HUGE = 10**5000
+"""Python refuses to write such a number out."""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm, path: llm.generate([[HUGE]]), r"prompts\[0\]: token <int> is outside"),
+        (lambda llm, path: llm.generate([int]), "prompt: <class 'int'> at place 0 isn't a token id"),
+        (lambda llm, path: llm.generate([1, int]), "prompt: <class 'int'> at place 1 isn't a token id"),
+        (lambda llm, path: llm.generate([[1]], priority=HUGE), "priority: <int> isn't an integer"),
+        (lambda llm, path: llm.generate([[1]], tenant="a" * 2000), "tenant: 'aaa"),
+        (lambda llm, path: llm.generate([[1]], request_class="\ud800"), r"request_class: '\\ud800' isn't a name"),
+        (lambda llm, path: llm.delete_prefixes(tenant=3), "tenant: 3 is of type int"),
+        (lambda llm, path: llm.tokenizer.encode(3), "prompt: 3 isn't text"),
+        (lambda llm, path: llm.tokenizer.render_chat(3), "messages: 3 isn't a list"),
+        (lambda llm, path: llm.tokenizer.chat_template("none"), "chat_template: there is no template 'none'"),
+        (lambda llm, path: SamplingParams(max_tokens=HUGE), "max_tokens: <int> is out of range"),
+        (lambda llm, path: SamplingParams(stop_token_ids=[HUGE]), "stop_token_ids: <tuple> is out of range"),
+        (lambda llm, path: SamplingParams(stop="\ud800"), r"stop: \('\\ud800',\) is out of range"),
+        (lambda llm, path: SamplingParams(stop="a" * 5000), "stop: 5000 is out of range"),
+        (lambda llm, path: SamplingParams(typical_p=1e-50), "typical_p: 1e-50 is out of range"),
+        (lambda llm, path: SamplingParams(bad_words=["\ud800"]), r"bad_words: '\\ud800' is out of range"),
+        (lambda llm, path: SamplingParams(bad_words=["a" * 1000] * 1000), "bad_words: 1000000 is out of range"),
+        (lambda llm, path: LLM(path, memory="9" * 400), "memory: '999"),
+        (lambda llm, path: LLM(path, memory=HUGE), "memory: <int> isn't a size"),
+        (lambda llm, path: LLM(path, context=HUGE), "context: <int> is out of range"),
+        (lambda llm, path: LLM(path, threads=HUGE), "threads: <int> is out of range"),
+        (lambda llm, path: LLM("x" * 300), "path: 'xxx"),
+        (lambda llm, path: LLM("a\0b"), r"path: 'a\\x00b' isn't a path"),
+        (lambda llm, path: LLM(path, load=np.array(["map", "read"])), "load: array"),
+        (lambda llm, path: LLM(path, speculate=np.array(["a", "b"])), "speculate: array"),
+        (lambda llm, path: LLM(path, scheduling=np.array(["a", "b"])), "scheduling: array"),
+        (lambda llm, path: LLM(path, provider="\ud800"), r"provider: '\\ud800' isn't a name"),
+    ],
+)
+def test_what_once_came_out_untyped(
+    make_llm: MakeLLM, toy: Toy, tmp_path: Path, call: Callable[[LLM, Path], object], message: str
+) -> None:
+    with pytest.raises(RequestError, match=f"^{message}"):
+        call(make_llm(toy()), tmp_path)
+
+
+def test_layers_that_are_no_list(tiny_bundle: Path) -> None:
+    wrong: Any
+    with LLM(tiny_bundle, memory="1MiB") as llm:
+        for wrong in (0.5, 3, "0", {}, [], None, np.array([])):
+            with pytest.raises(RequestError, match=r"^layers: "):
+                llm.hidden_states([1, 2], wrong)
+        assert llm.hidden_states([1, 2], np.array([0])).shape[0] == 1
+
+
+def test_bad_words_are_tokenized_once(make_llm: MakeLLM, toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller passes the same list with each request, and on an event loop all others wait for it."""
+    llm = make_llm(toy())
+    encode, seen = llm.tokenizer.encode, []
+
+    def counted(text: str, **options: Any) -> list[int]:
+        seen.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(llm.tokenizer, "encode", counted)
+    for _ in range(3):
+        params = SamplingParams(max_tokens=1, bad_words=[f"word {i}" for i in range(200)])
+        llm.generate([[1], [2]], params)
+    assert len(seen) == 400
+
+
+def test_stop_tokens_outside_the_vocabulary_never_come(make_llm: MakeLLM, toy: Toy) -> None:
+    llm = make_llm(toy())
+    for ids in ([300], [2**31], [2**40, 5]):
+        params = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=ids, ignore_eos=True)
+        expected = SamplingParams(max_tokens=6, min_tokens=2, stop_token_ids=ids[1:], ignore_eos=True)
+        assert llm.generate([[1, 2]], params)[0].token_ids == llm.generate([[1, 2]], expected)[0].token_ids
 
 
 JUNK: list[Any] = [

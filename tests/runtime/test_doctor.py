@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from enginewright.plugins.shared.errors import RequestError
+from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.linear_io import CONTRIB_FILE, KERNELS_FILE, LinearCacheGroup, LinearIo, VariantFile
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, TargetManifest
 from enginewright.runtime.bundle.paged_section import PagedProfile, PagedSection
@@ -18,6 +19,7 @@ from enginewright.runtime.bundle.weights import Blob, WeightsIndex
 from enginewright.runtime.doctor import Examination, Finding, examine
 from enginewright.runtime.executors.cuda_driver import Gpu
 from enginewright.runtime.executors.machine import Machine
+from enginewright.runtime.executors.requirements import check_cuda
 
 ADA = Gpu(0, "NVIDIA RTX 4090", "8.9", 24 << 30)
 HOPPER = Gpu(0, "NVIDIA H200", "9.0", 139 << 30)
@@ -207,6 +209,27 @@ def test_a_driver_that_is_too_old() -> None:
             f"{what} is built for CUDA {built}, and NVIDIA's driver 570.1 runs CUDA 12.8 at most",
         )
         assert findings[target].todo[0].startswith("Install a newer driver, or ")
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "said"),
+    [
+        ("9.0", "13.0", ()),
+        ("9.0", "12.8", ("kernels as PTX, which the driver translates: its machine code is of CUDA 13.4, and",)),
+        ("8.9", "12.8", ()),
+        ("10.3", "13.0", ("kernels as PTX of 8.0, which the driver translates: export with --gpu 10.3",)),
+    ],
+)
+def test_cuda_needs_no_triton_and_says_what_the_driver_loads(capability: str, cuda: str, said: tuple[str, ...]) -> None:
+    gpu = replace(WITH_GPU.gpus[0], capability=capability)
+    machine = replace(WITH_GPU, packages={"torch": "2.13.0"}, torch_cuda=cuda, cuda=cuda, gpus=(gpu,))
+    section = CudaSection(
+        compute_capabilities=("8.0", "9.0"), dtype="bf16", requests=1, chunk=1, assemblers={"9.0": "13.4"}
+    )
+    checked = check_cuda(machine, TargetManifest(cuda=section))
+    assert checked.problems == ()
+    assert checked.on[0].startswith("PyTorch 2.13.0, ")
+    assert [line.startswith(part) for line, part in zip(checked.on[1:], said, strict=True)] == [True] * len(said)
 
 
 def test_what_to_install_is_said_by_the_extras_names() -> None:

@@ -105,6 +105,25 @@ def test_a_request_whose_logits_cannot_be_sampled_ends_alone(toy: Toy, config: d
     for request in made[20:]:
         assert (request.finish_reason, request.output_length) == ("error", 0)
         assert request.to_output().error is request.error is not None
-    assert scored.error is not None and "logits of its prompt" in str(scored.error)
+    assert scored.error is not None and "logits at token 2 of its prompt" in str(scored.error)
     assert all(request.error is None for request in made[:20])
     assert engine.pools["g0"].free_blocks == 60
+
+
+@pytest.mark.parametrize("company", [0, 5])
+@pytest.mark.parametrize("tokens_a_step", [3, 16, 512])
+def test_a_prompt_that_fails_has_the_log_probabilities_before(toy: Toy, tokens_a_step: int, company: int) -> None:
+    """Whatever its chunks were, and who was there: those of the tokens up to the one that fails, which is named."""
+    executor = toy(blocks=80)
+    executor.poison = 300
+    engine = Engine(executor, SchedulerConfig(prefill_tokens=tokens_a_step))
+    prompt = [*range(1, 31), 300, *range(31, 41)]
+    request = Request(prompt, SamplingParams(max_tokens=5, prompt_logprobs=2))
+    run(engine, [*requests(20)[:company], request])
+    output = request.to_output()
+    assert output.finish_reason == "error" and "at token 30 of its prompt" in str(output.error)
+    assert output.prompt_logprobs is not None
+    assert [None if one is None else one.token_id for one in output.prompt_logprobs] == [
+        *(None, *prompt[1:31]),
+        *[None] * 10,
+    ]

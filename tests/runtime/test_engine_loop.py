@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import signal
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -17,6 +19,7 @@ from enginewright.runtime.requests.outputs import StreamPiece
 from enginewright.runtime.requests.request import Request
 from enginewright.runtime.requests.sampling import SamplingParams
 from enginewright.runtime.scheduler.limits import SchedulerConfig
+from tests.waiting import HANG, wait_until
 
 
 class Gate:
@@ -48,13 +51,6 @@ class Events:
             self.end.set_result(None)
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def executor(toy: Callable[..., Any]) -> Any:
     return toy()
@@ -72,7 +68,7 @@ def test_a_request_is_heard_to_its_end(loop: EngineLoop) -> None:
     for _ in range(3):  # the thread is idle between
         events = Events()
         loop.submit(Request([1, 2], SamplingParams(max_tokens=3)), events)
-        events.end.result(10)
+        events.end.result(HANG)
         assert [p.finish_reason for p in events.heard if isinstance(p, StreamPiece)] == [None, None, "length"]
 
 
@@ -80,10 +76,10 @@ def test_an_aborted_request_is_not_heard_again(loop: EngineLoop, executor: Any) 
     gate, events, request = Gate(executor), Events(), Request([1], SamplingParams(max_tokens=50))
     loop.submit(request, events)
     gate.passes.release(2)
-    wait(lambda: len(events.heard) == 2)
+    wait_until(lambda: len(events.heard) == 2)
     loop.abort(request)
     gate.passes.release(100)
-    wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
+    wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
     assert len(events.heard) == 2 and request.finish_reason == "abort"
     loop.abort(request)  # once more does nothing
 
@@ -95,7 +91,7 @@ def test_others_go_on_when_one_is_aborted(loop: EngineLoop, executor: Any) -> No
     gate.arrived.acquire()
     loop.abort(dropped)  # while a step with it runs
     gate.passes.release(100)
-    kept.end.result(10)
+    kept.end.result(HANG)
     assert len(kept.heard) == 5
 
 
@@ -105,24 +101,24 @@ def test_an_error_of_the_executor_reaches_everybody_and_the_loop_lives_on(loop: 
     for events in listeners:
         loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
     for events in listeners:
-        events.end.result(10)
+        events.end.result(HANG)
         (error,) = events.heard
         assert isinstance(error, EnginewrightError) and "bad step" in str(error)
         assert isinstance(error.__cause__, ValueError)
     executor.fail = None
-    wait(lambda: not loop.engine.has_work())
+    wait_until(lambda: not loop.engine.has_work())
     events = Events()
     loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
-    events.end.result(10)
+    events.end.result(HANG)
     assert len(events.heard) == 2
-    wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
+    wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
 
 
 def test_too_little_memory_for_a_step_is_a_capacity_error(loop: EngineLoop, executor: Any) -> None:
     executor.fail = CapacityError("no memory for a step of this size")
     events = Events()
     loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
-    events.end.result(10)
+    events.end.result(HANG)
     (error,) = events.heard
     assert isinstance(error, CapacityError) and "the engine failed" in str(error)
 
@@ -134,7 +130,7 @@ def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, e
     loop._listeners[lost] = Events()  # as a Ctrl-C in the middle of submit leaves it
     loop.abort(lost)
     gate.passes.release(100)
-    kept.end.result(10)
+    kept.end.result(HANG)
     assert [p.finish_reason for p in kept.heard if isinstance(p, StreamPiece)][-1] == "length"
 
 
@@ -142,24 +138,125 @@ def test_aborting_what_never_reached_the_engine_harms_nobody(loop: EngineLoop, e
 def test_a_ctrl_c_at_the_start_of_a_run_does_not_block_the_next(
     begins: bool, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
+    start = _thread.start_new_thread
 
-    def interrupted(thread: threading.Thread) -> None:
+    def interrupted(*args: Any) -> None:
         if begins:
-            start(thread)
+            start(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", interrupted)
+        patched.setattr(_thread, "start_new_thread", interrupted)
         lost = Request([1], SamplingParams(max_tokens=2))
         with pytest.raises(KeyboardInterrupt):
             loop.submit(lost, Events())
     loop.abort(lost)
     events = Events()
     loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
-    events.end.result(10)
+    events.end.result(HANG)
     assert len(events.heard) == 2
-    wait(lambda: loop.engine.pools["g0"].free_blocks == 64)
+    wait_until(lambda: loop.engine.pools["g0"].free_blocks == 64)
+
+
+def test_a_signal_handler_may_wait_for_a_request(loop: EngineLoop) -> None:
+    """It interrupts the main thread anywhere: here while a request is handed over."""
+    inner, outer, seen = Events(), Events(), [0]
+
+    class Inbox(deque[Callable[[], None]]):
+        def append(self, action: Callable[[], None]) -> None:
+            super().append(action)
+            seen[0] += 1
+            if seen[0] == 1:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        loop.submit(Request([3], SamplingParams(max_tokens=2)), inner)
+        inner.end.result(HANG)
+
+    loop._inbox = Inbox()
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        loop.submit(Request([1], SamplingParams(max_tokens=2)), outer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    outer.end.result(HANG)
+    assert (len(inner.heard), len(outer.heard)) == (2, 2)
+
+
+def test_a_call_between_steps_is_made_though_a_step_failed(loop: EngineLoop, executor: Any) -> None:
+    gate, events = Gate(executor), Events()
+    loop.submit(Request([1], SamplingParams(max_tokens=5)), events)
+    gate.arrived.acquire()
+    called = threading.Thread(target=lambda: found.set_result(loop.call(lambda: 7)))
+    found: Future[int] = Future()
+    called.start()
+    wait_until(lambda: bool(loop._inbox))
+    executor.fail = ValueError("bad step")
+    gate.passes.release()
+    assert found.result(HANG) == 7
+
+
+@pytest.mark.parametrize("place", ["begin", "grow", "input", "accept", "text", "listener"])
+def test_what_fails_for_one_request_ends_it_alone(
+    place: str, loop: EngineLoop, executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is that was not foreseen: the others' tokens are those that they have alone."""
+    others = [[7, 8, 9], [4, 5]]
+    alone = []
+    for prompt in others:
+        events, one = Events(), Request(prompt, SamplingParams(max_tokens=9))
+        loop.submit(one, events)
+        events.end.result(HANG)
+        alone.append(one.tokens)
+    bad = Request([1, 2, 3], SamplingParams(max_tokens=9, temperature=1))
+    cache = loop.engine.scheduler.cache
+
+    def fails_for(method: Any) -> Any:
+        def run(request: Request, *args: Any, **options: Any) -> Any:
+            if request is bad and bad.output_length >= (place == "grow"):
+                raise KeyError("unforeseen")
+            return method(request, *args, **options)
+
+        return run
+
+    if place in ("begin", "grow"):
+        monkeypatch.setattr(cache, place, fails_for(getattr(cache, place)))
+    elif place == "input":
+        bad.seed = 2**64  # no number of 64 bits
+    elif place == "accept":
+        monkeypatch.setattr(bad, "accept", fails_for(lambda *_: None).__get__(bad))
+    elif place == "text":
+
+        class Text:
+            stopped_by = None
+
+            def push(self, token: int) -> bool:
+                raise KeyError("unforeseen")
+
+            finish = push
+
+        bad._text = Text()  # type: ignore[assignment]
+    listeners, made = [Events() for _ in others], [Request(prompt, SamplingParams(max_tokens=9)) for prompt in others]
+    gate, told = Gate(executor), Events()
+
+    def refuses(event: StreamPiece | EnginewrightError) -> None:
+        raise KeyError("unforeseen")
+
+    loop.submit(made[0], listeners[0])
+    loop.submit(bad, refuses if place == "listener" else told)
+    loop.submit(made[1], listeners[1])
+    gate.passes.release(100)
+    for events in listeners:
+        events.end.result(HANG)
+    assert [one.tokens for one in made] == alone
+    if place == "listener":
+        wait_until(lambda: bad.finish_reason == "abort")
+    else:
+        told.end.result(HANG)
+        assert bad.finish_reason == "error" and bad.error is not None and "it failed in the engine" in str(bad.error)
+        assert bad.error.__cause__ is not None
+    wait_until(lambda: not loop.engine.has_work())
+    assert loop.engine.pools["g0"].free_blocks == 64
 
 
 def test_a_thread_that_the_system_refuses(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +265,23 @@ def test_a_thread_that_the_system_refuses(loop: EngineLoop, monkeypatch: pytest.
 
     refusal, request = Events(), Request([1], SamplingParams(max_tokens=2))
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refused)
+        patched.setattr(_thread, "start_new_thread", refused)
         with pytest.raises(CapacityError, match="the engine's thread can't be started: can't start new thread"):
             loop.submit(request, refusal)
         loop.abort(request)  # which needs no thread
     events = Events()
     loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
-    events.end.result(10)
+    events.end.result(HANG)
     assert len(events.heard) == 2 and refusal.heard == []
 
 
 def test_the_thread_ends_with_the_work(loop: EngineLoop) -> None:
     events = Events()
     loop.submit(Request([1], SamplingParams(max_tokens=2)), events)
-    events.end.result(10)
-    wait(lambda: not any(t.name == "enginewright-engine" for t in threading.enumerate()))
+    events.end.result(HANG)
+    wait_until(lambda: not loop._running)
+    assert loop._stepping.acquire(timeout=HANG), "the thread has left"
+    loop._stepping.release()
 
 
 def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> None:
@@ -197,7 +296,7 @@ def test_a_stream_may_be_collected_anywhere(loop: EngineLoop, executor: Any) -> 
     loop.submit(dropped, Events())
     loop.submit(Request([2], SamplingParams(max_tokens=2)), collects)
     gate.passes.release(100)
-    events.end.result(10)
+    events.end.result(HANG)
     assert len(events.heard) == 2 and dropped.finish_reason == "abort"
 
 
@@ -209,8 +308,8 @@ def test_closing_from_within_a_step_waits_for_nothing(loop: EngineLoop) -> None:
             closed.set_result(loop.close())
 
     loop.submit(Request([1], SamplingParams(max_tokens=50)), closes)
-    assert closed.result(10) is False
-    wait(lambda: not loop.engine.has_work())
+    assert closed.result(HANG) is False
+    wait_until(lambda: not loop.engine.has_work())
     assert loop.close() is True
 
 
@@ -225,12 +324,12 @@ def test_closing_ends_what_runs_and_refuses_what_comes(loop: EngineLoop, executo
     gate, events = Gate(executor), Events()
     loop.submit(Request([1], SamplingParams(max_tokens=100)), events)
     gate.passes.release(1)
-    wait(lambda: len(events.heard) == 1)
+    wait_until(lambda: len(events.heard) == 1)
     closing = threading.Thread(target=loop.close)
     closing.start()
-    wait(lambda: len(events.heard) == 2)
+    wait_until(lambda: len(events.heard) == 2)
     gate.passes.release(1)
-    closing.join(10)
+    closing.join(HANG)
     assert not closing.is_alive()
     assert isinstance(events.heard[1], EnginewrightError)
     assert loop.engine.pools["g0"].free_blocks == 64

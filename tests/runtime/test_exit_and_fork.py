@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,19 @@ import asyncio, atexit, gc, multiprocessing, os, signal, sys, threading, time
 from enginewright import LLM, EnginewrightError, SamplingParams
 
 LONG = SamplingParams(max_tokens=500, ignore_eos=True)
+stepping, go_on = threading.Event(), threading.Event()  # a step has begun; held ones may go on
 
-def opened(seconds=0.02):
+def opened(seconds=SECONDS, held_after=None):
     llm = LLM(sys.argv[1], memory="1MiB", threads=2)
-    submit = llm._executor.submit
+    submit, steps = llm._executor.submit, []
     def slow(step):
-        time.sleep(seconds)
+        stepping.set()
+        steps.append(1)
+        if held_after is not None and len(steps) > held_after:
+            go_on.wait()
+        time.sleep(seconds if len(steps) > 25 else min(seconds, 0.01))
         return submit(step)
-    llm._executor.submit = slow  # 500 tokens take ten seconds
+    llm._executor.submit = slow
     return llm
 
 def forked(work):
@@ -61,8 +66,24 @@ async def afirst_piece(llm):
     stream = llm.astream([1, 2], LONG)
     await anext(stream)
     return stream
+
+def ready_when_the_exit_waits():
+    "Says so once the main thread is in the loop's stop: a Ctrl-C is handled there."
+    def watch():
+        def frames():
+            frame = sys._current_frames()[threading.main_thread().ident]
+            while frame is not None:
+                yield os.path.basename(frame.f_code.co_filename), frame.f_code.co_name
+                frame = frame.f_back
+        while ("engine_loop.py", "stop") not in frames():
+            time.sleep(0.001)
+        print('ready', flush=True)
+    in_thread(watch, True)
 """
-LIMIT = 8  # seconds, of which half a one is the start of Python and the model
+STEP = 0.3
+"""Seconds that a step takes, but for the first few, so that a stream of 500 tokens takes longer than LIMIT."""
+LIMIT = 120.0
+"""Seconds, for what takes one or two: a script that waited for its stream to end would take longer."""
 
 EXITS = {
     "a stream is open": "llm = opened(); s = first_piece(llm)",
@@ -79,8 +100,8 @@ EXITS = {
     "closed twice": "llm = opened(); s = first_piece(llm); llm.close(); llm.close()",
     "a collected stream": "llm = opened(0.001); s = first_piece(llm); del s; gc.collect(); llm.generate([1])",
     "sys.exit": "llm = opened(); s = first_piece(llm); sys.exit(0)",
-    "a daemon thread streams": "llm = opened(); in_thread(lambda: list(llm.stream([1], LONG)), True); time.sleep(0.1)",
-    "a daemon thread generates": "llm = opened(); in_thread(lambda: llm.generate([1], LONG), True); time.sleep(0.1)",
+    "a daemon thread streams": "llm = opened(); in_thread(lambda: list(llm.stream([1], LONG)), True); stepping.wait()",
+    "a daemon thread generates": "llm = opened(); in_thread(lambda: llm.generate([1], LONG), True); stepping.wait()",
     "daemon threads of a dropped model": "llm = opened()\nfor _ in range(9): in_thread(first_piece.__get__(llm), True)",
     "a thread finishes after the script": "llm = opened(0.001)\n"
     "def work():\n  threading.main_thread().join(); print(len(llm.generate([1], LONG)[0].token_ids))\n"
@@ -93,14 +114,14 @@ EXITS = {
     "an async stream is left": "llm = opened()\nasync def main():\n  async for _ in llm.astream([1], LONG): break\n"
     "asyncio.run(main())",
     "an async task is running": "llm = opened()\nasync def main():\n  t = asyncio.create_task(afirst_piece(llm))\n"
-    "  await asyncio.sleep(0.1)\nasyncio.run(main())",
+    "  await asyncio.to_thread(stepping.wait)\nasyncio.run(main())",
     "a loop without its streams": "llm = opened(); l = asyncio.new_event_loop()\n"
     "s = l.run_until_complete(afirst_piece(llm)); l.close()",
     "a loop that isn't closed": "llm = opened(); l = asyncio.new_event_loop()\n"
     "s = l.run_until_complete(afirst_piece(llm))",
     "an async loop in a daemon thread": "llm = opened()\n"
-    "async def main():\n  s = await afirst_piece(llm); await asyncio.sleep(60)\n"
-    "in_thread(lambda: asyncio.run(main()), True); time.sleep(0.3)",
+    "async def main():\n  s = await afirst_piece(llm); await asyncio.sleep(600)\n"
+    "in_thread(lambda: asyncio.run(main()), True); stepping.wait()",
     "an executor's thread": "import concurrent.futures\nllm = opened(0.001)\n"
     "concurrent.futures.ThreadPoolExecutor().submit(llm.generate, [1], LONG)",
     "logits in a daemon thread": "llm = opened(); in_thread(lambda: llm.logits([1] * 9), True)",
@@ -130,14 +151,14 @@ ENDED_BY = {
     ),
     "Ctrl-C at exit": (  # the step that runs takes longer than anybody waits
         "llm = opened(); llm.generate([1], SamplingParams(max_tokens=1))\n"
-        "llm._executor.submit = lambda step: time.sleep(60)\n"
-        "s = in_thread(lambda: llm.generate([1]), True); time.sleep(0.1)\n"
-        "atexit.register(lambda: print('ready', flush=True))",
+        "llm._executor.submit = lambda step: (stepping.set(), time.sleep(600))\n"
+        "stepping.clear(); s = in_thread(lambda: llm.generate([1]), True); stepping.wait()\n"
+        "ready_when_the_exit_waits()",
         -signal.SIGINT,
     ),
     "Ctrl-C while a thread works": (
-        "llm = opened(0.002); in_thread(lambda: llm.generate([1], LONG), False); time.sleep(0.1)\n"
-        "print('ready', flush=True); time.sleep(60)",
+        "llm = opened(0.002); in_thread(lambda: llm.generate([1], LONG), False); stepping.wait()\n"
+        "print('ready', flush=True); time.sleep(600)",
         -signal.SIGINT,
     ),
     "SIGTERM": ("llm = opened(); s = first_piece(llm); print('ready', flush=True); list(s)", -signal.SIGTERM),
@@ -164,16 +185,18 @@ FORK_WHEN = {
     "with a stream": "s = first_piece(llm)",
     "in a step": "s = first_piece(llm); [in_thread(lambda: llm.generate([1], LONG), True) for _ in range(3)]",
 }
+HELD_AFTER = {"idle": None, "with a stream": 100, "in a step": 1}
+"""Steps that run freely. The next one waits until the children are gone, so that no stream ends before them."""
 
 
 MULTIPROCESSING = """
 def work(pipe):
     try: llm.generate([1])
     except EnginewrightError as e: pipe.send(str(e))
-llm = opened(0.005); s = first_piece(llm)
+llm = opened(0.005, held_after=20); s = first_piece(llm)
 ours, theirs = multiprocessing.Pipe()
 child = multiprocessing.get_context("fork").Process(target=work, args=[theirs])
-child.start(); child.join(); print(child.exitcode, ours.recv())
+child.start(); child.join(); go_on.set(); print(child.exitcode, ours.recv())
 """
 SAMPLE = {
     "a stream is open",
@@ -197,22 +220,21 @@ def cases(table: Mapping[str, Any]) -> list[Any]:
 def python(code: str, bundle: Path, *, send: signal.Signals | None = None) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a script; ``send`` is sent to it once it has said that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, *NO_FORK_WARNING, "-c", PRELUDE + code, str(bundle)],
+        [sys.executable, *NO_FORK_WARNING, "-c", PRELUDE.replace("SECONDS", str(STEP)) + code, str(bundle)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    hangs = threading.Timer(LIMIT, os.killpg, [process.pid, signal.SIGKILL])
+    hangs.start()
     try:
         if send is not None:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            time.sleep(0.05)  # it is waiting by now
             process.send_signal(send)
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate()
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        hangs.cancel()
     return process.returncode, out, err
 
 
@@ -230,11 +252,11 @@ def test_what_ended_it_is_its_code(ending: tuple[str, int], tiny_bundle: Path) -
 
 @pytest.mark.parametrize("when", FORK_WHEN)
 def test_forked_children(when: str, tiny_bundle: Path) -> None:
-    code = f"llm = opened(0.005)\n{FORK_WHEN[when]}\n"
+    code = f"llm = opened(0.005, held_after={HELD_AFTER[when]})\n{FORK_WHEN[when]}\n"
     for use, lines in FORKS.items():
         body = "\n".join(f"  {line}" for line in lines.splitlines())
         code += f"def work():\n{body}\nprint({use!r}, forked(work))\n"
-    code += "assert len(llm.generate([1], SamplingParams(max_tokens=3))[0].token_ids) == 3"  # the parent goes on
+    code += "go_on.set()\nassert len(llm.generate([1], SamplingParams(max_tokens=3))[0].token_ids) == 3\n"
     returncode, out, err = python(code, tiny_bundle)
     assert (returncode, err) == (0, "")
     assert out.splitlines() == [f"{use} {int(use == 'an error')}" for use in FORKS]

@@ -11,7 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from enginewright.optimizer.export import export
-from enginewright.plugins.shared.errors import RequestError
+from enginewright.plugins.shared.errors import BundleError, RequestError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.executors.cpu_hidden import hidden_places
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.request import HiddenStates, Request
 from enginewright.runtime.requests.sampling import SamplingParams
@@ -85,3 +87,10 @@ def test_what_a_program_does_not_have_is_refused(tiny_model: Callable[..., PreTr
         pytest.raises(RequestError, match="hidden_states: target 'onnx' gives none"),
     ):
         llm.hidden_states(PROMPT)
+
+
+def test_a_program_that_never_writes_its_logits_is_refused(tiny_bundle: Path) -> None:
+    program = Bundle.open(tiny_bundle).program("cpu")
+    elsewhere = {"logits": program.outputs["logits"].model_copy(update={"name": "nothing"})}
+    with pytest.raises(BundleError, match="no step writes 'nothing', its logits"):
+        hidden_places(program.model_copy(update={"outputs": elsewhere}))

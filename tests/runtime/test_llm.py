@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +13,10 @@ import pytest
 
 from enginewright.plugins.shared.contracts import ModelInfo
 from enginewright.plugins.shared.errors import BundleError, CapacityError, EnginewrightError, RequestError
+from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from tests.waiting import wait_until
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]
@@ -23,10 +24,8 @@ Saying = Callable[..., dict[int, int]]
 
 
 def wait_until_idle(llm: LLM) -> None:
-    deadline = time.monotonic() + 10
-    while any(pool.free_blocks < pool.total_blocks for pool in llm.engine.pools.values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    pools = llm.engine.pools.values()
+    wait_until(lambda: all(pool.free_blocks == pool.total_blocks for pool in pools) and not llm.engine.has_work())
 
 
 def test_one_prompt_or_several_as_text_or_ids(make_llm: MakeLLM, toy: Toy) -> None:
@@ -198,7 +197,7 @@ def test_closing(toy: Toy, model_info: ModelInfo) -> None:
     llm.close()
     with pytest.raises(EnginewrightError, match="closed"):
         llm.generate([1])
-    assert not [t for t in threading.enumerate() if t.name.startswith("enginewright-engine")]
+    assert not llm._loop._running
 
 
 def test_without_a_tokenizer(toy: Toy, model_info: ModelInfo) -> None:
@@ -210,6 +209,14 @@ def test_without_a_tokenizer(toy: Toy, model_info: ModelInfo) -> None:
             llm.generate("a")
         with pytest.raises(RequestError, match="stop: strings need a tokenizer"):
             llm.generate([1], SamplingParams(stop=("a",)))
+
+
+def test_what_it_calls_itself(make_llm: MakeLLM, toy: Toy, tiny_bundle: Path) -> None:
+    assert repr(make_llm(toy())) == "LLM('toy', target='toy', context=128)"
+    llm = LLM(tiny_bundle, memory="1MiB", context=64)
+    assert repr(llm) == f"LLM({tiny_bundle.name!r}, target='cpu', context=64)"
+    llm.close()
+    assert repr(llm) == f"LLM({tiny_bundle.name!r}, target='cpu', context=64)"
 
 
 def test_default_params(make_llm: MakeLLM, toy: Toy) -> None:
@@ -246,3 +253,25 @@ def test_wrong_types_are_named(make_llm: MakeLLM, toy: Toy) -> None:
     for chat in (llm.chat, llm.stream_chat, llm.astream_chat):
         with pytest.raises(RequestError, match=r"messages: .* isn't a list of messages"):
             chat(message)
+
+
+def test_weights_that_were_altered_end_requests_as_soon_as_that_is_known(tiny_bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_bundle, tmp_path / "b"))
+    path = copy / "weights/weights-00000.bin"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(byte ^ 1 for byte in data[middle : middle + 64])
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    whole = Bundle.open(copy)
+    whole.hash_weights_beside()
+    assert whole._beside is not None
+    whole._beside.wait()
+    whole.check_unchanged()
+    path.write_bytes(data)
+    with LLM(copy) as llm:
+        beside = llm._executor._bundle._beside  # type: ignore[attr-defined]
+        beside.wait()
+        with pytest.raises(BundleError, match=r"weights-00000.bin: SHA-256 is not the one"):
+            llm.generate([5, 6, 7], params)
+    with LLM(copy, verify=False) as llm:
+        assert len(llm.generate([5, 6, 7], params)[0].token_ids) == 2

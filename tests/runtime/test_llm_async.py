@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +11,26 @@ import pytest
 from enginewright.plugins.shared.errors import EnginewrightError, RequestError
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from tests.waiting import HANG, Held
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANG):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 async def idle(llm: LLM) -> None:
-    deadline = time.monotonic() + 10
-    while any(pool.free_blocks < pool.total_blocks for pool in llm.engine.pools.values()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
-def slow(executor: Any, seconds: float = 0.002) -> Any:
-    run = executor.run
-
-    def slowly(step: Any) -> Any:
-        time.sleep(seconds)
-        return run(step)
-
-    executor.run = slowly
-    return executor
+    pools = llm.engine.pools.values()
+    await until(lambda: all(pool.free_blocks == pool.total_blocks for pool in pools) and not llm.engine.has_work())
 
 
 def test_streams_run_together_and_equal_generate(make_llm: MakeLLM, toy: Toy) -> None:
-    executor = slow(toy())
+    executor = toy()
     llm = make_llm(executor)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = llm.generate([[1], [2], [3]], params)
@@ -46,7 +39,11 @@ def test_streams_run_together_and_equal_generate(make_llm: MakeLLM, toy: Toy) ->
         return tuple([t async for piece in llm.astream(prompt, params) for t in piece.token_ids])
 
     async def main() -> list[tuple[int, ...]]:
-        return await asyncio.gather(*(collect([n]) for n in (1, 2, 3)))
+        held = Held(executor, 0)
+        tasks = [asyncio.create_task(collect([n])) for n in (1, 2, 3)]
+        await asyncio.sleep(0)  # each has asked, and waits for its first piece
+        held.release()
+        return await asyncio.gather(*tasks)
 
     executor.steps.clear()
     assert asyncio.run(main()) == [r.token_ids for r in expected]
@@ -55,8 +52,9 @@ def test_streams_run_together_and_equal_generate(make_llm: MakeLLM, toy: Toy) ->
 
 
 def test_cancelling_the_task_frees_the_blocks(make_llm: MakeLLM, toy: Toy) -> None:
-    executor = slow(toy())
+    executor = toy()
     llm = make_llm(executor)
+    held = Held(executor, 3)
     pieces: list[object] = []
 
     async def consume() -> None:
@@ -65,49 +63,56 @@ def test_cancelling_the_task_frees_the_blocks(make_llm: MakeLLM, toy: Toy) -> No
 
     async def main() -> None:
         task = asyncio.create_task(consume())
-        while len(pieces) < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(pieces) == 3)
         assert llm.engine.pools["g0"].free_blocks < 64
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        seen = len(pieces)
+        held.release()
         await idle(llm)
-        assert len(pieces) == seen < 100
-        assert not llm.engine.has_work()
+        assert len(pieces) == 3
 
     asyncio.run(main())
 
 
 def test_leaving_the_loop_and_closing_frees_the_blocks(make_llm: MakeLLM, toy: Toy) -> None:
-    llm = make_llm(slow(toy()))
+    executor = toy()
+    llm = make_llm(executor)
+    held = Held(executor, 2)
 
     async def main() -> None:
         stream = llm.astream("abc", LONG)
         async for _ in stream:
             break
         await stream.aclose()
+        held.release()
         await idle(llm)
 
     asyncio.run(main())
 
 
 def test_an_event_loop_that_ends_early_does_no_harm(make_llm: MakeLLM, toy: Toy) -> None:
-    llm = make_llm(slow(toy()))
+    executor = toy()
+    llm = make_llm(executor)
+    held = Held(executor, 2)
 
     async def main() -> None:
         await anext(llm.astream("abc", LONG))
 
     asyncio.run(main())
+    held.release()
     assert len(llm.generate("abc", LONG)[0].token_ids) == 100
 
 
 def test_an_event_loop_that_is_closed_without_its_generators_does_no_harm(make_llm: MakeLLM, toy: Toy) -> None:
-    llm = make_llm(slow(toy()))
+    executor = toy()
+    llm = make_llm(executor)
+    held = Held(executor, 2)
     loop = asyncio.new_event_loop()
     stream = llm.astream("abc", LONG)
     loop.run_until_complete(anext(stream))
     loop.close()
+    held.release()
     assert len(llm.generate("abd", LONG)[0].token_ids) == 100
     del stream
 
@@ -149,7 +154,7 @@ def test_generate_and_chat_can_be_awaited(make_llm: MakeLLM, toy: Toy) -> None:
         one, many, answers = await asyncio.gather(
             llm.agenerate("abc", params),
             llm.agenerate(["abc", "x!", [1, 2]], sampling_params=params),
-            llm.achat([message, message], params, chat_template_kwargs={"x": 1}),
+            llm.achat([message, message], params, chat_template_kwargs={"bos_token": "<|bos|>"}),
         )
         assert one == llm.generate("abc", params)
         assert many[0] == one[0] and many[1].error is not None
@@ -163,17 +168,17 @@ def test_generate_and_chat_can_be_awaited(make_llm: MakeLLM, toy: Toy) -> None:
 
 
 def test_cancelling_a_generate_frees_its_blocks(make_llm: MakeLLM, toy: Toy) -> None:
-    llm = make_llm(toy())
+    executor = toy()
+    llm = make_llm(executor)
+    held = Held(executor, 2)
 
     async def run() -> None:
         task = asyncio.create_task(llm.agenerate(["a", "b"], SamplingParams(max_tokens=120, ignore_eos=True)))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(executor.steps) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        deadline = asyncio.get_running_loop().time() + 10
-        while llm.engine.has_work():
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.001)
+        held.release()
+        await idle(llm)
 
     asyncio.run(run())

@@ -50,7 +50,7 @@ def test_export_says_what_to_install() -> None:
 def test_every_name_is_there() -> None:
     for name in set(enginewright.__all__) - {"export", "__version__"}:
         assert getattr(enginewright, name).__name__ == name
-    assert set(enginewright.__all__) <= set(dir(enginewright))
+    assert dir(enginewright) == sorted(enginewright.__all__)
 
 
 def test_the_version() -> None:

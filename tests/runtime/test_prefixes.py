@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_a_prefix_of_another_instruction_set_is_computed(tiny_bundle: Path, tmp_
 def test_options_that_make_no_sense(tiny_bundle: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"prefix_folder": 3}, "prefix_folder: 3"),
+        ({"prefix_folder": "a\0b"}, r"prefix_folder: 'a\\x00b' isn't a path"),
+        ({"prefix_folder": "\ud800"}, r"prefix_folder: '\\ud800' isn't a path"),
+        ({"prefix_folder": tmp_path / ("x" * 300)}, "prefix_folder: .* is too long, with .* and 300 in one part"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_days": math.nan}, "prefix_folder_days: nan is out of range"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_days": -1}, "prefix_folder_days: -1 is out of range"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_days": 10**5000}, "prefix_folder_days: <int> is out of"),
+        ({"prefix_folder": tmp_path / "a", "prefix_folder_size": "9" * 400}, "prefix_folder_size: '999"),
         ({"prefix_folder": tmp_path / "a", "prefix_folder_size": "much"}, "prefix_folder_size: 'much' isn't a size"),
         ({"prefix_folder": tmp_path / "a", "prefix_folder_days": "week"}, "prefix_folder_days: 'week'"),
         ({"prefix_cache": 1}, "prefix_cache: 1"),
@@ -120,6 +128,21 @@ def test_a_target_that_can_t_share_blocks_says_so(make_llm: Any, toy: Any, tmp_p
     with pytest.raises(RequestError, match="target 'toy' keeps no prefixes"):
         llm.save_prefix([1, 2, 3], tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_a_tenant_that_is_not_text_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Records on the disk have hashes of it: it may not come so far."""
+    with opened(tiny_bundle, prefix_folder=tmp_path / "kept") as llm:
+        for call in (
+            lambda: llm.generate([[5, 6, 7]], tenant="\ud800"),
+            lambda: llm.save_prefix([5, 6, 7], tmp_path / "saved", tenant="\ud800"),
+            lambda: llm.delete_prefixes(tenant="\ud800"),
+        ):
+            with pytest.raises(RequestError, match=r"^tenant: '\\ud800' isn't a name"):
+                call()
+        with pytest.raises(RequestError, match=r"^tenant: 3 is of type int"):
+            llm.delete_prefixes(tenant=3)  # type: ignore[arg-type]
+        assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))[0].token_ids
 
 
 def test_the_engine_goes_on_when_a_call_between_steps_fails(make_llm: Any, toy: Any) -> None:

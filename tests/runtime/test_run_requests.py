@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginewright.plugins.shared.errors import CapacityError, EnginewrightError
+from enginewright.plugins.shared.errors import CapacityError, EnginewrightError, MissingDependencyError
 from enginewright.runtime.llm import LLM
 from enginewright.runtime.requests.sampling import SamplingParams
+from tests.waiting import wait_until
 
 MakeLLM = Callable[..., LLM]
 Toy = Callable[..., Any]
@@ -98,8 +100,7 @@ def test_an_error_of_one_request(make_llm: MakeLLM, toy: Toy) -> None:
         with pytest.raises(EnginewrightError, match="are NaN or infinite"):
             call()
     assert llm.generate("x!", params, raise_errors=False)[0].error is not None
-    while llm.engine.has_work():
-        time.sleep(0.001)
+    wait_until(lambda: not llm.engine.has_work())
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,15 @@ def test_a_bar(
     stream = Stream()
     monkeypatch.setattr("sys.stderr", stream)
     params = SamplingParams(max_tokens=3, ignore_eos=True)
-    make_llm(toy()).generate(["a"] * prompts, params, progress=progress)
+    llm = make_llm(toy())
+    llm.generate(["a"] * prompts, params, progress=progress)
     written = stream.getvalue()
     assert bool(written) == shown
     if shown:
         assert f"{prompts}/{prompts}" in written and "tokens/s" in written
+
+
+def test_a_bar_without_rich(make_llm: MakeLLM, toy: Toy, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(MissingDependencyError, match=r"progress: a bar needs rich(.|\n)*enginewright\[cli\]"):
+        make_llm(toy()).generate("a", SamplingParams(max_tokens=1), progress=True)

@@ -28,7 +28,7 @@ class Served:
     """A bundle behind an engine whose caches hold so many requests of so many tokens."""
 
     def __init__(self, path: str, work: Workload, requests: int, context: int) -> None:
-        bundle = Bundle.open(path)
+        bundle = Bundle.open(path, "code")
         self.groups: tuple[CacheGroup, ...] = target_groups(bundle, work.target, context)
         blocks = {group.name: requests * -(-context // group.block_size) for group in self.groups}
         placement = Placement(threads=work.threads, variant=cast(Variant | None, work.variant), provider=work.provider)
@@ -113,7 +113,9 @@ def long(model: str, work: Workload) -> Report:
 
 def start(model: str, work: Workload) -> Report:
     """As who uses it from Python does: with its tokenizer, and a cache that it sizes itself."""
-    with LLM(model, target=work.target, context=work.context, threads=work.threads, provider=work.provider) as llm:
+    with LLM(
+        model, target=work.target, context=work.context, threads=work.threads, provider=work.provider, trust="code"
+    ) as llm:
         llm.generate([work.prompts(1, START_PROMPT)[0]], SamplingParams(max_tokens=1, ignore_eos=True))
         first_token()
     return Report(f"enginewright {__version__}")
@@ -132,7 +134,7 @@ def agent(model: str, work: Workload) -> Report:
         return ids, first
 
     def opened(prefix_cache: bool) -> LLM:
-        llm = LLM(model, threads=work.threads, memory="1GiB", prefix_cache=prefix_cache, speculate=None)
+        llm = LLM(model, threads=work.threads, memory="1GiB", prefix_cache=prefix_cache, speculate=None, trust="code")
         asked(llm, work.prompts(1, 64)[0])
         return llm
 
@@ -154,7 +156,7 @@ def ahead(model: str, work: Workload) -> Report:
         return Answer(list(output.token_ids), seconds, steps, output.metrics.drafted)
 
     def opened(speculate: str | None) -> LLM:
-        return LLM(model, threads=work.threads, memory=memory, prefix_cache=False, speculate=speculate)
+        return LLM(model, threads=work.threads, memory=memory, prefix_cache=False, speculate=speculate, trust="code")
 
     memory = "1GiB" if work.draft_model else "256MiB"  # which has a draft model's weights too
     with opened(None) as plain, opened(work.draft_model or "lookup") as guessing:
@@ -166,7 +168,7 @@ def ahead(model: str, work: Workload) -> Report:
 
 def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
     """[T, V], scored as ``optimize eval`` does."""
-    with LLM(model, memory="512MiB") as llm:
+    with LLM(model, memory="512MiB", trust="code") as llm:
         return llm.logits(ids)
 
 

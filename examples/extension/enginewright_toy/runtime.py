@@ -18,4 +18,4 @@ def make(asked: Asked) -> Executor:
     return CpuExecutor(asked.bundle, asked.blocks, threads=asked.placement.threads, target=asked.target)
 
 
-TARGET = RuntimeTarget(check_cpu, Opening(groups, make))
+TARGET = RuntimeTarget(check_cpu, Opening(groups, make), carries=None)  # its files are data: no code of a bundle runs

@@ -59,6 +59,8 @@ class CudaEmitter:
             dtype=floats,
             requests=engines.requests or _REQUESTS,
             chunk=max(engines.chunk or _CHUNK, engines.requests or _REQUESTS),
+            mixed_decodes=engines.mixed_decodes,
+            split_products=engines.split_products,
         )
         total, folder = len(planned.weights), target_folder(self.name)
         progress(ProgressEvent("emit", 0, total))
@@ -66,17 +68,22 @@ class CudaEmitter:
             add_weight(writer, use, lowering.weights[use.name])
             progress(ProgressEvent("emit", done, total, use.name))
         writer.write_text(f"{folder}/{PROGRAM_FILE}", planned.to_json())
-        self._kernels(planned, section, f"{folder}/{KERNELS_FOLDER}", writer, progress)
-        return TargetManifest(cuda=section)
+        made_by = self._kernels(planned, section, f"{folder}/{KERNELS_FOLDER}", writer, progress)
+        return TargetManifest(cuda=section.model_copy(update={"assemblers": made_by}))
 
     def _kernels(
         self, program: LoweredProgram, section: CudaSection, folder: str, writer: BundleWriter, progress: Progress
-    ) -> None:
-        """Compiles every kernel that steps may launch, and writes it once for each kind of GPU."""
+    ) -> dict[str, str]:
+        """Compiles every kernel that steps may launch, and writes it once for each kind of GPU.
+
+        Gives the CUDA of the assembler for each capability, where machine code says it.
+        """
+        from enginewright.runtime.executors.carried_kernels import assembler_of
         from enginewright.runtime.executors.cuda_kernels import TILES_FILE, SpecCollector, specs_of
 
         numbers = [int(name.replace(".", "")) for name in section.compute_capabilities]
         specs: list[KernelSpec] = []
+        made_by: dict[str, str] = {}
         with KernelCompiler(available_threads()) as compiler:
             for number in numbers:
                 launched = specs_of(program, section, SpecCollector(number, compiler.compile, compiler.start))
@@ -84,9 +91,13 @@ class CudaEmitter:
                 writer.write_text(f"{folder}/{TILES_FILE.format(number)}", launched.tiles_json())
                 progress(ProgressEvent("kernels", 0, len(specs), f"tiles for sm_{number}"))
             for done, spec in enumerate(specs, 1):
-                for name, content in files_of(compiler.compile(spec)).items():
+                kernel = compiler.compile(spec)
+                for name, content in files_of(kernel).items():
                     writer.write_bytes(f"{folder}/{name}", content)
+                if by := assembler_of(kernel.cubin):
+                    made_by[f"{spec.capability // 10}.{spec.capability % 10}"] = by
                 progress(ProgressEvent("kernels", done, len(specs), f"{spec.kernel} for sm_{spec.capability}"))
+        return made_by
 
 
 def lower_for_gpus(program: Program, floats: FloatType) -> Lowering:

@@ -85,7 +85,7 @@ class BundleWriter:
         self._replaced = self._sibling("replaced")
 
     def __enter__(self) -> BundleWriter:
-        self._check_final_path()
+        self.check()
         try:
             with writing(self.final_path, 0):
                 self.final_path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ class BundleWriter:
 
     def _rename(self) -> None:
         """Puts the new bundle in place of what is there. A kill between the two renames is undone by _remove_stale."""
-        self._check_final_path()
+        self.check()
         try:
             if os.path.lexists(self.final_path / MANIFEST_PATH):
                 os.rename(self.final_path, self._replaced)
@@ -229,7 +229,8 @@ class BundleWriter:
             raise
         sync_folder(self.final_path.parent)
 
-    def _check_final_path(self) -> None:
+    def check(self) -> None:
+        """Raises BundleError if there is something that may not be replaced."""
         path = self.final_path
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return
@@ -254,7 +255,7 @@ class BundleWriter:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 os.rename(path, self.final_path)
-                self._check_final_path()
+                self.check()
         for path in self._siblings("partial"):
             if (lock := _lock(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)

@@ -38,7 +38,7 @@ def modules_of(
     if context > context_length:
         raise RecipeError(
             f"engines.context: slots of {context:,} tokens are longer than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context-length, if the model has one.",
+            hint="Ask for fewer, or export with a longer --context, if the model has one.",
         )
     requests = tuple(b.tokens for b in buckets.buckets if b.kind == "batch") if buckets else ()
     chunks = tuple(b.tokens for b in buckets.buckets if b.kind == "tokens") if buckets else ()

@@ -69,7 +69,8 @@ def build_engines(bundle: Bundle, target: str, paged: PagedSection, capability: 
     kernels = bundle.path / folder / KERNELS_FOLDER
     if paged.caches == "ordered":  # they are inputs, and no outputs
         description = description.model_copy(update={"outputs": (LOGITS,)})
-    register_plugins(capability, lambda spec: read_kernel(kernels, spec.stem), partial(read_attention, kernels))
+    read = partial(read_attention, kernels, clamp=True)
+    register_plugins(capability, lambda spec: read_kernel(kernels, spec.stem), read)
     log = ErrorLog()  # TensorRT keeps the first one it is given, for the whole process
     for profile in paged.profiles:
         attention = PluginAttention(profile.phase, paged.split_keys, paged.caches)

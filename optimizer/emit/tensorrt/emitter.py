@@ -100,7 +100,7 @@ def profiles_of(engines: EnginesSection, context_length: int) -> tuple[PagedProf
     if context_length and context > context_length:
         raise RecipeError(
             f"engines.context: {context:,} tokens are more than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context-length, if the model has one.",
+            hint="Ask for fewer, or export with a longer --context, if the model has one.",
         )
     blocks = -(-context // KV_BLOCK_SIZE)
     requests = engines.requests or _REQUESTS

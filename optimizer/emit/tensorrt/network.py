@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from enginewright.plugins.shared.errors import BundleError
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_shown
 
 FORMAT_VERSION = 1
 OPSET = 24
@@ -94,7 +94,7 @@ class Network(_Model):
         """Raises BundleError naming ``source`` and what is wrong: the field, or the value that nothing gives."""
         again = "Export the bundle again."
         try:
-            data = parse_json(text)
+            data = parse_shown(text)
         except ValueError as e:
             raise BundleError(f"{source}: not JSON: {e}", hint=again) from e
         version = data.get("format_version") if isinstance(data, dict) else None

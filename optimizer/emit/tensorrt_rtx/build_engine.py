@@ -5,6 +5,7 @@ The child (``build_child.py``) knows nothing of models; it gets an ONNX file, si
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -109,7 +110,8 @@ def build_engine(
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # what it was asked, and died before it read
+                        pipe.close()
         said.seek(0)
         last = said.read()[-2000:].decode(errors="replace").strip()
     if "built" in answer:
@@ -126,6 +128,8 @@ def _listen(child: subprocess.Popen[bytes], message: str, progress: Callable[[in
     except BrokenPipeError:
         pass  # it has ended, and its exit status says how
     for line in child.stdout:
+        if not line.endswith(b"\n"):
+            break  # it died within an answer
         answer: dict[str, Any] = json.loads(line)
         if "step" not in answer:
             child.wait()

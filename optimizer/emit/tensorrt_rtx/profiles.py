@@ -27,7 +27,7 @@ def slot_capacity(engines: EnginesSection, context_length: int) -> int:
     if context > context_length:
         raise RecipeError(
             f"engines.context: slots of {context:,} tokens are longer than the model's context of {context_length:,}",
-            hint="Ask for fewer, or export with a longer --context-length, if the model has one.",
+            hint="Ask for fewer, or export with a longer --context, if the model has one.",
         )
     return context + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from dataclasses import replace
 
@@ -57,14 +58,21 @@ class TvmEmitter:
         for done, use in enumerate(planned.weights, 1):
             add_weight(writer, use, lowering.weights[use.name])
             progress(ProgressEvent("emit", done, total, use.name))
-        writer.write_text(f"{folder}/{PROGRAM_FILE}", planned.to_json())
+        text = planned.to_json()
+        writer.write_text(f"{folder}/{PROGRAM_FILE}", text)
         progress(ProgressEvent("kernels", 0, len(levels)))
         for done, name in enumerate(levels, 1):
             writer.write_bytes(f"{folder}/{library_name(name)}", compile_library(modules[name], LEVELS[name]))
             progress(ProgressEvent("kernels", done, len(levels), f"x86-64-{name}"))
         for file, data in for_gpus:
             writer.write_bytes(f"{folder}/{file}", data)
-        section = TvmSection(version=version, levels=levels, kernels=options.tvm.kernels, cuda=options.tvm.cuda)
+        section = TvmSection(
+            version=version,
+            levels=levels,
+            program=hashlib.sha256(text.encode()).hexdigest(),
+            kernels=options.tvm.kernels,
+            cuda=options.tvm.cuda,
+        )
         return TargetManifest(tvm=section)
 
 

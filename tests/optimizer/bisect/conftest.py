@@ -67,7 +67,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, made: Made) -> Bundles:
     def make(family: str, recipe: str) -> Path:
         path = folder / f"{family}-{recipe}"
         if not path.exists():
-            model, chosen = tiny(family)[0], load_recipe(recipe)
+            model, chosen = tiny(family)[0], load_recipe(recipe.removesuffix("-unscaled"))
+            if recipe.endswith("-unscaled"):
+                unscaled = chosen.weights.model_copy(update={"smooth": False})
+                chosen = chosen.model_copy(update={"name": recipe, "weights": unscaled})
             captured = made.capture(model)
             stages = made.replay(model, captured, chosen, "cpu", calibration=None, scratch=folder, progress=silent)
             write_bundle(captured, chosen, stages[-1].program, path)

@@ -104,8 +104,8 @@ def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bun
     for layer in range(2):
         query = ValueName(f"model.layers.{layer}.self_attn", "query")
         given[query] = given[query] * np.float32(24)
-    bundle = BundleRun(Bundle.open(bundles("Qwen2", "int8")), "bundle", leaves=source.leaves)
-    stages = {stage.name: stage for stage in made.stages[id(tiny("Qwen2")[0]), "int8"]}
+    bundle = BundleRun(Bundle.open(bundles("Qwen2", "int8-unscaled")), "bundle", leaves=source.leaves)
+    stages = {stage.name: stage for stage in made.stages[id(tiny("Qwen2")[0]), "int8-unscaled"]}
     before, after = (
         ProgramRun(stages[name].program, name, leaves=source.leaves)
         for name in ("fuse_norm_quantize", "fuse_rope_kv_write")

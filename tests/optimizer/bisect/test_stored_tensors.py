@@ -189,7 +189,7 @@ def test_a_tensor_of_another_format_is_named(bundles: Bundles, lowered: Callable
 
 
 def test_tensors_of_two_bundles(bundles: Bundles, tmp_path: Path) -> None:
-    first = bundles("Qwen2", "int8")
+    first = bundles("Qwen2", "int8-unscaled")
     planting = Planting(first, tmp_path / "planted")
     scale_rows(planting, f"{GATE_UP}.scales", 10, 12)
     a, b = Bundle.open(first), Bundle.open(planting.folder)

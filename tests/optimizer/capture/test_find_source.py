@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from enginewright.optimizer.capture.find_source import HubId, describe_source, find_source, parse_hub_id
+from enginewright.optimizer.capture.find_source import (
+    HubId,
+    describe_source,
+    find_source,
+    model_name,
+    parse_hub_id,
+)
 from enginewright.optimizer.cli.export import default_output
 from enginewright.plugins.shared.errors import SourceError
 from enginewright.runtime.bundle.manifest import HubSection, SourceSection
@@ -91,3 +97,31 @@ def test_a_snapshot_of_the_cache_says_where_it_is_from(tmp_path: Path) -> None:
     (tmp_path / "models--org--my-model" / "snapshots" / "main").mkdir()
     assert describe_source(tmp_path / "models--org--my-model" / "snapshots" / "main").hub is None
     assert describe_source(folder / "sub").name == "org/my-model/sub"
+
+
+@pytest.mark.parametrize(
+    ("file", "inside", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Smollm2 135M 8k Lc100K Mix1 Ep2", "SmolLM2-135M-Instruct"),
+        ("gemma-3-270m-it-Q4_K_M.gguf", "Gemma 3", "gemma-3-270m-it"),
+        ("Llama-3.2-1B_UD-IQ3_XXS.GGUF", None, "Llama-3.2-1B"),
+        ("tiny.bf16.gguf", None, "tiny"),
+        ("phi-3.5.gguf", None, "phi-3.5"),
+        ("Q8_0.gguf", "Llama", "Q8_0"),
+        ("model.gguf", "Llama 3.2", "Llama 3.2"),
+        ("ggml-model-f16.gguf", "Llama 3.2", "Llama 3.2"),
+        ("ggml-model-f16.gguf", None, "ggml-model-f16"),
+        ("model", None, "model"),
+    ],
+)
+def test_a_model_is_called_as_its_file(file: str, inside: str | None, name: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    assert model_name(tmp_path / file, inside) == name
+
+
+def test_a_model_is_called_as_its_folder_or_its_id(tmp_path: Path) -> None:
+    (tmp_path / "Llama-1B.Q4_0").mkdir()
+    assert model_name(tmp_path / "Llama-1B.Q4_0", "inside") == "Llama-1B.Q4_0"
+    snapshot = tmp_path / f"models--org--Llama-1B/snapshots/{COMMIT}"
+    snapshot.mkdir(parents=True)
+    assert model_name(snapshot) == "Llama-1B"

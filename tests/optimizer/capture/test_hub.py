@@ -31,7 +31,7 @@ from enginewright.plugins.shared.errors import CapacityError, EnginewrightError,
 from enginewright.runtime.bundle.reader import Bundle
 from tests.conftest import make_tiny_model
 from tests.optimizer.capture.test_gguf import write
-from tests.optimizer.hub_server import MODEL, Hub, Repository
+from tests.optimizer.hub_server import MODEL, Hub, Repository, _git_hash
 
 # ---- what is fetched
 
@@ -216,6 +216,57 @@ def test_what_the_hub_doesnt_have(hub: Hub) -> None:
 def test_an_answer_that_is_no_hubs(hub: Hub, model: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.broken = 200
     with pytest.raises(SourceError, match=r"isn't the Hub's(?s:.*)HF_ENDPOINT"):
+        find_source(MODEL)
+
+
+def test_a_name_that_leads_out_of_the_cache_is_no_file(hub: Hub, model: Repository, tmp_path: Path) -> None:
+    victim = tmp_path / "victim.gguf"
+    victim.write_bytes(b"GGUF")
+    names = [
+        str(victim),
+        "../../../victim.gguf",
+        "a/../../victim.gguf",
+        "nul\0.gguf",
+        "C:\\x.gguf",
+        "C:/x.gguf",
+        "./x.gguf",
+        "",
+    ]
+    for name in names:
+        hub.repositories["some-org/names"] = Repository({"0" * 40: {name: b"x" * 30}}, {"main": "0" * 40})
+        with pytest.raises(SourceError, match=r"has no|neither config.json|It is empty"):
+            find_source("some-org/names")
+        with pytest.raises(SourceError):
+            find_source(f"some-org/names:{victim.name}")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), -1, 1.5, "9", True, [], 10**400])
+def test_a_size_that_is_none(size: object, hub: Hub, model: Repository) -> None:
+    hub.listed["config.json"] = {"size": size}
+    with pytest.raises((SourceError, CapacityError), match=r"isn't the Hub's|is full"):
+        find_source(MODEL)
+
+
+def test_an_answer_without_an_end(hub: Hub, model: Repository) -> None:
+    hub.endless = True
+    with pytest.raises(SourceError, match="isn't the Hub's"):
+        find_source(MODEL)
+    assert hub.served["list"] < 512 << 20
+
+
+def test_the_bytes_are_those_that_were_listed(hub: Hub, model: Repository) -> None:
+    """Also where the list gives a file the hash of another one, whose bytes are there already."""
+    files = model.revisions[model.names["main"]]
+    first, second = [n for n in files if n in ("config.json", "generation_config.json", "tokenizer.json")][:2]
+    hub.listed[second] = {"size": len(files[first]), "blobId": _git_hash(files[first])}
+    with pytest.raises(SourceError, match=r"isn't what the Hub lists"):
+        find_source(MODEL)
+
+
+def test_bytes_that_the_hub_says_nothing_of(hub: Hub, model: Repository) -> None:
+    hub.listed["config.json"] = {"size": None}
+    with pytest.raises(SourceError, match=r"doesn't say which bytes config.json has"):
         find_source(MODEL)
 
 

@@ -35,6 +35,15 @@ def test_the_package_runs_as_a_module() -> None:
     assert "export" in done.stdout
 
 
+@pytest.mark.parametrize("package", ["typer", "pydantic"])
+def test_without_its_packages_the_extra_is_named(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom enginewright.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "recipes"], capture_output=True, text=True, check=False)
+    assert done.returncode == 10
+    assert done.stderr.startswith(f"error: the optimize command needs {package}, which is not installed\n")
+    assert "pip install 'enginewright[cli]'" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_shells_can_complete() -> None:
     environment = os.environ | {"_OPTIMIZE_COMPLETE": "complete_bash", "COMP_WORDS": "optimize ex", "COMP_CWORD": "1"}
     code = "import sys; sys.argv = ['optimize']\nfrom enginewright.optimizer.cli.app import main; main()"

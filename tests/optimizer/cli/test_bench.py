@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from enginewright.optimizer.bench import measure
 from enginewright.optimizer.cli.app import app
 
-SMALL = ["--prompts", "4", "--batches", "1", "--contexts", "8", "--steps", "2", "--rounds", "1", "--threads", "1"]
+SMALL = ["--prompt", "4", "--batch", "1", "--context", "8", "--steps", "2", "--rounds", "1", "--threads", "1"]
 LOOKUP = ["--speculate", "lookup"]
 
 
@@ -47,10 +47,10 @@ def test_quiet(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (["--prompts", "4,x"], 2, "not a list of numbers"),
-        (["--prompts", "none", "--batches", "none"], 2, "nothing to measure"),
-        (["--prompts", "9999"], 2, "--prompts: "),
-        (["--prompts", "-4"], 2, "--prompts: -4 is out of range"),
+        (["--prompt", "4,x"], 2, "not a list of numbers"),
+        (["--prompt", "none", "--batch", "none"], 2, "nothing to measure"),
+        (["--prompt", "9999"], 2, "--prompt: "),
+        (["--prompt", "-4"], 2, "--prompt: -4 is out of range"),
         (["--steps", "0"], 2, "--steps: 0 is out of range"),
         (["--speculate", ""], 2, "isn't a way to guess tokens"),
         (["--speculate", "draft"], 7, "speculate: draft doesn't exist"),

@@ -35,7 +35,7 @@ def test_what_it_prints_last_is_a_recipe_s_section(file: str, tmp_path: Path) ->
 
 def test_json_and_every_option(file: str, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("1\n1\n4\n")
-    options = ("--batches", str(tmp_path / "b.txt"), "--multiple", "16", "--chunk", "96", "--context-length", "200")
+    options = ("--batch-sizes", str(tmp_path / "b.txt"), "--multiple", "16", "--chunk", "96", "--context", "200")
     result = buckets("--histogram", file, *options, "-n", "4", "--json")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
@@ -65,6 +65,6 @@ def test_errors(arguments: tuple[str, ...], code: int, message: str) -> None:
 
 
 def test_an_error_as_json(file: str) -> None:
-    result = buckets("--histogram", file, "--context-length", "100", "--json")
+    result = buckets("--histogram", file, "--context", "100", "--json")
     assert result.exit_code == 8
     assert "1 of 80 lengths are beyond the context of 100" in json.loads(result.stdout)["error"]["message"]

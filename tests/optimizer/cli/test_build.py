@@ -11,7 +11,7 @@ from tests.optimizer.test_build_target import PLANS, READY, bundle, engines_of  
 
 
 def test_a_ready_target_is_shown(bundle: Path) -> None:  # noqa: F811
-    build_target(bundle, machine=READY, make=engines_of(PLANS))
+    build_target(bundle, machine=READY, make=engines_of(PLANS), trust="code")
     shown = CliRunner().invoke(app, ["build", str(bundle)])
     assert shown.exit_code == 0
     assert "target tensorrt: ready before" in shown.stdout and "by TensorRT 11.4.0.106" in shown.stdout

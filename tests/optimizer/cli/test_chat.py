@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import readline
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 import enginewright as ew
 from enginewright.optimizer.cli.app import app
+from tests.waiting import HANG
 
 PARAMS = ew.SamplingParams(max_tokens=6)
 
@@ -99,7 +105,7 @@ def test_a_conversation_that_no_longer_fits(tiny_bundle: Path) -> None:
     assert "context" in result.stderr
 
 
-def read_until(terminal: int, text: str, seconds: float = 60) -> str:
+def read_until(terminal: int, text: str, seconds: float = HANG) -> str:
     """What the terminal shows up to ``text``."""
     shown = b""
     deadline = time.monotonic() + seconds
@@ -125,7 +131,7 @@ def test_in_a_terminal(tiny_bundle: Path) -> None:
         assert "error:" in refused
         assert "context" in refused
         os.write(terminal, b"/exit\n")
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=HANG) == 0
     finally:
         process.kill()
         process.wait()
@@ -144,5 +150,152 @@ def test_ctrl_c_ends_it_cleanly(tiny_bundle: Path) -> None:
         process.stdin.flush()
         assert process.stdout.readline()  # it has answered, and waits for more
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=HANG) == 130
         assert process.stderr.read() == "\ninterrupted\n"
+
+
+def test_an_overflowing_turn_drops_no_other(tiny_bundle: Path) -> None:
+    """It is said, and the others are answered as if it hadn't been."""
+    lines = "Hello\n" + "x" * 600 + "\nWho are you?\n"
+    result = chat(tiny_bundle, lines)
+    assert result.exit_code == 8
+    assert result.stdout == answers(tiny_bundle, ["Hello", "Who are you?"])
+    assert result.stderr.count("error:") == 1 and "context" in result.stderr
+    as_json = chat(tiny_bundle, lines, "--json")
+    assert as_json.exit_code == 8
+    rows = json.loads(as_json.stdout)["results"]
+    assert [row["prompt"][:5] for row in rows] == ["Hello", "xxxxx", "Who a"]
+    assert "context" in rows[1]["error"] and "".join(row["text"] + "\n" for row in (rows[0], rows[2])) == result.stdout
+
+
+def test_save_and_load(tiny_bundle: Path, tmp_path: Path) -> None:
+    file, foreign = tmp_path / "my talk.json", tmp_path / "notes.txt"
+    foreign.write_text("mine")
+    said = chat(
+        tiny_bundle, f"/system Be brief.\nHello\n/save '{file}'\n/save '{foreign}'\n/save {tmp_path}/no/x\n/save\n"
+    )
+    assert said.exit_code == 0, said.output
+    messages = json.loads(file.read_text())
+    assert [one["role"] for one in messages] == ["system", "user", "assistant"]
+    assert messages[2]["content"] + "\n" == said.stdout
+    assert foreign.read_text() == "mine" and "notes.txt: it exists, and isn't a conversation" in said.stderr
+    assert "No such file" in said.stderr and "/save FILE" in said.stderr
+    assert sorted(tmp_path.iterdir()) == [file, foreign]
+    went_on = chat(tiny_bundle, f"/load '{file}'\nWho are you?\n/save '{file}'\n")
+    assert said.stdout + went_on.stdout == answers(tiny_bundle, ["Hello", "Who are you?"], "Be brief.")
+    assert len(json.loads(file.read_text())) == 5
+    for text, problem in (
+        ("{", "it isn't a conversation"),
+        ("[]", "it must be a list of messages"),
+        ('[{"role": "user"}]', "message 0 needs a role and a content"),
+        ('[{"role": "nobody", "content": "a"}]', "the role 'nobody'"),
+    ):
+        foreign.write_text(text)
+        result = chat(tiny_bundle, f"/load {foreign}\nHello\n")
+        assert problem in result.stderr and result.stdout == answers(tiny_bundle, ["Hello"])
+    assert "No such file" in chat(tiny_bundle, f"/load {tmp_path}/none\n").stderr
+
+
+def test_retry_draws_anew(tiny_bundle: Path) -> None:
+    result = chat(tiny_bundle, "/retry\n/set temperature 5\nHello\n/retry\n/retry\n", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    expected = ""
+    with ew.LLM(tiny_bundle) as llm:
+        for seed in (3, 4, 5):
+            params = ew.SamplingParams(max_tokens=6, temperature=5, seed=seed)
+            expected += llm.chat([{"role": "user", "content": "Hello"}], params)[0].text + "\n"
+    assert result.stdout == expected
+    assert "there is no turn yet" in result.stderr
+    assert "greedy answers are the same" in chat(tiny_bundle, "Hello\n/retry\n").stderr
+
+
+def test_edit_replaces_the_last_turn(tiny_bundle: Path) -> None:
+    result = chat(tiny_bundle, "/edit x\nHello\nWho?\n/edit Who are you?\n/edit\n")
+    assert result.exit_code == 0, result.output
+    wrong, right = answers(tiny_bundle, ["Hello", "Who?"]), answers(tiny_bundle, ["Hello", "Who are you?"])
+    assert result.stdout == wrong + right.removeprefix(answers(tiny_bundle, ["Hello"]))
+    assert "there is no turn yet" in result.stderr and "/edit TEXT" in result.stderr
+
+
+def test_set_changes_parameters(tiny_bundle: Path) -> None:
+    result = chat(tiny_bundle, "/set max_tokens=2\nHello\n/set\n")
+    with ew.LLM(tiny_bundle) as llm:
+        expected = llm.chat([{"role": "user", "content": "Hello"}], ew.SamplingParams(max_tokens=2))[0].text
+    assert result.stdout == expected + "\n"
+    assert "max_tokens 2  (set)" in result.stderr
+    for wrong, said in (
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set temperature hot", "temperature: 'hot' is out of range"),
+        ("/set mood sunny", "mood: the model's template has no such variable"),
+        ("/set n 2", "n: the model's template has no such variable"),
+        ("/set temperature", "/set NAME VALUE"),
+    ):
+        result = chat(tiny_bundle, f"{wrong}\nHello\n")
+        assert said in result.stderr and result.stdout == answers(tiny_bundle, ["Hello"])
+
+
+def test_an_option_that_the_template_does_not_read_is_said_at_once(tiny_bundle: Path) -> None:
+    result = chat(tiny_bundle, "Hello\nHello\n", "--set", "mood=sunny")
+    assert result.exit_code == 8 and result.stdout == ""
+    assert result.stderr.count("mood: the model's template has no such variable") == 1
+
+
+def test_quit_and_exit(tiny_bundle: Path) -> None:
+    for word in ("/quit", "/exit"):
+        assert chat(tiny_bundle, f"Hello\n{word}\nHello\n").stdout == answers(tiny_bundle, ["Hello"])
+
+
+PROMPT = "\x1b[?2004h> "  # with what readline says to the terminal: it wants to know of what is pasted
+
+
+class Terminal:
+    """``optimize chat`` in a terminal of its own."""
+
+    def __init__(self, bundle: Path, *arguments: str) -> None:
+        self.end, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 40, 0, 0))
+        code = "from enginewright.optimizer.cli.app import main; main()"
+        command = [sys.executable, "-c", code, "chat", str(bundle), "--max-tokens", "6", *arguments]
+        environment = os.environ | {"TERM": "xterm"}
+        self.process = subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, start_new_session=True, env=environment
+        )
+        os.close(child)
+
+    def type(self, keys: bytes, until: str = PROMPT) -> str:
+        os.write(self.end, keys)
+        return read_until(self.end, until)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.end)
+
+
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit has no bracketed paste")
+def test_pasted_lines_are_one_turn_and_the_last_turn_can_be_edited(tiny_bundle: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    with Terminal(tiny_bundle, "--quiet") as terminal:
+        read_until(terminal.end, PROMPT)
+        terminal.type(b"\x1b[200~one\ntwo\nthree\x1b[201~", until="three")
+        terminal.type(b"\n")
+        assert "saved 2 messages" in terminal.type(f"/save {saved}\n".encode())
+        assert json.loads(saved.read_text())[0]["content"] == "one\ntwo\nthree"
+        terminal.type(b"/edit\n", until="three")  # the last turn stands there
+        terminal.type(b" and four\n")
+        assert "saved 2 messages" in terminal.type(f"/save {saved}\n".encode())
+        assert json.loads(saved.read_text())[0]["content"] == "one\ntwo\nthree and four"
+        terminal.type(b"half a line", until="half a line")
+        terminal.process.send_signal(signal.SIGINT)
+        assert "Ctrl-D ends" in read_until(terminal.end, PROMPT)
+        os.write(terminal.end, b"/quit\n")
+        assert terminal.process.wait(timeout=HANG) == 0
+
+
+def test_quiet_says_nothing_but_answers(tiny_bundle: Path) -> None:
+    with Terminal(tiny_bundle, "--quiet") as terminal:
+        assert "/help" not in read_until(terminal.end, PROMPT)
+        assert "tokens in" not in terminal.type(b"Hello\n")

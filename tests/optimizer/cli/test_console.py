@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,14 @@ from enginewright.optimizer.cli.console import (
     print_json,
     reported,
 )
-from enginewright.plugins.shared.errors import BundleError, CapacityError, RequestError, UnsupportedModelError
+from enginewright.plugins.shared.errors import (
+    BundleError,
+    CapacityError,
+    RequestError,
+    SourceWarning,
+    UnsupportedModelError,
+)
+from tests.waiting import HANG
 
 
 def test_what_works_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +231,7 @@ def test_a_table_into_a_closed_pipe_is_no_error() -> None:
     assert writer.stderr is not None
     writer.stdout.readline()
     writer.stdout.close()
-    assert writer.wait(timeout=60) == EXIT_BROKEN_PIPE
+    assert writer.wait(timeout=HANG) == EXIT_BROKEN_PIPE
     assert writer.stderr.read() == b""
     writer.stderr.close()
 
@@ -242,6 +250,36 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert writer.stderr is not None
     writer.stdout.readline()
     writer.stdout.close()
-    assert writer.wait(timeout=60) == EXIT_BROKEN_PIPE
+    assert writer.wait(timeout=HANG) == EXIT_BROKEN_PIPE
     assert writer.stderr.read() == b""
     writer.stderr.close()
+
+
+def test_a_broken_pipe_of_its_own_is_no_closed_pipe(capfd: pytest.CaptureFixture[str]) -> None:
+    """A process that a command has started may die of anything: that isn't a reader who has seen enough."""
+
+    @reported
+    def command() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 1
+    assert "a process that this command had started ended" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_warning_about_a_source_has_no_file_and_line(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    before = warnings.showwarning
+
+    @reported
+    def command(quiet: bool = False) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning("few bits", SourceWarning, "stages.py", 3)
+            warnings.showwarning("theirs", DeprecationWarning, "torch.py", 3)
+
+    command(quiet=quiet)
+    said = capsys.readouterr().err
+    assert ("warning: few bits\n" in said) is not quiet and "stages.py" not in said
+    assert warnings.showwarning is before

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -162,3 +163,21 @@ def test_what_goes_wrong_is_named(
     assert result.exit_code == code, result.output
     assert named in json.loads(result.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_reader_that_is_gone_takes_nothing_from_an_export(tiny_folder: Path, tmp_path: Path) -> None:
+    """As of `optimize export ... | head`: the bundle is there, so it ends with 0."""
+    script = (
+        "import os, sys, enginewright\n"
+        "from enginewright.optimizer.cli import export\n"
+        "from enginewright.optimizer.cli.app import app\n"
+        "reader, writer = os.pipe()\n"
+        "os.close(reader)\n"
+        "os.dup2(writer, 1)\n"
+        "enginewright.export = lambda *_, **__: None\n"
+        "export._print_summary = lambda *_, **__: print('x' * 100_000)\n"
+        "app(['export', sys.argv[1], '-o', sys.argv[2], '--recipe', 'f32'])\n"
+    )
+    run = [sys.executable, "-c", script, str(tiny_folder), str(tmp_path / "b")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

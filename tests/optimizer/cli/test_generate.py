@@ -144,6 +144,23 @@ def test_quiet_leaves_the_text_alone(tiny_bundle: Path) -> None:
     assert generate(tiny_bundle, "One", "Two", "-n", "3", "-q").stderr == ""
 
 
+def test_a_wrong_bundle_before_a_long_prompt_names_near_ones(tiny_bundle: Path, tmp_path: Path) -> None:
+    """A prompt of over 255 bytes can't be a file's name, and was asked whether it is a folder."""
+    (tmp_path / "tiny.bundle").symlink_to(tiny_bundle)
+    prompt = "A long prompt. " * 40
+    for typed, said in (("tinny.bundle", "Did you mean"), ("elsewhere", "There is")):
+        result = generate(tmp_path / typed, prompt)
+        assert result.exit_code == 7, result.output
+        assert f"{typed} doesn't exist" in result.stderr and f"{said} {tmp_path / 'tiny.bundle'}" in result.stderr
+    result = CliRunner().invoke(app, ["generate", prompt, prompt])
+    assert result.exit_code == 8 and "is too long" in result.stderr
+
+
+def test_what_the_template_does_not_read_is_refused(tiny_bundle: Path) -> None:
+    result = generate(tiny_bundle, "Hello", "--set", "mood=sunny")
+    assert result.exit_code == 8 and "mood: the model's template has no such variable" in result.stderr
+
+
 def test_no_bundle(tmp_path: Path) -> None:
     result = generate(tmp_path / "absent.bundle", "Hello", "--json")
     assert result.exit_code == 7

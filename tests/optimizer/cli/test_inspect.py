@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from enginewright.optimizer.cli.app import app
+from enginewright.runtime.bundle.reader import Bundle
+from tests.runtime.bundle.code_targets import with_target
 
 
 def inspect(*arguments: str) -> str:
@@ -115,3 +117,35 @@ def test_a_target_that_is_not_there(tiny_bundle: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(tiny_bundle), "--program", "--target", "onnx"])
     assert result.exit_code == 7
     assert "no target 'onnx'; it has cpu" in result.stderr
+
+
+def test_a_name_does_not_speak_to_the_terminal(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "b"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["model"]["name"] = "x\x1b]0;title\x07\x1b[31m\u202e\x9b2J"
+    manifest["toolchain"] = {"tool\x1b[2J": "1\x1b[2J"}
+    manifest["recipe"]["name"] = "\x1b[2J"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    runner = CliRunner()
+    for command in (
+        ["inspect"],
+        ["inspect", "--json"],
+        ["doctor"],
+        ["verify"],
+        ["report"],
+        ["sbom"],
+        ["bench", "-t", "tvm"],
+    ):
+        result = runner.invoke(app, [command[0], str(bundle), *command[1:]])
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.output), command
+    assert r"x\x1b]0;title\x07" in inspect(str(bundle))
+
+
+def test_the_hash_and_what_a_target_carries(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = with_target(Path(shutil.copytree(tiny_bundle, tmp_path / "b")), "tvm")
+    text, data = inspect(str(bundle)), json.loads(inspect(str(bundle), "--json"))
+    assert "carries compiled libraries: they run only with --trust" in text
+    assert data["hash"] == Bundle.open(bundle).hash and data["hash"] in text
+    assert [data["targets"][name]["carries"] for name in ("cpu", "tvm")] == [None, "compiled libraries"]
+    refused = CliRunner().invoke(app, ["generate", str(bundle), "hi", "--target", "tvm"])
+    assert refused.exit_code == 7 and "--trust code" in refused.output and data["hash"] in refused.output

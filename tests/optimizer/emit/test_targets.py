@@ -36,9 +36,10 @@ def test_wherever_a_recipe_names_8_bit_floats(recipe: Recipe) -> None:
 
 
 def test_an_export_is_refused_before_the_source_is_opened(tmp_path: Path) -> None:
+    (damaged := tmp_path / "damaged.gguf").write_bytes(b"GGUF")
     with pytest.raises(TargetError, match=r"has no fp8, which begins with 8\.9"):
-        export(tmp_path / "absent.gguf", tmp_path / "out.bundle", recipe="fp8", targets=["tensorrt-rtx"])
-    assert not list(tmp_path.iterdir())
+        export(damaged, tmp_path / "out.bundle", recipe="fp8", targets=["tensorrt-rtx"])
+    assert list(tmp_path.iterdir()) == [damaged]
 
 
 def test_gpus_without_8_bit_floats() -> None:
@@ -112,9 +113,10 @@ def test_what_is_left_open_goes_with_every_target() -> None:
 
 
 def test_an_export_without_its_cache_is_refused_before_the_source_is_opened(tmp_path: Path) -> None:
-    source, bundle = tmp_path / "absent.gguf", tmp_path / "out.bundle"
+    source, bundle = tmp_path / "damaged.gguf", tmp_path / "out.bundle"
+    source.write_bytes(b"GGUF")
     with pytest.raises(TargetError, match="target onnx: it has no KV cache of fp8"):
         export(source, bundle, targets=["onnx"], kv_cache="fp8")
     with pytest.raises(RecipeError, match="there is no KV-cache format 'int4'"):
         export(source, bundle, kv_cache="int4")
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [source]

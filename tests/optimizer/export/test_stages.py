@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +13,9 @@ import pytest
 import torch
 
 from enginewright.optimizer.export import stages as export_stages
-from enginewright.optimizer.export.stages import Clock
-from enginewright.plugins.shared.errors import CapacityError
+from enginewright.optimizer.export.stages import Clock, warn_of_few_bits
+from enginewright.optimizer.recipes.recipe import load_recipe
+from enginewright.plugins.shared.errors import CapacityError, SourceWarning
 from tests.passes.small_programs import decoder
 
 
@@ -45,3 +49,51 @@ def test_the_disk_has_room_for_all_targets_and_shared_weights_once(
         free -= 1
         with pytest.raises(CapacityError, match=f"the weights need {free + 1:,} bytes, and {free:,} are free"):
             export_stages._check_disk([program] * count, tmp_path / "b")
+
+
+def test_the_source_s_bytes_are_those_of_its_weights_files(tmp_path: Path) -> None:
+    (tmp_path / "file.gguf").write_bytes(bytes(70))
+    assert export_stages.source_bytes(tmp_path / "file.gguf") == 70
+    for name, size in (("a.safetensors", 10), ("b.safetensors", 20), ("other.safetensors", 40)):
+        (tmp_path / name).write_bytes(bytes(size))
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert export_stages.source_bytes(tmp_path) == 30
+    (tmp_path / "model.safetensors").write_bytes(bytes(50))  # the one that is read where there are both
+    assert export_stages.source_bytes(str(tmp_path)) == 50
+
+
+def _gguf(**elements: int) -> SimpleNamespace:
+    """An open file with a matrix of each type."""
+    bits = {"Q4_K": 4.5, "Q4_1": 5.0, "Q6_K": 6.5625, "Q8_0": 8.5, "F16": 16.0}
+    tensors = {
+        name: SimpleNamespace(
+            shape=(n, 1), n_elements=n, n_bytes=n * bits[name] / 8, tensor_type=SimpleNamespace(name=name)
+        )
+        for name, n in elements.items()
+    }
+    return SimpleNamespace(tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "elements", "said"),
+    [
+        ("int4", {"Q4_K": 1000, "Q6_K": 300}, "5.0 bits a weight already .Q4_K., and recipe int4 .* --recipe int8"),
+        ("int4-gptq", {"Q4_1": 1000, "Q8_0": 300}, "5.8 bits a weight already .Q4_1., .* --recipe gguf keeps"),
+        ("int4", {"Q8_0": 1000}, None),
+        ("int4", {"F16": 1000}, None),
+        ("int8", {"Q4_K": 1000}, None),
+        ("gguf", {"Q4_1": 1000}, None),
+    ],
+)
+def test_a_file_of_few_bits_is_warned_of_before_the_work(
+    recipe: str, elements: dict[str, int], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_stages.gguf, "open_gguf", lambda path: _gguf(**elements))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_few_bits(tmp_path / "model.gguf", load_recipe(recipe))
+        warn_of_few_bits(tmp_path, load_recipe(recipe))  # a folder
+    assert [w.category for w in caught] == ([] if said is None else [SourceWarning])
+    if said is not None:
+        assert re.search(said, str(caught[0].message)), caught[0].message

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from enginewright.optimizer.measure import source_runner
 from enginewright.optimizer.measure.source_runner import SourceRunner, weight_bytes
 from enginewright.plugins.shared.errors import UnsupportedModelError
 
@@ -103,3 +104,19 @@ def test_a_model_that_cannot_be_copied(tiny_model: Callable[..., PreTrainedModel
 def test_weight_bytes_count_tied_ones_once(tiny_model: Callable[..., PreTrainedModel]) -> None:
     tied, apart = (weight_bytes(tiny_model("Llama", tie_word_embeddings=t)) for t in (True, False))
     assert apart - tied == 256 * 64 * 4
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2", "Granite"])
+def test_its_speed_is_that_of_decode_steps(
+    family: str, tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = SourceRunner(tiny_model(family))
+    assert runner.speed(64) is None  # a model for tests
+    monkeypatch.setattr(source_runner, "_LEAST_TIMED", 1)
+    monkeypatch.setattr(source_runner, "_TIMED_SECONDS", 0.0)  # one step with each number of threads
+    threads = torch.get_num_threads()
+    found = runner.speed(64)
+    assert found is not None and found.decode > 0 and found.context == 32 and found.threads in (1, threads)
+    assert torch.get_num_threads() == threads
+    assert runner.speed(32) is None  # no room for a prompt and a token
+    assert SourceRunner(tiny_model(family), keep_bytes=0).speed(64) is None  # weights would be read meanwhile

@@ -39,7 +39,7 @@ def test_what_memory_holds(tiny_bundle: Path, tiny_program: LoweredProgram) -> N
     assert memory.weights == sum(stored_bytes(use) for use in tiny_program.weights)
     assert memory.cache(1) == memory.cache(32) and memory.cache(33) == 2 * memory.cache(32)  # blocks of 32 tokens
     room = memory.needed(7, CONTEXT, PROMPT)
-    assert room == memory.weights + memory.workspace(7, PROMPT) + 7 * memory.cache(CONTEXT)
+    assert room == memory.weights + memory.workspace(7, PROMPT, CONTEXT) + 7 * memory.cache(CONTEXT)
     for most, given in ((7, room), (6, room - 1)):
         found = one(on(tiny_bundle, memory=given, batches=(1, 6, 7, 8)))
         assert found.fits and found.most_requests == most
@@ -121,11 +121,58 @@ def test_what_fits_where_one_recipe_does_not(tiny_program: LoweredProgram, monke
     assert large.advice == "What would fit: recipe small."
 
 
+def test_the_hint_names_what_is_nearest_to_the_source(
+    tiny_program: LoweredProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what is smallest: int8 where it fits, although int4 does too."""
+    model = two_recipes(tiny_program)
+    small, large = model.programs
+    fewer = tiny_program.model_copy(update={"weights": tiny_program.weights[1:], "steps": ()})
+    three = replace(small, recipes=("int8",)), replace(small, recipes=("int4",), program=fewer), large
+    monkeypatch.setattr(planner, "planned_model", lambda *args: replace(model, programs=three))
+    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda *rest: Still("memory"))
+    *_, last = plan("m", PlanOptions(devices=("l4",), batches=(1,))).plans
+    assert last.advice == "What would fit: recipe int8."
+
+
+def test_parts_of_long_contexts_are_in_the_memory(tiny_program: LoweredProgram) -> None:
+    plain, cuda = Memory(tiny_program), Memory(tiny_program, "cuda")
+    assert cuda.workspace(4, 64, 512) == plain.workspace(4, 64, 512) == plain.workspace(4, 64, 1 << 17)
+    heads, size, parts = 4, 16, (1 << 17) // 512
+    assert cuda.workspace(4, 64, 1 << 17) - plain.workspace(4, 64, 1 << 17) == 4 * 4 * heads * (size + 1) * parts
+
+
+def test_a_busy_machine_is_said_and_memory_looked_at_once(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frees = iter([1 << 30])
+    monkeypatch.setattr(planner, "free_memory", lambda: next(frees))
+    monkeypatch.setattr(planner, "_model_maker", lambda *args: lambda *rest: Still("memory"))
+    for load, said in ((0.1, False), (3.2, True)):
+        monkeypatch.setattr(planner, "_load", lambda load=load: load)
+        frees = iter([1 << 30])
+        result = on(tiny_bundle, devices=("cpu",), batches=(1,))
+        assert result.devices[0].room == one(result).room == 1 << 30
+        lines = [line for line in notes(result) if line.startswith("busy")]
+        assert bool(lines) == said and all("3.2 processes wanted each core" in line for line in lines)
+
+
+def test_steps_are_counted_once_for_all_devices(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LoweredProgram] = []
+
+    class Counting(CountedSteps):
+        def __init__(self, program: LoweredProgram) -> None:
+            made.append(program)
+            super().__init__(program)
+
+    monkeypatch.setattr(planner, "CountedSteps", Counting)
+    result = on(tiny_bundle, devices=("h100", "l4", "a100", "t4"), batches=(1, 4))
+    assert len(result.plans) >= 3 and len(made) == 1
+
+
 def test_a_model_that_fits_nowhere(tiny_bundle: Path, tiny_program: LoweredProgram) -> None:
     with pytest.raises(CapacityError, match="doesn't fit on L4 or H100: with recipe f32") as error:
         on(tiny_bundle, devices=("l4", "h100"), memory=1000)
     hint = str(error.value.hint)
-    assert "this on H200, H100, A100, L40S, L4, RTX 4090 or RTX 5090" in hint and "fewer bits" in hint
+    assert "this on H200, H100, A100, L40S, L4, RTX 4090, RTX 5090, B200" in hint and "fewer bits" in hint
     memory = Memory(tiny_program)
     with pytest.raises(CapacityError) as error:
         on(tiny_bundle, memory=memory.needed(1, 64, 64), context=500)

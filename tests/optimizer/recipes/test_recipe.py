@@ -44,8 +44,9 @@ def test_the_built_in_recipe_is_float_throughout() -> None:
 )
 def test_the_built_in_recipes_of_narrow_formats(name: str, expected: WeightFormat) -> None:
     recipe = load_recipe(name)
-    assert recipe.weights == WeightFormats(default=expected)
+    assert recipe.weights == WeightFormats(default=expected, smooth=name == "int8")
     assert not recipe.exact
+    assert recipe.calibrated == recipe.weights.smooth
 
 
 @pytest.mark.parametrize(("name", "method"), [("int4", "nearest"), ("int4-gptq", "gptq"), ("int4-awq", "awq")])
@@ -55,13 +56,18 @@ def test_the_built_in_recipes_of_4_bits(name: str, method: str) -> None:
     eight = WeightFormat(storage="int8", group_size=32, activation="int8", activation_group_size=32)
     formats = recipe.weights
     assert (formats.default, formats.embeddings, formats.overrides) == (four, eight, ())
-    assert formats.method == method
+    assert (formats.method, formats.smooth) == (method, True)
     assert recipe.budget.max_kl == 0.5
 
 
 def test_the_built_in_recipe_of_a_files_own_integers() -> None:
     formats = load_recipe("gguf").weights
-    assert formats == load_recipe("int8").weights.model_copy(update={"keep_blocks": True})
+    assert formats == load_recipe("int8").weights.model_copy(update={"keep_blocks": True, "smooth": False})
+
+
+def test_a_files_own_integers_are_not_scaled(tmp_path: Path) -> None:
+    error = failure(tmp_path, 'name = "mine"\n[weights]\nkeep_blocks = true\nsmooth = true\n')
+    assert "smooth scales weights: leave one out" in error.message
 
 
 def test_the_built_in_recipe_of_8_bit_floats() -> None:

@@ -51,6 +51,12 @@ def document() -> ReportDocument:
             "seconds": 227.4,
             "peak_rss_bytes": 1 << 30,
             "bundle_bytes": 145_000_000,
+            "source_bytes": 290_000_000,
+            "exported": {
+                "date": "2026-11-23T07:50:12+00:00",
+                "processor": f"A processor of {HOSTILE}",
+                "cores": 2,
+            },
             "stages": {"capture": 18.6, "passes": 21.0, "nothing": 0.0},
             "passes": [
                 {
@@ -115,6 +121,7 @@ def document() -> ReportDocument:
             "verification": [
                 {"target": "cpu", "exact": False, "seed": 0, "random_tokens": comparison, "tolerance": None}
                 | {"max_kl": 0.05, "text": text, "text_omitted": None, "seconds": 2.0, "peak_rss_bytes": 1 << 30}
+                | {"source_speed": {"threads": 2, "context": 32, "decode": 38.2}}
             ],
         }
     )

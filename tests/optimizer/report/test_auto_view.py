@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewright.optimizer.report.auto_view import HEIGHT, WIDTH, auto_view
+from enginewright.optimizer.report.auto_view import auto_view
+from enginewright.optimizer.report.charts import NARROW, WIDE
 from enginewright.optimizer.search.report import AutoReport, FormatOption, ParetoPoint, UnitChoice
 
 
@@ -32,16 +33,17 @@ def entry(points: int, layers: int) -> AutoReport:
 @pytest.mark.parametrize(("points", "layers"), [(1, 1), (6, 12)])
 def test_the_search_as_it_is_shown(points: int, layers: int) -> None:
     view = auto_view(entry(points, layers))
-    assert view.chart is not None
-    assert len(view.chart.line.split()) == points
-    places = [tuple(map(float, pair.split(","))) for pair in view.chart.line.split()]
-    assert [x for x, _ in places] == sorted(x for x, _ in places)
-    assert [m.label for m in view.chart.marks] == ["int4", "f32", "chosen"]
-    assert all(0 <= m.x <= WIDTH and 0 <= m.y <= HEIGHT for m in view.chart.marks)
-    assert [m.chosen for m in view.chart.marks] == [False, False, True]
-    assert "measured" in view.chart.marks[2].title
-    assert "predicted" in view.chart.marks[0].title
-    assert view.chart.budget is not None
+    assert [found.size for found in view.charts] == [WIDE, NARROW]
+    for found in view.charts:
+        assert len(found.line.split()) == points
+        places = [tuple(map(float, pair.split(","))) for pair in found.line.split()]
+        assert [x for x, _ in places] == sorted(x for x, _ in places)
+        assert [m.label for m in found.marks] == ["int4", "f32", "chosen"]
+        assert all(0 <= m.x <= found.size.width and 0 <= m.y <= found.size.height for m in found.marks)
+        assert [m.chosen for m in found.marks] == [False, False, True]
+        assert "measured" in found.marks[2].title
+        assert "predicted" in found.marks[0].title
+        assert found.budget is not None
     assert view.formats.layers == tuple(range(layers))
     assert dict(view.formats.formats) == {"f32": 2, "int4": 2 * layers - 1} if layers > 1 else True
     assert [kind for kind, _ in view.formats.rows] == ["mlp", "attn.q + attn.k"]
@@ -50,4 +52,4 @@ def test_the_search_as_it_is_shown(points: int, layers: int) -> None:
 
 
 def test_without_a_curve_there_is_no_chart() -> None:
-    assert auto_view(entry(0, 1)).chart is None
+    assert auto_view(entry(0, 1)).charts == ()

@@ -21,6 +21,20 @@ def test_a_log_axis_upside_down_and_of_one_value() -> None:
     assert (axis.at(10.0), axis.at(100.0)) == (300.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.02, 300.0], [0.1, 1.0, 10.0, 100.0]),
+        ([4.0, 70.0], [3.0, 10.0, 30.0, 100.0]),
+        ([3.0, 3.0], [2.0, 3.0, 4.0]),
+    ],
+)
+def test_an_axis_that_ends_near_its_values_has_three_ticks(values: list[float], ticks: list[float]) -> None:
+    axis = LogAxis.near(values, 0.0, 100.0, margin=1.5)
+    assert axis.more_ticks() == pytest.approx(ticks)
+    assert axis.at(values[0]) - 0 == pytest.approx(100 - axis.at(values[-1]), abs=0.02)
+
+
 @pytest.mark.parametrize("sizes", [[1], [6, 6, 4, 3, 2, 2, 1], [1000, 1, 1], [5.0] * 9])
 @pytest.mark.parametrize("box", [(0.0, 0.0, 60.0, 40.0), (5.0, 7.0, 30.0, 300.0)])
 def test_a_treemap_fills_its_box(sizes: list[float], box: tuple[float, float, float, float]) -> None:

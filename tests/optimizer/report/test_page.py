@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,15 +16,17 @@ import pytest
 from enginewright.optimizer.report.diffs import DiffSection, ProgramDiff
 from enginewright.optimizer.report.document import ReportDocument, SavedReport, read_report
 from enginewright.optimizer.report.machine import Machine
-from enginewright.optimizer.report.page import fit, layers, render_page
+from enginewright.optimizer.report.page import fit, layers, losses, pieces, render_page, roofline_view, tiles, verdicts
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime, measure
+from enginewright.optimizer.shared.export_records import Measurement, PassSummary
 from enginewright.plugins.shared.step_costs import StepCost
 from enginewright.runtime.bundle.reader import Bundle
+from tests.waiting import HANG
 
 from .conftest import HOSTILE
 
-SECTIONS = ["overview", "quality", "passes", "formats", "layers", "bytes", "roofline", "calibration", "export"]
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+SECTIONS = ["overview", "quality", "roofline", "bytes", "formats", "layers", "passes", "calibration", "export"]
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 DIFF = ProgramDiff(0, "fuse_qkv", 1, 2, (DiffSection(0, (1, 2), ("@@ -1 +1 @@", f"-{HOSTILE}", f"+{HOSTILE}"), 7),))
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -96,7 +100,8 @@ def test_whatever_a_model_calls_its_modules_is_text(everything: str) -> None:
 def test_the_page_of_an_export(int8_bundle: Bundle) -> None:
     page = (int8_bundle.path / "report/report.html").read_text()
     found = outline(page)
-    assert [i for i in found.ids if i in SECTIONS] == ["overview", "quality", "passes", "bytes", "roofline", "export"]
+    shown = ["overview", "quality", "roofline", "bytes", "layers", "passes", "calibration", "export"]
+    assert [i for i in found.ids if i in SECTIONS] == shown
     assert page.index("The bundle picks the same token as the source in ") < page.index('<dl class="tiles">')
     assert "and just so in layers 1 and 2" in page
     assert "ew.quantized_linear" in page
@@ -106,18 +111,74 @@ def test_the_page_of_an_export(int8_bundle: Bundle) -> None:
     assert render_page(int8_bundle, read_report(int8_bundle)) == page
 
 
+def test_the_top_says_what_was_made_where_and_whether_it_is_good(int8_bundle: Bundle, document: ReportDocument) -> None:
+    page = render_page(int8_bundle, SavedReport(document, ()))
+    top = page[page.index("<header") : page.index("</dl>")]
+    assert "2026-11-23 07:50 UTC" in top
+    assert "A processor of &lt;script&gt;" in top and "2 cores" in top
+    assert '<span class="badge pass">✓ Pass</span>' in top
+    assert "<b>0.004</b> of 0.05 allowed" in top and 'class="pass" style="width:8.0%"' in top
+    found = tiles(int8_bundle, document, [])
+    assert [t.label for t in found] == [
+        "Size",
+        "KL from the source",
+        "Same likeliest token",
+        "Perplexity",
+        "Export",
+    ]
+    assert (found[0].beside, found[0].own, found[0].source) == ("source 276.6 MiB", 50.0, 100.0)
+
+
+def test_a_speed_stands_beside_the_source_s_only_where_that_was_measured(
+    int8_bundle: Bundle, document: ReportDocument
+) -> None:
+    timed = measure(int8_bundle, seconds=0.1, measured="export", threads=1)
+    speeds = [t for t in tiles(int8_bundle, document, [roofline_view(timed)]) if t.unit == "tokens/s"]
+    assert [bool(t.beside) for t in speeds] == [True, False, False]
+    assert speeds[0].beside == "source 38.2"
+    later = roofline_view(replace(timed, measured="report"))  # when the machine may have been faster
+    assert not any(t.beside for t in tiles(int8_bundle, document, [later]) if t.unit == "tokens/s")
+    unmeasured = document.model_copy(
+        update={"verification": tuple(replace(v, source_speed=None) for v in document.verification)}
+    )
+    assert not any(t.beside for t in tiles(int8_bundle, unmeasured, [roofline_view(timed)]) if t.unit == "tokens/s")
+
+
+def test_more_than_is_allowed_is_a_fail(document: ReportDocument, int8_bundle: Bundle) -> None:
+    (v,) = document.verification
+    random = replace(v, text=None, random_tokens=replace(v.random_tokens, kl_mean=0.06))
+    bad = document.model_copy(update={"verification": (random,)})
+    assert [(x.passed, x.share) for x in verdicts(bad)] == [(False, pytest.approx(1.2))]
+    assert '<span class="badge fail">✗ Fail</span>' in render_page(int8_bundle, SavedReport(bad, ()))
+    exact = replace(v, exact=True, tolerance=2.0, max_kl=None)
+    assert [(x.passed, x.share) for x in verdicts(document.model_copy(update={"verification": (exact,)}))] == [
+        (True, 0.5)
+    ]
+
+
+def test_passes_that_lost_precision_are_named_with_what_each_cost() -> None:
+    def after(name: str, kl: float, unchanged: bool = False) -> PassSummary:
+        return PassSummary(name, 1, measurement=Measurement(9, 1.0, 9.0, kl, kl, 1.0, None, None, 0.1, unchanged))
+
+    found = losses([after("fuse", 1e-9), after("round", 0.006), after("round", 0.006, True), after("cache", 0.008)])
+    assert [(x.name, x.kl, x.start, x.length) for x in found] == [
+        ("round", 0.006, 0.0, 75.0),
+        ("cache", 0.008, 75.0, 25.0),
+    ]
+
+
 def test_a_bundle_without_a_report_has_a_page_too(int8_bundle: Bundle) -> None:
     page = render_page(int8_bundle, SavedReport(None, ()))
     found = outline(page)
-    assert [i for i in found.ids if i in SECTIONS] == ["overview", "passes", "bytes", "roofline", "export"]
+    assert [i for i in found.ids if i in SECTIONS] == ["overview", "roofline", "bytes", "passes", "export"]
     assert "has no report of its export" in page
     assert "Nothing was timed" in page
-    assert "fuse_qkv" in page
+    assert "fuse_qkv" in page.replace("<wbr>", "")
 
 
 def test_a_report_of_an_earlier_version(int8_bundle: Bundle) -> None:
     old = ReportDocument.model_validate({"seconds": 14.0, "passes": [{"name": "fuse_qkv", "matched": 3}]})
-    assert "fuse_qkv" in render_page(int8_bundle, SavedReport(old, ()))
+    assert "fuse_qkv" in render_page(int8_bundle, SavedReport(old, ())).replace("<wbr>", "")
 
 
 def test_layers_and_names_as_a_page_says_them() -> None:
@@ -126,17 +187,19 @@ def test_layers_and_names_as_a_page_says_them() -> None:
     assert layers((1, 2, 3, 4, 7, 9, 10)) == "in layers 1 to 4, 7 and 9 and 10"
     assert fit("mlp.down_proj", 1000) == "mlp.down_proj"
     assert fit("mlp.down_proj", 40) == "mlp.…"
+    assert pieces("self_attn.q_proj+k_proj") == ["self_", "attn.", "q_", "proj+", "k_", "proj"]
+    assert "".join(pieces("..a__b")) == "..a__b"
 
 
-def in_chromium(page: str, folder: Path, width: int = 1280) -> tuple[str, list[str]]:
+def in_chromium(page: str, folder: Path, width: int = 1280, *options: str) -> tuple[str, list[str]]:
     """The document once its script has run, and what went to the console."""
     assert CHROMIUM is not None
     (folder / "page.html").write_text(page, encoding="utf-8")
     with tempfile.TemporaryDirectory() as profile:
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *QUIET.split()]
         command += [f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
-        command += [f"--window-size={width},900"]
-        done = subprocess.run([*command, f"file://{folder}/page.html"], capture_output=True, text=True, timeout=120)
+        command += [f"--window-size={width},900", *options]
+        done = subprocess.run([*command, f"file://{folder}/page.html"], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
@@ -167,6 +230,47 @@ def test_an_error_would_be_seen(fault: str, int8_bundle: Bundle, tmp_path: Path)
     assert len(console) == 1
 
 
+LOOK = """addEventListener("load", () => {
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    const wrong = [], seen = document.documentElement;
+    if (seen.scrollWidth > innerWidth) wrong.push("the page is " + seen.scrollWidth + " wide");
+    const scrolls = (e) => e && (/auto|scroll/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+    for (const e of document.querySelectorAll("body *:not(script):not(title)")) {
+        const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()), box = e.getBoundingClientRect();
+        if (!own || !box.width) continue;
+        const svg = e.closest("svg"), frame = svg ? svg.getBoundingClientRect() : null;
+        const outside = frame ? box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1
+            || box.bottom > frame.bottom + 1 : box.left < -1 || (box.right > innerWidth + 1 && !scrolls(e));
+        const style = getComputedStyle(e);
+        const cut = /hidden|clip/.test(style.overflowX) && e.scrollWidth > e.clientWidth + 1;
+        if (outside || cut) wrong.push((outside ? "outside: " : "cut: ") + e.textContent.slice(0, 60));
+    }
+    for (const chart of document.querySelectorAll(".chart"))
+        if (chart.scrollWidth > chart.clientWidth) wrong.push("a chart scrolls");
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    parent.postMessage([innerWidth, dark, getComputedStyle(document.body).backgroundColor, wrong], "*"); });"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overflows_and_no_text_is_cut(scheme: str, width: int, everything: str, tmp_path: Path) -> None:
+    """In a frame, as a window without a screen isn't as narrow as a telephone."""
+    named = everything.replace('"use strict";', f'"use strict"; {LOOK}')
+    (tmp_path / "report.html").write_text(named, encoding="utf-8")
+    frame = f"""<!doctype html><body><iframe src="report.html" style="width:{width}px;height:800px;border:0"></iframe>
+    <script>addEventListener("message", (e) => {{
+        document.body.setAttribute("data-found", JSON.stringify(e.data)); }});</script>"""
+    dom, console = in_chromium(frame, tmp_path, 1400, f"--blink-settings=preferredColorScheme={int(scheme == 'light')}")
+    assert console == []
+    found = re.search(r'data-found="([^"]*)"', dom)
+    assert found is not None
+    seen, dark, background, wrong = json.loads(unescape(found[1]))
+    assert (seen, dark) == (width, scheme == "dark")
+    assert background == ("rgb(15, 19, 26)" if dark else "rgb(246, 247, 249)")
+    assert wrong == []
+
+
 @needs_chromium
 def test_no_table_of_steps_is_cut_off(int8_bundle: Bundle, tmp_path: Path) -> None:
     """1,280 pixels wide, with names and times as long as a large model's."""
@@ -183,6 +287,7 @@ def test_no_table_of_steps_is_cut_off(int8_bundle: Bundle, tmp_path: Path) -> No
     shape = ShapeCosts("decode, 1 request", 1, 1, 64, 3, 2.468e-3, None, steps)
     page = render_page(int8_bundle, SavedReport(None, ()), [Roofline("cpu", "report", machine, [shape])])
     script = """addEventListener("load", () => {
+        for (const d of document.querySelectorAll("details")) d.open = true;
         for (const box of document.querySelectorAll("#roofline details .scroll"))
             box.setAttribute("data-cut", box.scrollWidth - box.clientWidth); });"""
     dom, _ = in_chromium(page.replace('"use strict";', f'"use strict"; {script}'), tmp_path)

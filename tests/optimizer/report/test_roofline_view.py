@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from enginewright.optimizer.report.charts import NARROW, WIDE, Size
 from enginewright.optimizer.report.machine import Machine
 from enginewright.optimizer.report.roofline import Roofline, ShapeCosts, StepTime
-from enginewright.optimizer.report.roofline_view import HEIGHT, WIDTH, RooflineChart, chart, shape_view
+from enginewright.optimizer.report.roofline_view import RooflineChart, chart, shape_view, short_name, time_bars
 from enginewright.plugins.shared.step_costs import StepCost
 
 MACHINE = Machine("avx2", 2, bandwidth=1e9, peaks={"f32": 1e10, "i8": 4e10})
@@ -45,16 +46,17 @@ def test_without_a_measurement_there_are_bytes_alone() -> None:
     assert chart(Roofline("cpu", None, None, [shape(None)]), [view]) is None
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("seconds", [1e-5, 10.0])
-def test_the_chart(seconds: float) -> None:
+def test_the_chart(seconds: float, size: Size) -> None:
     timed = Roofline("cpu", "report", MACHINE, [shape(seconds), shape(seconds * 2)])
     views = [shape_view(s, MACHINE) for s in timed.shapes]
-    found = chart(timed, views)
+    found = chart(timed, views, size)
     assert found is not None
     assert len(found.points) == 4  # two kinds with products in two shapes
     assert {p.series for p in found.points} == {0, 1}
-    assert all(0 <= p.x <= WIDTH and 0 <= p.y <= HEIGHT for p in found.points)
-    assert [line.label for line in found.lines] == ["1 GB/s", "f32 products", "i8 products"]
+    assert all(0 <= p.x <= size.width and 0 <= p.y <= size.height for p in found.points)
+    assert [line.label for line in found.lines] == ["memory: 1 GB/s", "f32: 10 G/s", "i8: 40 G/s"]
     slope, f32, i8 = found.lines
     assert slope.x1 < slope.x2 and slope.y1 > slope.y2 and slope.angle < 0
     assert f32.y1 == f32.y2 > i8.y1 == i8.y2
@@ -74,7 +76,8 @@ def boxes(found: RooflineChart) -> list[tuple[float, float, float, float]]:
 
 
 @pytest.mark.parametrize("peaks", [{"f32": 1e10, "i8": 4e10}, {"f32": 1.00e10, "bf16": 1.02e10, "i8": 1.04e10}])
-def test_no_name_covers_another_or_a_point(peaks: dict[str, float]) -> None:
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_no_name_covers_another_or_a_point(peaks: dict[str, float], size: Size) -> None:
     """Points that crowd at one place, and roofs that nearly fall together."""
     machine = Machine("avx2", 2, bandwidth=1e9, peaks=peaks)
     steps = [
@@ -84,7 +87,7 @@ def test_no_name_covers_another_or_a_point(peaks: dict[str, float]) -> None:
         for i, (name, n) in enumerate([("q", 1), ("gate", 1), ("up", 1), ("down", 1), ("head", 8), ("k", 9), ("v", 9)])
     ]
     crowded = ShapeCosts("decode", 1, 1, 64, 3, 8e-3, None, steps)
-    found = chart(Roofline("cpu", "report", machine, [crowded]), [shape_view(crowded, machine)])
+    found = chart(Roofline("cpu", "report", machine, [crowded]), [shape_view(crowded, machine)], size)
     assert found is not None
     assert len(found.labels) > 2
     names = boxes(found)
@@ -92,5 +95,36 @@ def test_no_name_covers_another_or_a_point(peaks: dict[str, float]) -> None:
         for b in names[i + 1 :]:
             assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]), (a, b)
     for left, top, right, bottom in names[: len(found.labels)]:
-        assert left >= 0 and right <= WIDTH and top >= 0 and bottom <= HEIGHT
+        assert left >= 0 and right <= size.width and top >= 0 and bottom <= size.height
         assert not any(left < p.x < right and top < p.y < bottom for p in found.points)
+
+
+def test_no_part_of_the_chart_is_empty() -> None:
+    """The highest roof is near its top, and the lowest point near its bottom."""
+    timed = Roofline("cpu", "report", MACHINE, [shape(0.05)])
+    found = chart(timed, [shape_view(s, MACHINE) for s in timed.shapes])
+    assert found is not None
+    height = found.bottom - found.top
+    assert min(line.y2 for line in found.lines) < found.top + height / 4
+    assert max(p.y for p in found.points) > found.bottom - height / 4
+
+
+def test_where_a_step_s_time_goes() -> None:
+    timed = [shape_view(shape(0.05), MACHINE), shape_view(shape(None), MACHINE)]
+    found = time_bars(timed, 400.0)
+    assert found is not None
+    assert [bar.name for bar in found.bars] == ["decode"]  # the other wasn't timed
+    assert found.kinds == ("mlp", "head", "norm")
+    (bar,) = found.bars
+    assert [s.width for s in bar.slices] == pytest.approx([200.0, 100.0, 100.0])
+    assert [s.text for s in bar.slices] == ["mlp 50 %", "head 25 %", "norm 25 %"]
+    assert bar.y + found.bar <= found.size.height
+    narrow = time_bars(timed, 60.0)
+    assert narrow is not None and [s.text for s in narrow.bars[0].slices] == ["", "", ""]
+    assert time_bars(timed[1:], 400.0) is None
+
+
+def test_names_in_a_chart_are_short() -> None:
+    assert short_name("self_attn.q_proj+k_proj+v_proj") == "q+k+v"
+    assert short_name("mlp.down_proj + input_layernorm") == "down+input_norm"
+    assert short_name("lm_head") == "lm_head"

@@ -51,10 +51,12 @@ def test_bytes_by_kind_type_and_layer() -> None:
     view = storage_view(parts)
     assert view is not None
     assert view.total == 600 + 600 + 60
-    assert sum(tile.nbytes for tile in view.tiles) == view.total
-    assert sum(tile.share for tile in view.tiles) == pytest.approx(1)
-    assert [tile.kind for tile in view.tiles[:2]] == ["lm_head", "mlp"]
-    assert view.tiles[-1].kind == "13 more"
+    for drawn in view.maps:
+        assert sum(tile.nbytes for tile in drawn.tiles) == view.total
+        assert sum(tile.share for tile in drawn.tiles) == pytest.approx(1)
+        assert [tile.kind for tile in drawn.tiles[:2]] == ["lm_head", "mlp"]
+        assert drawn.tiles[-1].kind == "13 more"
+        assert all(x + w <= drawn.size.width + 0.1 for x, _, w, _ in (tile.box for tile in drawn.tiles))
     assert view.dtypes == (("f32", 600), ("i8", 600), ("f16", 60))
     assert [layer for layer, _ in view.columns] == [0, 1, 2]
     heights = [sum(piece.height for piece in pieces) for _, pieces in view.columns]

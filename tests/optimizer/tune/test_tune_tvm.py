@@ -53,12 +53,12 @@ def bundle(fresh: Path, tmp_path: Path) -> Path:
 
 
 def logits(bundle: Path) -> list[FloatArray]:
-    with LLM(bundle, target="tvm", threads=2) as llm:
+    with LLM(bundle, target="tvm", trust="code", threads=2) as llm:
         return [llm.logits(prompt) for prompt in PROMPTS]
 
 
 def records_for(bundle: Path, path: Path, schedule: Schedule = OTHER) -> Path:
-    path.write_text(to_json(dict.fromkeys(products_of(Bundle.open(bundle).program("tvm")), schedule)))
+    path.write_text(to_json(dict.fromkeys(products_of(Bundle.open(bundle, trust="code").program("tvm")), schedule)))
     return path
 
 
@@ -68,10 +68,10 @@ def of_tvm(bundle: Path) -> set[str]:
 
 def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
     before = logits(bundle)
-    found = tune_tvm(Bundle.open(bundle), records=records_for(bundle, tmp_path / "records.json"))
+    found = tune_tvm(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
     assert found.path is not None and found.path.is_file() and set(found.records.values()) == {OTHER}
     assert (bundle / f"targets/tvm/step-{level}.so").read_bytes() != found.path.read_bytes()
-    Bundle.open(bundle).verify_hashes()
+    Bundle.open(bundle, trust="code").verify_hashes()
     for one, other in zip(before, logits(bundle), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -80,16 +80,16 @@ def check_bits(bundle: Path, tmp_path: Path, level: LevelName = LEVEL) -> None:
 def test_no_bit_depends_on_records_which_give_the_same_bytes_each_time(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy.bundle")
     check_bits(bundle, tmp_path)
-    tune_tvm(Bundle.open(copy), records=tmp_path / "records.json")
+    tune_tvm(Bundle.open(copy, trust="code"), records=tmp_path / "records.json")
     assert of_tvm(copy) == of_tvm(bundle)
     for name in of_tvm(copy):
         assert (copy / "targets/tvm" / name).read_bytes() == (bundle / "targets/tvm" / name).read_bytes(), name
     kept = next(name for name in of_tvm(bundle) if name.startswith(f"schedules-{LEVEL}-"))
     assert (bundle / "targets/tvm" / kept).read_bytes() == (tmp_path / "records.json").read_bytes()
     again = records_for(bundle, tmp_path / "again.json", Schedule(unroll=2))
-    tune_tvm(Bundle.open(bundle), records=again)
+    tune_tvm(Bundle.open(bundle, trust="code"), records=again)
     assert len(of_tvm(bundle)) == len(of_tvm(copy)) and kept not in of_tvm(bundle)  # what was tuned before is gone
-    Bundle.open(bundle).verify_hashes()
+    Bundle.open(bundle, trust="code").verify_hashes()
 
 
 @pytest.mark.soak
@@ -134,14 +134,14 @@ def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.M
     pretend(monkeypatch, last=1.1)
     result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "tvm", "--seconds", "600", "--threads", "1"])
     assert result.exit_code == 0, result.output
-    products = products_of(Bundle.open(bundle).program("tvm"))
+    products = products_of(Bundle.open(bundle, trust="code").program("tvm"))
     new = sorted(of_tvm(bundle) - before)
     assert [name.partition(f"-{LEVEL}-")[0] for name in new] == ["schedules", "step"]
     found = from_json((bundle / "targets/tvm" / new[0]).read_bytes(), "records")
     assert found == dict.fromkeys(products, OWN.model_copy(update={"unroll": 4}))
     assert result.stdout.count("1.200x  faster") == len(products) and "unroll 4" in result.stdout
     assert result.stdout.rstrip().endswith(f"{new[1]} for x86-64-{LEVEL}")
-    with LLM(bundle, target="tvm") as llm:
+    with LLM(bundle, target="tvm", trust="code") as llm:
         assert llm.logits([5, 6, 7]).shape[0] == 3
 
 
@@ -173,22 +173,23 @@ def test_a_full_disk_leaves_the_bundle_as_it_was(bundle: Path, tmp_path: Path, m
 
     monkeypatch.setattr(module, "replace_manifest", full)
     with pytest.raises(CapacityError):
-        tune_tvm(Bundle.open(bundle), records=records_for(bundle, tmp_path / "records.json"))
+        tune_tvm(Bundle.open(bundle, trust="code"), records=records_for(bundle, tmp_path / "records.json"))
     assert of_tvm(bundle) == before
-    Bundle.open(bundle).verify_hashes()
+    Bundle.open(bundle, trust="code").verify_hashes()
 
 
 def test_too_short_a_time_measures_nothing_more(bundle: Path) -> None:
     before = of_tvm(bundle)
-    result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "tvm", "--seconds", "0.001"])
+    command = ["tune", str(bundle), "--target", "tvm", "--seconds", "0.001", "--trust", "code"]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    count = len(products_of(Bundle.open(bundle).program("tvm"))) * len(values())
+    count = len(products_of(Bundle.open(bundle, trust="code").program("tvm"))) * len(values())
     assert f"0.001 seconds were too short for {count} of {count} choices: pass a larger --seconds" in result.stdout
     assert of_tvm(bundle) == before
 
 
 def test_records_of_a_product(fresh: Path) -> None:
-    products = products_of(Bundle.open(fresh).program("tvm"))
+    products = products_of(Bundle.open(fresh, trust="code").program("tvm"))
     assert all(name.split()[:2] == ["linear", "f32"] for name in products) and len(products) > 3
 
 
@@ -200,7 +201,7 @@ def test_candidates_that_are_no_other_schedule_are_left_out() -> None:
 
 
 def test_refusals(bundle: Path, tmp_path: Path) -> None:
-    opened = Bundle.open(bundle)
+    opened = Bundle.open(bundle, trust="code")
     with pytest.raises(RequestError, match="seconds: 0 is out of range"):
         tune_tvm(opened, seconds=0)
     with pytest.raises(BundleError, match=r"absent\.json: No such file"):
@@ -221,4 +222,4 @@ def test_our_kernels_have_no_schedules(tmp_path: Path) -> None:
     recipe = load_recipe("f32").model_copy(update={"tvm": TvmOptions(levels=(LEVEL,), kernels="enginewright")})
     export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))
     with pytest.raises(TargetError, match=r"products of target tvm are enginewright's kernels.*\n.*target cpu"):
-        tune_tvm(Bundle.open(tmp_path / "b"))
+        tune_tvm(Bundle.open(tmp_path / "b", trust="code"))

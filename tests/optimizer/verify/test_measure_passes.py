@@ -12,7 +12,7 @@ from torch.fx.node import Node
 from enginewright.optimizer.pipeline.pipeline import default_pipeline
 from enginewright.optimizer.verify import measure_passes
 from enginewright.optimizer.verify.measure import SourceLogits, evaluate
-from enginewright.optimizer.verify.measure_passes import PassMeasurements
+from enginewright.optimizer.verify.measure_passes import Advice, PassMeasurements
 from enginewright.optimizer.verify.measuring_tokens import MeasuringTokens
 from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.framework.fast_evaluation import WeightCache
@@ -71,10 +71,18 @@ def source(hidden: int) -> SourceLogits:
 
 
 def measured(
-    passes: list[Pass], *, hidden: int = 64, max_kl: float | None = None, few: bool = False, started: float = 0.0
+    passes: list[Pass],
+    *,
+    hidden: int = 64,
+    max_kl: float | None = None,
+    few: bool = False,
+    started: float = 0.0,
+    advice: Advice = Advice(),
 ) -> PassMeasurements:
     program = captured("Llama", hidden_size=hidden)
-    found = PassMeasurements(source(hidden), program, max_kl=max_kl, cache=WeightCache(), few=few, started=started)
+    found = PassMeasurements(
+        source(hidden), program, max_kl=max_kl, cache=WeightCache(), few=few, started=started, advice=advice
+    )
     found.begin(passes)
     formats = WeightFormats() if max_kl is None else INT8
     PassManager(passes, PassContext(formats=formats), found.after).run(program)
@@ -152,6 +160,21 @@ def test_a_budget_names_the_pass_and_layers() -> None:
     with pytest.raises(VerificationError, match=expected) as error:
         measured(default_pipeline(), max_kl=1e-6)
     assert "max_kl" in str(error.value.hint)
+
+
+def test_a_pass_of_another_package_is_named_with_it() -> None:
+    """Whoever exports isn't told to report to us what isn't ours, and gets the command that finds the place."""
+    advice = Advice(bisect="optimize bisect model.gguf --recipe mine.toml")
+    with pytest.raises(VerificationError, match="after the pass changing the program differs") as error:
+        measured(with_bug(scale_weight, "fuse_gate_up"), advice=advice)
+    assert error.value.hint == (
+        f"The pass comes with the package {__name__.partition('.')[0]}, not with Enginewright: report it there, or "
+        "turn it off (changing = false in [passes] of the recipe). To see where it first differs: optimize bisect "
+        "model.gguf --recipe mine.toml."
+    )
+    with pytest.raises(VerificationError, match="after the pass quantize_linears") as error:
+        measured(default_pipeline(), max_kl=1e-6, advice=advice)
+    assert error.value.hint == f"{advice.lossy} To see where it first differs: {advice.bisect}."
 
 
 def test_a_target_goes_on_from_the_common_program() -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from enginewright.plugins.cpu.extension import cpu_extension as cpu
+from enginewright.plugins.cpu.sampling import RowSampler
 from enginewright.plugins.shared.contracts import NO_TOKEN, SamplingBatch
 from tests.plugins.cpu.lowered_builder import sampling_batch
 
@@ -289,3 +290,33 @@ def test_a_million_draws_follow_the_distribution() -> None:
     assert contrast < 4 and chi_square < 4
     contrast, chi_square = z_of_bias(1_000_000, 0.01)
     assert contrast > 5 and chi_square > 4
+
+
+def test_a_scored_token_has_the_bits_of_a_drawn_one() -> None:
+    """Whichever token of a row is asked for, its log-probability is what it would be if it had been drawn."""
+    vocab = 300
+    logits = np.random.default_rng(5).standard_normal((6, vocab)).astype(np.float32) * 4
+    drawn = cpu.RowSampler().sample(logits, sampling_batch(6, temperature=1.5, seed=3, logprobs=2).options(), 2)
+    scored = np.array([*drawn["tokens"][:4], -1, 0], np.int32)
+    options = sampling_batch(6, temperature=0.0).options() | {"scored": scored}
+    found = cpu.RowSampler().sample(logits, options, 2)
+    np.testing.assert_array_equal(found["token_logprobs"][:4], drawn["token_logprobs"][:4])
+    np.testing.assert_array_equal(found["top_logprobs"], drawn["top_logprobs"])
+    greedy = cpu.RowSampler().sample(logits, sampling_batch(6, temperature=0.0).options(), 2)
+    np.testing.assert_array_equal(found["tokens"], greedy["tokens"])
+    assert found["token_logprobs"][4] == greedy["token_logprobs"][4]
+    expected = logits[5].astype(np.float64)
+    assert found["token_logprobs"][5] == pytest.approx(expected[0] - np.log(np.exp(expected).sum()), abs=4e-6)
+    for wrong in (vocab, -2):
+        with pytest.raises(ValueError, match="scored has token"):
+            cpu.RowSampler().sample(logits, options | {"scored": np.full(6, wrong, np.int32)}, 2)
+
+
+def test_tokens_that_were_drawn_elsewhere_have_the_same_bits() -> None:
+    logits = np.random.default_rng(6).standard_normal((6, 300)).astype(np.float32) * 4
+    batch, sampler = sampling_batch(6, temperature=1.5, seed=3, logprobs=2), RowSampler()
+    found = sampler.sample(logits, batch)
+    assert found.tokens is not None
+    again = sampler.of_drawn(found.tokens, logits, batch, return_logits=False)
+    for name in ("tokens", "token_logprobs", "top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))

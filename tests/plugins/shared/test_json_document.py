@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from enginewright.plugins.shared.json_document import parse_json
+from enginewright.plugins.shared.json_document import parse_json, parse_shown
 
 
 def test_documents() -> None:
@@ -19,3 +21,15 @@ def test_documents() -> None:
 def test_what_is_none(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+def test_what_is_shown_has_no_characters_that_a_terminal_obeys() -> None:
+    text = json.dumps({"name\x1b[2J": ["\x07\r\x9b1m", "\u202e", {"a": "b\n\tc é 世界 \\x1b"}]})
+    assert (
+        parse_shown(text)
+        == parse_shown(text.encode())
+        == {"name\\x1b[2J": ["\\x07\\r\\x9b1m", "\\u202e", {"a": "b\n\tc é 世界 \\x1b"}]}
+    )
+    raw = json.dumps({"name": "\x7f\x9b \u2066"}, ensure_ascii=False)  # which JSON may have as they are
+    assert parse_shown(raw) == {"name": "\\x7f\\x9b \\u2066"}
+    assert parse_json(raw) == {"name": "\x7f\x9b \u2066"}

@@ -7,7 +7,7 @@ imported.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from enginewright.plugins.ops import kv_write, paged_attention, quantized_kv_write, quantized_paged_attention
 from enginewright.plugins.ops.quantized_cache import LARGEST_CODE, quantize_heads
 from enginewright.plugins.triton import launch
-from enginewright.plugins.triton.specs import AttentionShape
-from enginewright.plugins.triton.tiles import GPUS
+from enginewright.plugins.triton.jit_launcher import JitLauncher
+from enginewright.plugins.triton.specs import AttentionShape, attention_scratch
+from enginewright.plugins.triton.step_calls import LayerCaches, attention_calls
+from enginewright.plugins.triton.tiles import GPUS, attention_tiles
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 CACHES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -242,6 +244,54 @@ def of_small_values(case: Case, factor: float) -> float:
     step = step_of(case)
     step.caches[3].mul_(factor)
     return (step.triton(case.split_keys).float() - step.reference().float()).abs().max().item() / factor
+
+
+def clamped(case: Case, seed: int) -> tuple[bool, bool]:
+    """Whether a kernel that clamps gives the same bits, and whether it ends on made-up integers, within its memory.
+
+    What it reads must be the caches': beyond them are NaN. Tokens that no request has are left as they were.
+    """
+    step = step_of(case)
+    k, v = step.caches
+    pad = torch.full((4096, *k.shape[1:]), float("nan"), dtype=k.dtype)
+    keys, values = (torch.cat([pad, x.nan_to_num(), pad])[4096 : 4096 + len(x)] for x in (k, v))
+    caches = LayerCaches(keys, values)
+    splits = case.split_keys or 0
+    tile = next(attention_tiles(_shape(case).tile_case(decode=splits > 0), GPUS[80]))
+    tokens, heads, _ = step.q.shape
+
+    def run(table: Tensor, q_start: Tensor, kv_len: Tensor, clamp: bool) -> Tensor:
+        out = torch.zeros((tokens, heads, values.shape[3]), dtype=step.q.dtype)
+        needed = (
+            attention_scratch(tokens, heads, values.shape[3], table.shape[1], case.block_size, splits) if splits else 0
+        )
+        scale, window, softcap, sinks, slopes = step.rest
+        calls = attention_calls(
+            *(step.q, caches, table, q_start, kv_len, sinks, slopes, out, torch.zeros(needed), GPUS[80]),
+            lambda *of: tile,
+            **{"scale": scale, "window": window, "softcap": softcap, "decodes": splits > 0, "split_keys": splits},
+        )
+        for call in calls:
+            if clamp and call.kernel == "paged_attention":
+                sizes = {"pool": len(keys), "total": tokens}
+                call = replace(call, arguments=call.arguments | sizes, constants={**call.constants, "CLAMP": True})
+            JitLauncher().bind(call)()
+        return out
+
+    plain, same = (run(step.table, step.q_start, step.kv_len, clamp) for clamp in (False, True))
+    random = torch.Generator().manual_seed(seed)
+
+    def made_up(of: Tensor) -> Tensor:
+        return torch.randint(-(2**31), 2**31, of.shape, generator=random).to(torch.int32)
+
+    found = run(made_up(step.table), made_up(step.q_start), made_up(step.kv_len), clamp=True)
+    found += run(made_up(step.table), step.q_start, made_up(step.kv_len), clamp=True)
+    return torch.equal(plain, same), bool(found.isfinite().all())
+
+
+def _shape(case: Case) -> AttentionShape:
+    sizes = case.heads, case.kv_heads, case.size, case.value_size or case.size, case.block_size
+    return AttentionShape(*sizes, case.dtype, case.cache or case.dtype, 1.0)  # type: ignore[arg-type]
 
 
 def one_key_more(case: Case) -> float:

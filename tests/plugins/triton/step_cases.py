@@ -19,6 +19,8 @@ from enginewright.plugins.triton.step_calls import (
     norm_call,
     product_call,
     rope_call,
+    split_product_calls,
+    split_scratch,
 )
 from enginewright.plugins.triton.tiles import GPUS
 from enginewright.runtime.executors.cuda_sampling import (
@@ -128,6 +130,30 @@ def products(form: str, dtype: str) -> list[float]:
         ids, rows = torch.tensor([0, n - 1, 3, n + 5, -1], dtype=torch.int32), torch.empty(5, k, dtype=x.dtype)
         run(embedding_call(ids, weight, k, rows, GPU))
         found.append(difference(rows, torch.cat([floats[[0, n - 1, 3]], torch.zeros(2, k)])))
+    return found
+
+
+def split_products(form: str, dtype: str) -> list[float]:
+    """Differences of products in parts along K, from the reference; the first part is a whole number of groups."""
+    torch.manual_seed(6)
+    found = []
+    for m, n, k, group, parts in (
+        (1, 40, 2304, 128, 4),
+        (3, 33, 1184, 32, 2),
+        (16, 70, 2048, 0, 4),
+        (5, 48, 1536, 0, 3),
+    ):
+        weight, floats = stored(form, (n,), k, group, DTYPES[dtype])
+        x, bias = torch.randn(m, k + 8).to(DTYPES[dtype])[:, :k], torch.randn(n)
+        out = torch.empty(m, n + 5, dtype=x.dtype)[:, :n]
+        scratch = torch.full((split_scratch(k, n, group),), float("nan"))
+        calls = split_product_calls(x, weight, bias, out, GPU, scratch, activation="gelu_tanh")
+        assert [call.kernel for call in calls] == ["product", "sum_parts"]
+        assert calls[0].grid[2] == parts
+        for call in calls:
+            run(call)
+        expected = torch.nn.functional.gelu(x.float() @ floats.t() + bias, approximate="tanh")
+        found.append(difference(out, expected))
     return found
 
 

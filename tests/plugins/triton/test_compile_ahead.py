@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
-from enginewright.plugins.triton.choose_tiles import compile_attention, compile_layer
+from enginewright.plugins.triton.choose_tiles import choose_tile, compile_attention, compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel, read_kernel, write_kernels
 from enginewright.plugins.triton.specs import AttentionShape, attention_spec, combine_spec, write_spec
 from enginewright.plugins.triton.tiles import GPUS, Tile
@@ -131,6 +131,18 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(TargetError, match=r"1024 elements of f32 don't fit \d+ bytes"):
         compile_attention(shape, 86, split_keys=0, compiler=too_large)
     assert len(asked) > 1 and len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize(("capability", "keys"), [(80, 16), (86, 16), (90, 32)])
+def test_code_for_8_0_fits_8_6_and_8_9(capability, keys):
+    """A head of 256 took 102,400 bytes of shared memory for 8.0, and 8.6 has 101,376."""
+
+    def stand_in(spec):
+        taken = {64: 200_000, 32: 102_400, 16: 60_000}[spec.tile.keys]
+        return CompiledKernel(spec, "kernel", "", b"", taken if capability != 90 else taken * 2, "a stand-in")
+
+    shape = replace(SMOLLM2, head_size=256, value_size=256)
+    assert choose_tile(shape, capability, decode=False, compiler=stand_in).keys == keys
 
 
 def test_without_triton_the_extra_is_named(monkeypatch):

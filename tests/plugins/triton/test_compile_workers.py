@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
 
-from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
+from enginewright.plugins.shared.errors import CapacityError, MissingDependencyError, TargetError
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import AttentionShape, KernelSpec, combine_spec, work_spec, write_spec
 
@@ -69,18 +68,33 @@ def test_a_process_that_dies_is_said() -> None:
     assert "nothing for compute capability 90" in str(said.value)
 
 
+def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe that it leaves behind hides nothing: `optimize` would take it for its own reader that is gone."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    said = r"work for compute capability 90: the process that compiles it was killed"
+    with pytest.raises(CapacityError, match=said) as error, KernelCompiler(2) as compiler:
+        compiler.compile(SPECS[0])
+        (worker,) = compiler._workers
+        worker.kill()
+        worker._child.wait()
+        compiler.compile(work_spec(90, 7, 8))
+    assert error.value.hint is not None and "memory" in error.value.hint
+    assert worker._child.stdin is not None and worker._child.stdin.closed
+
+
 def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingDependencyError, match="needs triton"):
         KernelCompiler(2)
 
 
-SCRIPT = """
+KERNELS = 64
+SCRIPT = f"""
 from concurrent.futures import wait
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import work_spec
 with KernelCompiler(2) as compiler:  # at a script's top: no process runs it again
-    asked = [compiler.start(work_spec(90, window, 8)) for window in range(64)]
+    asked = [compiler.start(work_spec(90, window, 8)) for window in range({KERNELS})]
     wait(asked, return_when="FIRST_COMPLETED")
     print(*(worker._child.pid for worker in compiler._workers), flush=True)
     [kernel.result() for kernel in asked]
@@ -96,10 +110,9 @@ def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
     ) as running:
         assert running.stdout is not None
         workers = [int(pid) for pid in running.stdout.readline().split()]
-        begun = time.monotonic()
         running.send_signal(signal.SIGINT)
         _, said = running.communicate()
-    assert time.monotonic() - begun < 5
+    assert 0 < len(list((tmp_path / "cache").rglob("*.cubin"))) < KERNELS, "it didn't wait for the rest"
     assert running.returncode != 0
     assert said.strip().splitlines()[-1] == "KeyboardInterrupt"
     assert len(workers) == 2

@@ -15,6 +15,7 @@ from enginewright.plugins.triton.tiles import (
     Tile,
     TileCase,
     attention_tiles,
+    code_for,
     gpu_of,
     least_shared_memory,
     measured_tiles,
@@ -42,6 +43,14 @@ def test_there_are_tiles_for_the_usual_heads(gpu, decode):
             assert tile.queries == 1 or not decode
             assert tile.keys == power_of_2(tile.keys) <= SPLIT_KEYS and tile.keys >= 16
             assert least_shared_memory(tile, case, gpu) <= gpu.shared_memory
+
+
+def test_code_runs_where_it_is_not_bound_to_another_gpu():
+    assert [code_for(on, (80, 86, 90, 100, 120)) for on in (75, 80, 86, 89, 90, 100, 103, 120, 121)] == [
+        *(None, 80, 86, 86, 90, 100, 86, 120, 86)
+    ]
+    assert code_for(103, (90, 100)) is None and code_for(90, (80,)) == 80
+    assert [gpu.portable_memory // 1024 for gpu in GPUS.values()] == [99, 99, 99, 227, 227, 99]
 
 
 def test_tiles_that_cannot_fit_are_left_out():

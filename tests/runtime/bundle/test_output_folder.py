@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
 from enginewright.plugins.shared.errors import BundleError, RequestError
-from enginewright.runtime.bundle.manifest import Manifest
+from enginewright.runtime.bundle.manifest import FileSection, Manifest
 from enginewright.runtime.bundle.output_folder import output_place, unlisted_files, why_not_a_bundle
 
 Make = Callable[..., Path]
@@ -224,3 +225,26 @@ def test_unlisted_files(make_bundle: Make) -> None:
     everything = set(contents(bundle))
     assert unlisted_files(bundle, everything) == []
     assert unlisted_files(bundle, everything - {"weights/index.json"}) == ["weights/index.json"]
+
+
+def test_a_file_in_report_that_no_export_writes_is_somebody_elses(make_bundle: Make) -> None:
+    own = make_bundle("x.bundle") / "report/my measurements.txt"
+    own.write_text("mine")
+    refused("x.bundle", r"files in it that no manifest lists: report/my measurements\.txt")
+    own.rename(own.with_name("report.json"))
+    assert why_not_a_bundle(Path("x.bundle")) is None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_an_edited_manifest_lists_is_kept(make_bundle: Make, sealed: bool) -> None:
+    path = make_bundle("x.bundle") / "manifest.json"
+    (path.parent / "notes.txt").write_text("mine")
+    entry = FileSection(bytes=4, sha256="0" * 64)
+    manifest = Manifest.from_json(path.read_text())
+    edited = manifest.model_copy(update={"files": {**manifest.files, "notes.txt": entry}}).to_json()
+    path.write_text(edited if sealed else edited.replace('"name"', ' "name"'))
+    refused("x.bundle", r"notes\.txt" if sealed else r"isn't a bundle that can be read: .*altered")
+    # What is listed and is what was listed is the bundle's, wherever a package's target writes it.
+    entry = FileSection(bytes=4, sha256=hashlib.sha256(b"mine").hexdigest())
+    path.write_text(manifest.model_copy(update={"files": {**manifest.files, "notes.txt": entry}}).to_json())
+    assert why_not_a_bundle(Path("x.bundle")) is None

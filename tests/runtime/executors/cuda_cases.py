@@ -24,7 +24,7 @@ from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
 from enginewright.plugins.shared.lowered_program import LoweredProgram
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS, FloatType
-from enginewright.runtime.executors.cuda_ops import Launcher
+from enginewright.runtime.executors.cuda_ops import Choices, Launcher
 from enginewright.runtime.executors.cuda_program import CudaProgram, weight_tensor
 from enginewright.runtime.executors.cuda_steps import Capture, CudaSteps
 from enginewright.runtime.executors.packed_steps import StepLimits
@@ -45,6 +45,9 @@ def program_of(case: str, recipe: str = "f32", cache: str | None = None) -> tupl
         model = make_tiny_model(case.partition(" ")[0], **MORE_FAMILIES.get(case, {}))
     program = capture(model).program
     loaded = load_recipe(recipe)
+    loaded = loaded.model_copy(
+        update={"weights": loaded.weights.model_copy(update={"smooth": False})}
+    )  # no calibration
     if cache is not None:
         loaded = with_cache(loaded, cache)
     context = pass_context(loaded, frozenset(), (), scratch=None, progress=lambda event: None)
@@ -76,6 +79,7 @@ def steps_of(
     launcher: Launcher | None = None,
     blocks: int = BLOCKS,
     rows: int = 128,
+    choices: Choices = Choices(),
 ) -> CudaSteps:
     launcher = JitLauncher() if launcher is None else launcher
     program = CudaProgram(
@@ -86,6 +90,7 @@ def steps_of(
         launcher=launcher,
         blocks={group.name: blocks for group in lowering.program.cache_groups},
         limits=StepLimits(tokens=128, requests=8, rows=rows, blocks=48),
+        choices=choices,
     )
     poison(program.arena)
     return CudaSteps(program, vocab, launcher, capture_graph)

@@ -137,6 +137,9 @@ class FakeDevice:
         code, entry = self.kernels[kernel - 1]
         self.put(lambda: KERNELS[entry](self, code, grid, arguments))
 
+    def launcher(self, *given: Any) -> Callable[[], None]:
+        return lambda: self.launch(*given)
+
     def close(self) -> None:
         assert not self.contexts, "memory is freed under contexts"
         self.memory.clear()

@@ -101,15 +101,18 @@ def test_what_is_for_another_machine_is_ignored(changed: dict[str, Any], named: 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "Invalid JSON"),
+        ("{", "truncated"),
         ("[]", "is ignored"),
-        ("{}", "Field required"),
+        ("{}", "missing required field `enginewright`"),
         (" " * (2 << 20), "more than the 1,048,576"),
         ('{"format_version": 2}', "format_version"),
+        ('{"isa": "\udcff"}', "is ignored"),
+        ('{"threads": 1025}', "threads"),
+        ('{"row_seconds": {"64": [0.0]}}', "row_seconds"),
     ],
 )
 def test_a_damaged_file_is_ignored(text: str, named: str, bundle: Bundle) -> None:
-    tuning_path(bundle).write_text(text)
+    tuning_path(bundle).write_bytes(text.encode(errors="surrogateescape"))
     found, note = load_tuning(bundle, ISA)
     assert found is None and named in note
     assert executor_of(bundle, threads=1)[1] == {}

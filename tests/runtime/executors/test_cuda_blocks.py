@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from enginewright.plugins.cpu.sampling import RowSampler
-from enginewright.plugins.shared.contracts import NO_TOKEN
+from enginewright.plugins.shared.contracts import NO_TOKEN, StepOutput
 from enginewright.plugins.shared.errors import RequestError, TargetError
+from enginewright.plugins.triton import step_calls
 from enginewright.plugins.triton.call import Call
 from enginewright.plugins.triton.jit_launcher import JitLauncher
 from enginewright.plugins.triton.tiles import GPUS
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.executors import cuda_blocks
-from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
+from enginewright.runtime.executors.cuda_ops import Choices
+from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram, step_memory
+from enginewright.runtime.executors.cuda_steps import add_logprobs, float32_sums
 from enginewright.runtime.executors.packed_steps import StepLimits, StepShape, input_shapes
+from enginewright.runtime.requests.logit_rules import PLAIN, sampling_batch
 from tests.passes.small_programs import Steps, random_sequences
 from tests.triton_interpreter import interpreter as interpreter
 
@@ -167,11 +175,197 @@ def replayed(case: str) -> tuple[int, float]:
     return graphs.graph_launches, worst
 
 
+def mixed_decodes(case: str, cache: str | None, length: int, size: int) -> tuple[float, list[str]]:
+    """The largest difference of a logit, as a share of the largest, of prompts beside decodes with contexts of several
+    parts, where these have kernels of their own; and which kernels ran in the last step. Keys and values are random."""
+    program, context = cases.program_of(case, cache=cache)
+    lowering = cases.lowered(program, context, "f32")
+    names = [group.name for group in lowering.program.cache_groups]
+    ran: list[str] = []
+
+    class Noting(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: (ran.append(call.kernel), launch())
+
+    plain = cases.steps_of(lowering, 256, blocks=64)
+    own = cases.steps_of(lowering, 256, launcher=Noting(), blocks=64, choices=Choices(mixed_decodes=True))
+    for (_, one), (_, other) in zip(plain._program.caches.items(), own._program.caches.items(), strict=True):
+        for ours, theirs in ((one.of.keys, other.of.keys), (one.of.values, other.of.values)):
+            random = torch.Generator().manual_seed(5)
+            ours.copy_(torch.randn(ours.shape, generator=random) * (20 if cache == "int8" else 1))
+            theirs.copy_(ours)
+        for ours, theirs in ((one.of.key_scales, other.of.key_scales), (one.of.value_scales, other.of.value_scales)):
+            if ours is not None and theirs is not None:
+                ours.fill_(0.01)
+                theirs.copy_(ours)
+    steps = {key: Steps(names, 64) for key in ("plain", "own")}
+    worst = 0.0
+    for made in steps.values():  # contexts that nobody reads in
+        made.step({"a": [3] * length, "b": [4] * 5})
+    for chunks in ({"a": [7], "c": list(range(size)), "b": [9]}, {"b": [3], "d": [5], "a": [2], "c": [1, 2, 3]}):
+        ran.clear()
+        expected = plain.start(cases.step_input(steps["plain"].step(chunks))).result().logits
+        found = own.start(cases.step_input(steps["own"].step(chunks))).result().logits
+        assert expected is not None
+        assert found is not None
+        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+    return worst, sorted(set(ran))
+
+
+@pytest.mark.parametrize(
+    ("case", "cache", "length", "size"),
+    [
+        ("Llama", None, 561, 19),
+        pytest.param("Llama", "int8", 700, 40, marks=pytest.mark.matrix),
+        pytest.param("Mistral", None, 561, 33, marks=pytest.mark.matrix),  # its layers have windows
+        pytest.param("GptOss", None, 561, 3, marks=pytest.mark.matrix),  # sinks
+    ],
+)
+def test_decodes_beside_prompts_have_kernels_of_their_own(
+    case: str, cache: str | None, length: int, size: int, interpreter: ProcessPoolExecutor
+) -> None:
+    worst, ran = interpreter.submit(mixed_decodes, case, cache, length, size).result()
+    assert worst <= EXACT
+    assert {"paged_attention", "decode_work", "listed_attention", "combine_splits"} <= set(ran)
+
+
+def split_products(recipe: str) -> tuple[float, list[str]]:
+    """The largest difference of a logit from products in one piece, as a share of the largest; kernels that ran."""
+    program, context = cases.program_of("Llama", recipe)
+    lowering = cases.lowered(program, context, "f32")
+    ran: list[str] = []
+
+    class Noting(JitLauncher):
+        def bind(self, call: Call) -> Callable[[], object]:
+            launch = super().bind(call)
+            return lambda: (ran.append(call.kernel), launch())
+
+    plain = cases.steps_of(lowering, 256)
+    own = cases.steps_of(lowering, 256, launcher=Noting(), choices=Choices(split_products=True))
+    ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
+    for chunks in ({"a": [3, 4, 5]}, {"a": [6], "b": [8]}):
+        expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
+        found = own.start(cases.step_input(ours.step(chunks))).result().logits
+        assert expected is not None
+        assert found is not None
+        worst = max(worst, float(np.abs(found - expected).max() / np.abs(expected).max()))
+    return worst, ran
+
+
+def test_products_in_parts_in_a_step(interpreter: ProcessPoolExecutor) -> None:
+    """The least part is made small, so that a tiny model's products have several."""
+    worst, ran = interpreter.submit(with_small_parts, "int8").result()
+    assert worst <= EXACT
+    assert ran.count("sum_parts") == 4  # down projections of two layers, in two steps
+
+
+def with_small_parts(recipe: str) -> tuple[float, list[str]]:
+    least, step_calls._LEAST_PART = step_calls._LEAST_PART, 32
+    try:
+        return split_products(recipe)
+    finally:
+        step_calls._LEAST_PART = least
+
+
 @pytest.mark.parametrize("case", ["Llama", "Mixtral", "GPT2"])
 def test_a_graph_depends_on_nothing_that_the_host_held(case: str, interpreter: ProcessPoolExecutor) -> None:
     launches, worst = interpreter.submit(replayed, case).result()
     assert launches == 5  # the first of the six decode steps is run call by call
     assert worst == 0.0
+
+
+def without_graphs() -> tuple[list[str], str, int, float]:
+    """Warnings, the reason, graphs that ran, and the largest difference, where each capture fails."""
+    program, context = cases.program_of("Llama")
+    lowering = cases.lowered(program, context, "f32")
+
+    def fail(work: Callable[[], None]) -> Any:
+        asked.append(work)
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nSearch for it.")
+
+    asked: list[Callable[[], None]] = []
+    plain, failing = cases.steps_of(lowering, 256), cases.steps_of(lowering, 256, fail)
+    ours, theirs, worst = Steps(["full"], cases.BLOCKS), Steps(["full"], cases.BLOCKS), 0.0
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(6):
+            chunks = {name: [3 + number] for name in ("ab" if number < 3 else "a")}
+            expected = plain.start(cases.step_input(theirs.step(chunks))).result().logits
+            found = failing.start(cases.step_input(ours.step(chunks))).result().logits
+            assert expected is not None
+            assert found is not None
+            worst = max(worst, float(np.abs(expected - found).max()))
+    assert len(asked) == 1
+    ours_alone = [str(w.message) for w in said if "target cuda" in str(w.message)]
+    return ours_alone, failing.no_graphs, failing.graph_launches, worst
+
+
+def test_a_capture_that_fails_is_said_once_and_steps_go_on(interpreter: ProcessPoolExecutor) -> None:
+    said, reason, launches, worst = interpreter.submit(without_graphs).result()
+    assert reason == "CUDA error: operation not permitted when stream is capturing"
+    (only,) = said
+    assert reason in only
+    assert "kernel by kernel" in only
+    assert (launches, worst) == (0, 0.0)
+
+
+def held_and_left() -> tuple[int, int, list[str]]:
+    """Bytes that steps hold beside weights and caches, what they were said to, and what is left after ``close``."""
+    program, context = cases.program_of("Mistral")
+    lowering = cases.lowered(program, context, "f32")
+    steps, made = cases.steps_of(lowering, 256, FakeGraph, RecordingLauncher()), Steps(["full"], cases.BLOCKS)
+    made = Steps([group.name for group in lowering.program.cache_groups], cases.BLOCKS)
+    sampled = cases.as_options([{"temperature": 0.5, "top_k": 3}])
+    for chunks in ({"a": [1, 2, 3]}, {"a": [4]}, {"a": [5]}):
+        steps.start(cases.step_input(made.step(chunks), sampled)).result()
+    own = steps._program
+    memory = [value for value in vars(steps._memory).values() if isinstance(value, torch.Tensor)]
+    held = [own.arena, own._scratch, *own._lists.values(), *memory]
+    said = step_memory(lowering.program, own.limits, 256) - 2 * 4 * own.limits.rows * 256
+    caches = [cache.of.keys for cache in own.caches.values()]
+    every = {"weights": next(iter(own._weights.values())), "cache": caches[0], "arena": own.arena, "made": memory[0]}
+    total, alive = sum(x.nbytes for x in held), {name: weakref.ref(x) for name, x in every.items()}
+    del held, memory, caches, every, own
+    steps.close()
+    gc.collect()
+    return total, said, [name for name, of in alive.items() if of() is not None]
+
+
+def test_what_steps_hold_is_known_before_and_gone_afterwards(interpreter: ProcessPoolExecutor) -> None:
+    held, said, left = interpreter.submit(held_and_left).result()
+    assert held <= said <= held + 4 * 4 * (1 + 2 * 8 * 3)  # lists of work are made where contexts are cut
+    assert left == []
+
+
+def test_long_contexts_take_room_for_their_parts() -> None:
+    """What attention's parts take beside the arena grows with the longest context."""
+    program, context = cases.program_of("Llama")
+    lowered = cases.lowered(program, context, "bf16").program
+    short, long = (step_memory(lowered, StepLimits(64, 256, 256, blocks), 256) for blocks in (1, 131072 // 32))
+    assert long - short > 1 << 20
+
+
+def test_products_add_in_float32_and_settings_are_kept() -> None:
+    products: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = [getattr(products, name) for name in names]
+    with pytest.raises(ZeroDivisionError), float32_sums():
+        assert [getattr(products, name) for name in names] == [False, False]
+        raise ZeroDivisionError
+    assert [getattr(products, name) for name in names] == before == [True, True]
+
+
+def test_a_gpu_gets_back_what_torch_kept_then_kernels_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    place: Any = object.__new__(cuda_blocks._OnGpu)
+    place.device = torch.device("cuda", 0)
+    place._opened = SimpleNamespace(close=lambda: done.append("kernels and stream"))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("cache"))
+    place.close()
+    assert done == ["default", "cache", "kernels and stream"]
 
 
 def drawn() -> list[tuple[list[int], list[int]]]:
@@ -382,3 +576,12 @@ def test_a_torch_without_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     section = CudaSection(compute_capabilities=("9.0",), dtype="bf16", requests=4, chunk=64)
     with pytest.raises(TargetError, match=r"target cuda: PyTorch .* (is a build without CUDA|sees no GPU)"):
         cuda_blocks.place_of(section)
+
+
+def test_a_scored_token_s_logprob_is_given_in_place_of_the_drawn_one_s() -> None:
+    logits, tokens = torch.randn(4, 20, generator=torch.Generator().manual_seed(1)), np.array([3, NO_TOKEN, 5, 6])
+    output = StepOutput(tokens=tokens.astype(np.int32))
+    add_logprobs(output, logits, tokens.astype(np.int32), sampling_batch([PLAIN] * 4, (), 2, {0: [7, 8]}))
+    expected = logits.log_softmax(-1).numpy()
+    assert output.token_logprobs is not None and np.isnan(output.token_logprobs[1])
+    np.testing.assert_array_equal(output.token_logprobs[[0, 2, 3]], expected[[0, 2, 3], [7, 5, 6]])

@@ -171,6 +171,12 @@ def test_kernels(library: str) -> None:
     found = np.empty(3, np.float32)
     device.download(found, address)
     assert found.tolist() == [-39.5, 123, 128]
+    again = device.launcher(kernel, (3, 2, 1), 64, 4096, (address, np.int32(7), np.float32(0.25)))
+    for _ in range(2):
+        device.zero(address, 12)
+        again()
+        device.download(found, address)
+        assert found.tolist() == [7.25, 321, 64]
     with pytest.raises(EnginewrightError, match=r"cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS\n.*start again"):
         device.launch(kernel, (99, 1, 1), 128, 4096, (address, np.int32(0), np.float32(0)))
     with pytest.raises(EnginewrightError, match="cuModuleGetFunction failed"):

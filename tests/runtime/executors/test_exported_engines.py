@@ -78,7 +78,7 @@ def test_an_exported_bundle(
     path = tmp_path / "small.bundle"
     export(tiny_folder, path, recipe=recipe)
 
-    bundle, cuda = Bundle.open(path), FakeCuda()
+    bundle, cuda = Bundle.open(path, trust="code"), FakeCuda()
     section = bundle.targets["tensorrt-rtx"].tensorrt
     assert section is not None and section.form == form
     segments = bundle.segments.get("tensorrt-rtx")
@@ -91,7 +91,10 @@ def test_an_exported_bundle(
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, bundle.model.vocab_size, n).tolist() for n in (1, 3, 5, 9, 21)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    with LLM(path, target="cpu", threads=1) as cpu, LLM(path, target="tensorrt-rtx", context=64) as engines:
+    with (
+        LLM(path, target="cpu", threads=1, trust="code") as cpu,
+        LLM(path, target="tensorrt-rtx", trust="code", context=64) as engines,
+    ):
         for prompt in prompts:
             np.testing.assert_allclose(engines.logits(prompt), cpu.logits(prompt), atol=tolerance)
         wanted, found = ([r.token_ids for r in llm.generate(prompts, params)] for llm in (cpu, engines))

@@ -103,7 +103,9 @@ def test_what_is_found_computes_the_same_in_place(tmp_path: Path, kernels: str |
     assert written.target("stablehlo").stablehlo.kernels == (KERNELS if kernels else ())  # type: ignore[union-attr]
     found = []
     for _ in range(2):
-        made = make_executor(Bundle.open(written.path), "stablehlo", {"full": 2}, 20, Placement(threads=1))
+        made = make_executor(
+            Bundle.open(written.path, trust="code"), "stablehlo", {"full": 2}, 20, Placement(threads=1)
+        )
         with LLM.from_executor(made, written.model) as llm:
             logits = llm.logits([5, 9, 7, 11])
             params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -23,7 +23,7 @@ def test_the_next_start_compiles_nothing(cache_home: Path, install: Install, bun
     for _ in range(2):
         install(graphs=True)
         fakes.COMPILED.clear()
-        with LLM(bundle) as llm:
+        with LLM(bundle, trust="code") as llm:
             llm.generate([[1, 2, 3], [4]], GREEDY)
             states.append((llm.info()["executor"]["runtime_cache"], bool(fakes.COMPILED)))
     assert states == [("made", True), ("found", False)]
@@ -31,7 +31,7 @@ def test_the_next_start_compiles_nothing(cache_home: Path, install: Install, bun
     assert cache_home.stat().st_mode & 0o777 == 0o700
     kept.write_bytes(b"of another driver")
     install(graphs=True)
-    with LLM(bundle) as llm:
+    with LLM(bundle, trust="code") as llm:
         assert llm.info()["executor"]["runtime_cache"] == "made anew: the library refuses the one that is there"
         llm.generate([1, 2, 3], GREEDY)
     assert kept.read_bytes().startswith(b"kernels ")

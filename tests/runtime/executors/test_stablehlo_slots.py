@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def executor(path: Path, slots: int = 2) -> StableHloExecutor:
-    made = make_executor(Bundle.open(path), "stablehlo", {"full": slots}, 20, Placement(threads=1))
+    made = make_executor(Bundle.open(path, trust="code"), "stablehlo", {"full": slots}, 20, Placement(threads=1))
     assert isinstance(made, StableHloExecutor)
     return made
 
@@ -51,7 +51,7 @@ def test_what_it_says_of_itself(path: Path) -> None:
 
 def test_numbers_that_are_not_finite_go_with_their_request(path: Path) -> None:
     made = executor(path, 1)
-    with LLM.from_executor(made, Bundle.open(path).model) as llm:
+    with LLM.from_executor(made, Bundle.open(path, trust="code").model) as llm:
         expected = list(llm.generate(PROMPT, GREEDY)[0].token_ids)
         for memory in made._slots._memory.values():
             memory[:] = np.nan
@@ -62,7 +62,7 @@ def test_numbers_that_are_not_finite_go_with_their_request(path: Path) -> None:
 
 def test_slots_grow_with_their_longest_request_and_shrink_again(path: Path) -> None:
     """As if the modules were for slots of 16 and 32 places: those of 32 are run, those of 16 only planned for."""
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust="code")
     section = stablehlo_section(bundle, "stablehlo")
     short = tuple(m.model_copy(update={"places": 16}) for m in section.modules if m.tokens < 16)
     section = section.model_copy(update={"modules": (*short, *section.modules)})
@@ -108,14 +108,17 @@ def test_what_is_damaged_or_missing(path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, folder)
     for file in (folder / "targets/stablehlo/modules").iterdir():
         file.write_bytes(bytes(len(file.read_bytes())))
-    with LLM(folder, threads=1, context=20) as llm, pytest.raises(BundleError, match=r"decode-1x32|prompt-4x32"):
+    with (
+        LLM(folder, threads=1, context=20, trust="code") as llm,
+        pytest.raises(BundleError, match=r"decode-1x32|prompt-4x32"),
+    ):
         llm.generate(PROMPT, GREEDY)
     with pytest.raises(BundleError, match="SHA-256 is not the one"):
-        Bundle.open(folder).verify_hashes()
+        Bundle.open(folder, trust="code").verify_hashes()
     next((folder / "targets/stablehlo/modules").iterdir()).unlink()
     with pytest.raises(BundleError, match=r"modules/.*: No such file"):
-        Bundle.open(folder)
+        Bundle.open(folder, trust="code")
     with pytest.raises(TargetError, match="there is no PJRT plugin 'rocket' installed"):
-        LLM(path, provider="rocket")
+        LLM(path, provider="rocket", trust="code")
     with pytest.raises(CapacityError, match="context: 40 tokens are more than the 31"):
-        LLM(path, context=40)
+        LLM(path, context=40, trust="code")

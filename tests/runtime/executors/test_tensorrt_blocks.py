@@ -79,7 +79,7 @@ def test_greedy_tokens(
     options: dict[str, int],
 ) -> None:
     cuda = install(form)
-    with LLM(bundles[form], **options) as llm:  # type: ignore[arg-type]
+    with LLM(bundles[form], **options, trust="code") as llm:  # type: ignore[arg-type]
         device = cuda.devices[-1]
         weights = device.pageable
         together = llm.generate(prompts, GREEDY)
@@ -101,7 +101,7 @@ def test_greedy_tokens(
 def test_what_the_gpu_holds_is_destroyed_in_order(install: Install, bundles, prompts, form: str) -> None:
     """Contexts before the memory that they use, which the fake sees to, and engines with them."""
     cuda = install(form)
-    with LLM(bundles[form]) as llm:
+    with LLM(bundles[form], trust="code") as llm:
         llm.generate(prompts[:3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
         device = cuda.devices[-1]
         assert len(device.contexts) > 1 and len(cuda.engines) > 1
@@ -113,7 +113,7 @@ def test_what_the_gpu_holds_is_destroyed_in_order(install: Install, bundles, pro
 def test_prompts_of_any_length_are_bound_to_few_sizes(install: Install, bundles, prompts) -> None:
     """Three: of one row for each of a step's requests, of more, and the last token of a prompt that is left over."""
     install("paged")
-    with LLM(bundles["paged"], max_requests=1, prefix_cache=False) as llm:
+    with LLM(bundles["paged"], max_requests=1, prefix_cache=False, trust="code") as llm:
         for prompt in prompts[1:]:
             llm.logits(prompt)
             llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
@@ -132,7 +132,7 @@ def test_steps_that_can_t_be_captured_run_without_a_graph(
             monkeypatch.setattr(context, "is_stream_capturable", lambda self, stream: False, raising=False)
     else:
         monkeypatch.setattr(FakeDevice, "capture", refuse)
-    with LLM(bundles[form]) as llm:
+    with LLM(bundles[form], trust="code") as llm:
         assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
         said = llm.info()["executor"]
     assert cuda.devices[-1].captured == said["graph_launches"] == 0
@@ -156,20 +156,20 @@ def test_caches_leave_room_for_the_weights_of_segments(install: Install, bundles
     engines = sum(file.stat().st_size for file in (path / "targets" / target).glob("*.plan"))
     assert weights > engines  # so that it matters
     install("segments", (Gpu(0, "small", "8.9", memory),))
-    with LLM(path) as llm:
+    with LLM(path, trust="code") as llm:
         caches = llm.info()["kv_cache_bytes"]
         most = int((memory - engines - weights) * FREE_SHARE)
         assert most / 2 < caches <= most
     install("segments", (Gpu(0, "small", "8.9", engines + weights),))
     with pytest.raises(CapacityError, match=r"small has .* bytes free, and the engines alone need"):
-        LLM(path)
+        LLM(path, trust="code")
 
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
 def test_one_request_of_nan_ends_alone(install: Install, bundles, prompts, expected, form: str) -> None:
     """In the middle of its tokens, while others decode; who gets its blocks next is well."""
     cuda = install(form)
-    with LLM(bundles[form], max_requests=3) as llm:
+    with LLM(bundles[form], max_requests=3, trust="code") as llm:
         requests = [Request(p, GREEDY, max_tokens=tiny.CONTEXT - len(p)) for p in prompts[2:7]]
         for request in requests:
             llm.engine.add_request(request)
@@ -201,7 +201,7 @@ def test_prefixes_are_shared_and_copied(install: Install, bundles, monkeypatch: 
     found = []
     for on in (False, True):
         install(form)
-        with LLM(bundles[form], max_requests=2, prefix_cache=on) as llm:
+        with LLM(bundles[form], max_requests=2, prefix_cache=on, trust="code") as llm:
             found.append(
                 [list(r.token_ids) for r in llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))]
             )
@@ -213,7 +213,7 @@ def test_prefixes_are_shared_and_copied(install: Install, bundles, monkeypatch: 
 def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> None:
     """With a library that makes none by itself."""
     cuda = install("segments", graphs=False)
-    with LLM(bundles["segments"]) as llm:
+    with LLM(bundles["segments"], trust="code") as llm:
         assert [list(r.token_ids) for r in llm.generate(prompts[:4], GREEDY)] == expected[:4]
     assert 0 < cuda.devices[-1].captured < cuda.devices[-1].launched
 
@@ -222,41 +222,41 @@ def test_segments_in_graphs(install: Install, bundles, prompts, expected) -> Non
 def test_logits_of_all_tokens(install: Install, bundles, prompts, form: str) -> None:
     """More rows than a profile gives at once, and more tokens."""
     install(form)
-    with LLM(bundles[form]) as llm:
+    with LLM(bundles[form], trust="code") as llm:
         for prompt in prompts:
             np.testing.assert_allclose(llm.logits(prompt), tiny.reference(prompt), atol=TOLERANCE)
 
 
 def test_pools_are_as_large_as_engines_hold(install: Install, bundles) -> None:
     install("paged")
-    with LLM(bundles["paged"], memory="1GB") as llm:
+    with LLM(bundles["paged"], memory="1GB", trust="code") as llm:
         assert llm._executor.blocks == {"full": 60, "window": 60}
     with pytest.raises(CapacityError, match="context: 41 tokens are more than the 40"):
-        LLM(bundles["paged"], context=41)
+        LLM(bundles["paged"], context=41, trust="code")
 
 
 def test_a_gpu_without_kernels(install: Install, tmp_path: Path) -> None:
     install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
     path = write_segments(tmp_path / "ada.bundle")
     said = path / "targets/tensorrt-rtx/segments.json"
-    with LLM(path) as llm:
+    with LLM(path, trust="code") as llm:
         assert llm.info()["executor"]["gpu"] == "older (8.6)"
     install("segments", gpus=(Gpu(0, "other", "8.0", 1 << 30),))
     with pytest.raises(TargetError, match=r"compute capability 8.6 or 8.9, and the GPU here is another: other \(8.0\)"):
-        LLM(path)
+        LLM(path, trust="code")
     kernel = json.loads(said.read_text())["kernels"][0]["write"]
     damaged = path / f"targets/tensorrt-rtx/kernels/{kernel}.json"
     text = damaged.read_text()
     install("segments", gpus=(Gpu(0, "older", "8.6", 1 << 30),))
     damaged.write_text(text.replace('"warps": 4', '"warps": 8'))
     with pytest.raises(BundleError, match=rf"{kernel}.json: made for something else than its name says"):
-        LLM(path)
+        LLM(path, trust="code")
 
 
 def test_engines_for_prompts_are_needed(install: Install, tmp_path: Path) -> None:
     install("paged")
     with pytest.raises(BundleError, match="there is none for prompts"):
-        LLM(write_paged(tmp_path / "decode.bundle", ("decode",)))
+        LLM(write_paged(tmp_path / "decode.bundle", ("decode",)), trust="code")
 
 
 @pytest.mark.parametrize("form", ["paged", "segments"])
@@ -264,4 +264,4 @@ def test_memory_that_is_not_there(install: Install, bundles, form: str) -> None:
     small = (Gpu(0, "small", "8.9", 60_000),)
     install(form, gpus=small)
     with pytest.raises(CapacityError, match=r"don't fit into the memory of small"):
-        LLM(bundles[form], memory="100kB")
+        LLM(bundles[form], memory="100kB", trust="code")

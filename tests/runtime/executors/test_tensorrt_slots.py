@@ -137,7 +137,7 @@ def test_greedy_tokens(
     install: Install, bundle: Path, prompts: list[list[int]], expected: list[list[int]], graphs: bool, options
 ) -> None:
     cuda = install(graphs=graphs)
-    with LLM(bundle, **options) as llm:
+    with LLM(bundle, **options, trust="code") as llm:
         together = llm.generate(prompts, GREEDY)
         alone = llm.generate(prompts[4], GREEDY)
         info = llm.info()
@@ -157,14 +157,14 @@ def test_greedy_tokens(
 def test_logits_of_all_tokens(install: Install, bundle: Path, prompts: list[list[int]]) -> None:
     """More rows than the profile gives at once, and more tokens."""
     install()
-    with LLM(bundle, prefill_chunk=12) as llm:
+    with LLM(bundle, prefill_chunk=12, trust="code") as llm:
         for prompt in prompts:
             np.testing.assert_allclose(llm.logits(prompt), tiny.reference(prompt), atol=TOLERANCE)
 
 
 def test_integers_of_32_bits_and_logits_of_16(install: Install, prompts: list[list[int]], tmp_path: Path) -> None:
     install()
-    with LLM(write_bundle(tmp_path / "narrow.bundle", narrow_model())) as llm:
+    with LLM(write_bundle(tmp_path / "narrow.bundle", narrow_model()), trust="code") as llm:
         for prompt in prompts[:3]:  # of logits up to 35, 16 bits keep 0.016
             np.testing.assert_allclose(llm.logits(prompt), tiny.reference(prompt), atol=0.02)
 
@@ -172,31 +172,31 @@ def test_integers_of_32_bits_and_logits_of_16(install: Install, prompts: list[li
 def test_decode_profiles_alone(install: Install, prompts: list[list[int]], expected, tmp_path: Path) -> None:
     install(profiles=(DECODE,))
     path = write_bundle(tmp_path / "decode.bundle", tiny.make_model().SerializeToString(), (DECODE,))
-    with LLM(path) as llm:
+    with LLM(path, trust="code") as llm:
         assert list(llm.generate(prompts[5], GREEDY)[0].token_ids) == expected[5]
 
 
 def test_memory(install: Install, bundle: Path) -> None:
     slot = 4 * tiny.NKV * (tiny.D + tiny.DV) * 2 * C
     install()
-    with LLM(bundle, memory=3 * slot) as llm:
+    with LLM(bundle, memory=3 * slot, trust="code") as llm:
         assert llm.info()["kv_cache_bytes"] == 3 * slot
     install(gpus=(Gpu(0, "small", "8.9", 400_000),))
-    with LLM(bundle) as llm:  # most of what the engine leaves
+    with LLM(bundle, trust="code") as llm:  # most of what the engine leaves
         size = (bundle / "targets/tensorrt-rtx/model.plan").stat().st_size
         assert llm.info()["kv_cache_bytes"] == int((400_000 - size) * 0.8) // slot * slot
     install(gpus=(Gpu(0, "tiny", "8.9", 1000),))
     with pytest.raises(CapacityError, match="tiny has 1,000 bytes free, and the engines alone need"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     with pytest.raises(CapacityError, match=r"memory: .* slots of 33 tokens don't fit into the memory of tiny"):
-        LLM(bundle, memory="1MiB")
+        LLM(bundle, memory="1MiB", trust="code")
 
 
 def test_numbers_that_are_not_finite_stay_with_their_request(
     install: Install, bundle: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     install()
-    with LLM(bundle, max_requests=2) as llm:
+    with LLM(bundle, max_requests=2, trust="code") as llm:
         llm.generate(prompts[:2], GREEDY)
         slots = llm._executor._engines  # type: ignore[attr-defined]
         cache = next(iter(slots._memory.values()))
@@ -208,34 +208,34 @@ def test_numbers_that_are_not_finite_stay_with_their_request(
 def test_context(install: Install, bundle: Path) -> None:
     install()
     with pytest.raises(CapacityError, match=f"context: {C} tokens are more than the {C - 1} that the engines"):
-        LLM(bundle, context=C)
+        LLM(bundle, context=C, trust="code")
     with pytest.raises(RequestError, match="provider: 'cuda' is for target 'onnx' or 'stablehlo', not 'tensorrt-rtx'"):
-        LLM(bundle, provider="cuda", memory="1MiB")
+        LLM(bundle, provider="cuda", memory="1MiB", trust="code")
 
 
 def test_what_is_missing(install: Install, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(MissingDependencyError, match=r"TensorRT-RTX is not installed.*by 1.7.1.116\n.*pip install"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     install(version="1.8.0.1")
     with pytest.raises(TargetError, match=r"built by TensorRT-RTX 1.7.1.116, and 1.8.0.1 is installed"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     install(gpus=(Gpu(0, "NVIDIA H200", "9.0", 1 << 37),))
     with pytest.raises(TargetError, match=r"for compute capability 8.0, 8.6 or 8.9.*NVIDIA H200 \(9.0\)"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     install(gpus=())
     with pytest.raises(
         TargetError, match=r"NVIDIA GPU of compute capability 8.0, 8.6 or 8.9, and the driver shows none"
     ):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     install(refuses="Engine was serialized for another platform.")
     with pytest.raises(
         BundleError, match=r"model.plan: TensorRT-RTX 1.7.1.116 can't load.*4090 \(8.9\): Engine was ser"
     ):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     install(refuses="getPluginCreator could not find plugin kv_write version 1")
     with pytest.raises(TargetError, match="lacks a plugin that this engine has: getPluginCreator could not find"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
     monkeypatch.undo()
 
 
@@ -247,7 +247,7 @@ def test_no_driver(install: Install, bundle: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", module)
     monkeypatch.setattr(tensorrt_library, "load_cuda", lambda: load_missing())
     with pytest.raises(TargetError, match=r"there is no NVIDIA driver here: libnone.so: .*\n.*docker run --gpus"):
-        LLM(bundle)
+        LLM(bundle, trust="code")
 
 
 def load_missing():
@@ -262,8 +262,8 @@ def test_an_engine_of_another_form(install: Install, tmp_path: Path) -> None:
     del model.graph.output[1]
     path = write_bundle(tmp_path / "other.bundle", model.SerializeToString())
     with pytest.raises(BundleError, match="not what the target's manifest says: it lacks present_key_0"):
-        LLM(path)
+        LLM(path, trust="code")
     profiles = (DECODE, PREFILL.model_copy(update={"C": 20}))
     path = write_bundle(tmp_path / "lengths.bundle", tiny.make_model().SerializeToString(), profiles)
     with pytest.raises(BundleError, match=r"profiles: their slots are of 20 and 33 places"):
-        LLM(path)
+        LLM(path, trust="code")

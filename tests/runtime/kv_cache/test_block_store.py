@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,58 @@ def test_a_full_disk(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(store.read(names[1], TOKENS, SIZES), 1), "later blocks are tried again"
 
 
+@pytest.mark.parametrize("error", [RuntimeWarning("made an error"), ValueError("unforeseen"), SystemExit(3)])
+def test_whatever_goes_wrong_in_the_writer_switches_the_tier_off(
+    error: BaseException, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    (name,) = put(store)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(store, "_write", fails)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as `-W error` does: what is said must not end the thread either
+        for i in range(3):
+            store.write(store.child(name, [i]), WHO, TOKENS, payloads(0), wait=True)
+        store.flush()
+    assert not store.usable and not store.writable and type(error).__name__ in store.problem
+    assert store.read(name, TOKENS, SIZES) is None or store.has(name)
+    assert store.delete() == 0
+    store.close()
+
+
+def test_a_full_disk_under_w_error(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's request ends by what is said of a folder."""
+    store = opened()
+
+    def full(source: Any, to: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(to))
+
+    with warnings.catch_warnings(), monkeypatch.context() as patched:
+        warnings.simplefilter("error")
+        patched.setattr(os, "replace", full)
+        put(store, 2)
+    assert store.use.skipped == 2 and "No space left" in store.problem
+    names = put(store, 2)
+    path = file_of(store, names[0])
+    path.write_bytes(damaged(path.read_bytes(), "a bit"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.read(names[0], TOKENS, SIZES) is None
+
+
+def test_nobody_waits_for_a_disk_for_ever(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, goes_on = opened(), threading.Event()
+    monkeypatch.setattr(block_store, "_SECONDS_TO_CLOSE", 0.05)
+    monkeypatch.setattr(store, "_write", lambda *_: goes_on.wait(60))
+    with pytest.warns(RuntimeWarning, match=r"the disk isn't done after 0.05 s; it is not used any more"):
+        put(store)
+    assert not store.usable
+    goes_on.set()
+
+
 def test_what_was_used_least_is_deleted(opened: Any) -> None:
     store = opened(most_bytes=4000)
     names = put(store, 3)
@@ -271,6 +325,9 @@ name = store.root(WHO)
 for i in range(10 ** 9):
     name = store.child(name, TOKENS)
     store.write(name, WHO, TOKENS, payloads(i), wait=True)
+    if i == 2:
+        store.flush()
+        print("written", flush=True)
 """
 
 
@@ -282,7 +339,8 @@ def test_killed_at_any_moment(opened: Any, tmp_path: Path, repository: Path) -> 
         command = [sys.executable, "-c", WRITER, str(folder), str(key), str(repository)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdout.readline() == "open True\n"
-            time.sleep(chance.uniform(0.02, 0.2))
+            assert process.stdout.readline() == "written\n"
+            time.sleep(chance.uniform(0, 0.2))  # any moment will do
             process.send_signal(signal.SIGKILL)
         store = opened()
         assert store.writable and not list(folder.glob("*.partial"))

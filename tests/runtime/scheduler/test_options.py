@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginewright.plugins.shared.errors import RequestError
@@ -59,6 +60,15 @@ def test_a_class_that_does_not_exist() -> None:
         ({"max_waiting": True}, "scheduling: max_waiting: True"),
         ({"patience": 0}, "scheduling: patience: 0 isn't a time"),
         ({"plan": 3}, "scheduling: plan: 3 isn't the path"),
+        ({"plan": "a\0b"}, r"scheduling: plan: 'a\\x00b' isn't the path"),
+        ({"patience": 10**5000}, "scheduling: patience: <int> isn't a time"),
+        ({"patience": 1e-320}, "scheduling: patience: 1e-320 isn't a time"),
+        ({"patience": "9" * 400 + "s"}, "scheduling: patience: '999"),
+        ({"shares": {"a": 10**400}}, "scheduling: shares: 'a': 1000"),
+        ({"shares": {"a": 1e-320}}, "scheduling: shares: 'a': 1e-320"),
+        ({"max_waiting": 10**5000}, "scheduling: max_waiting: <int>"),
+        ({"classes": {"\ud800": {}}}, r"scheduling: classes: '\\ud800' isn't a name"),
+        (np.array(["fcfs", "fair"]), r"scheduling: array\(\['fcfs', 'fair'\]"),
         ({"offline": True, "classes": {"chat": {"ttft": 1}}}, "scheduling: offline: .* class 'chat' has targets"),
     ],
 )

@@ -18,6 +18,7 @@ from enginewright.runtime.scheduler.continuous import ContinuousScheduler
 from enginewright.runtime.scheduler.limits import SchedulerConfig
 from enginewright.runtime.scheduler.options import Scheduling
 from enginewright.runtime.scheduler.step_costs import StepSize
+from enginewright.runtime.scheduler.waiting import LEAST_TENANTS, Shares
 
 GROUP = CacheGroup("g0", (0,), 1, 1, 1, block_size=4)
 CLASSES = {"chat": {"ttft": 1.0, "tpot": "20ms"}, "slow": {"ttft": 10}, "batch": {"priority": 3}}
@@ -252,6 +253,24 @@ def test_who_was_away_gets_no_credit_for_it() -> None:
     while len(run.ended) < 80:
         run.step()
     assert 10 <= sum(r.finished for r in back) <= 18
+
+
+def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
+    """Without a change for anybody who comes back: one that is dropped would begin where it is put then."""
+    shares, kept = Shares({}), Shares({})
+    kept._next_look = 10**9  # one that drops nothing
+    for each in (shares, kept):
+        for i in range(5 * LEAST_TENANTS):
+            request = Request([1] * (1 + i % 7), SamplingParams(), tenant=f"t{i}")
+            each.joins(request.tenant, [f"t{i - 1}"] if i else [])
+            each.begins(request)
+            each.ends(request, 1.0)
+    assert len(kept._had) == 5 * LEAST_TENANTS and len(shares._had) <= LEAST_TENANTS
+    last = f"t{5 * LEAST_TENANTS - 1}"
+    for name in ("t0", "t5000", last, "new"):
+        for each in (shares, kept):
+            each.joins(name, [last])
+        assert shares.had(name) == kept.had(name)
 
 
 COURSES: list[dict[str, Any]] = [

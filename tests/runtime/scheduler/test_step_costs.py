@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,12 @@ def plan_of(steps: list[dict[str, float]], recipes: int = 1) -> str:
 
 
 GRID = [(r, p, c) for r in (1, 4, 16) for c in (128, 2048) for p in (0, 64, 512)]
+
+
+def test_a_pipe_in_place_of_a_plan(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")  # nobody writes into it
+    with pytest.raises(RequestError, match=r"scheduling: plan: plan.json: it is a pipe, not a regular file"):
+        planned_steps(tmp_path / "plan.json")
 
 
 def test_a_plan_s_steps(tmp_path: Path) -> None:

@@ -108,3 +108,89 @@ def test_data_that_contains_itself() -> None:
 def test_wrong_messages(messages: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         render("x", messages)
+
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+PARTS = """\
+{%- for m in messages %}{{ m['role'] ~ ':' }}{% if m['content'] is string %}{{ m['content'] }}{% else -%}
+{% for part in m['content'] %}[{{ part['text'] }}]{% endfor %}{% endif %}{% endfor %}"""
+
+
+def checked(source: str, messages: Any = USER, **variables: Any) -> str:
+    """As ``LLM.chat`` renders."""
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    return template.render(template.checked(messages, variables, ("temperature",)), **variables)
+
+
+def test_openai_s_parts_of_text() -> None:
+    """A template that takes texts alone gets one, and one that goes through parts gets them."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]}]
+    assert checked(CHATML, parts) == "<user>a\nb\nc"
+    # It shows parts in another way than text, so that one text is what it is to be given.
+    assert checked(PARTS, parts) == "user:a\nb\nc"
+    assert checked(PARTS.replace("[{{ part['text'] }}]", "{{ part['text'] }}"), parts) == "user:abc"
+    assert checked(CHATML, [{"role": "user", "content": []}]) == "<user>"
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            {"type": "image_url", "image_url": {"url": "data:,"}},
+            "message 1: part 0 of its content is of type 'image_url'",
+        ),
+        ({"type": "input_audio", "input_audio": {}}, "is of type 'input_audio'; models take text alone"),
+        ({"type": "text"}, "part 0 of its content has no text"),
+        ({"type": "text", "text": 5}, "has no text"),
+        ({}, "is of type None"),
+        (5, "has no text"),
+        (None, "has no text"),
+    ],
+)
+def test_parts_that_are_no_text(part: Any, said: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [part]}]
+    with pytest.raises(RequestError, match=said):
+        checked(CHATML, messages)
+
+
+READS = "{% if mood == 'x' or tools or messages[0].tool_calls %}{% endif %}" + CHATML
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "variables", "said"),
+    [
+        (CHATML, USER, {"tools": [{"name": "f"}]}, "tools: the model's template doesn't read them"),
+        (CHATML, USER, {"documents": [{"text": "a"}]}, "documents: the model's template doesn't read them"),
+        (
+            READS,
+            USER,
+            {"mod": 1},
+            r"mod: the model's template has no such variable .*\n  It reads .*mood.* mean mood\?",
+        ),
+        (READS, USER, {"temperature": 1}, r"temperature: .*\n  Pass SamplingParams\(temperature=\.\.\.\)"),
+        (CHATML, [{"role": "users", "content": "a"}], {}, r"the role 'users'.*\n  It knows assistant, system, user"),
+        (CHATML, [{"role": "tool", "content": "a"}], {}, "the role 'tool', which the model's template doesn't know"),
+        (CHATML, [{"role": "assistant", "tool_calls": [{"id": "a"}]}], {}, "doesn't read its tool_calls"),
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+            [{"role": "system", "content": "a"}, *USER],
+            {},
+            "message 0: the model's template leaves system messages out",
+        ),
+    ],
+)
+def test_nothing_is_left_out_without_a_word(source: str, messages: Any, variables: Any, said: str) -> None:
+    assert render(source, messages, **variables)  # transformers' way says nothing
+    with pytest.raises(RequestError, match=f"^chat: .*{said}"):
+        checked(source, messages, **variables)
+
+
+def test_what_a_template_reads_is_taken() -> None:
+    assert checked(READS, mood="x", tools=[{"name": "f"}]) == '<user><b>é & "x"</b>'
+    assert checked(CHATML, tools=[], documents=None, mood=None) == '<user><b>é & "x"</b>'
+    roles = "{% if messages[0].role in ['tool', 'ipython'] or {'observer': 1}[messages[0].role] %}{% endif %}" + CHATML
+    for role in ("tool", "ipython", "observer", "user"):
+        assert checked(roles, [{"role": role, "content": "a"}]) == f"<{role}>a"
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    with pytest.raises(RequestError, match=r"refuses these messages .*: no system"):
+        checked(refuses, [{"role": "system", "content": "a"}])

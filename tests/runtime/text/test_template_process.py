@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2.filters
@@ -19,6 +19,7 @@ from enginewright.plugins.shared.errors import BundleError, EnginewrightError, R
 from enginewright.runtime.text import chat_template, template_process
 from enginewright.runtime.text.chat_template import ChatTemplate
 from enginewright.runtime.text.template_process import TemplateProcess
+from tests.waiting import HANG, wait_until
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SCRIPT = """
@@ -35,6 +36,7 @@ template.render([{"role": "user"}])
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateProcess]:
     made = TemplateProcess(cpu_seconds=0.5)
+    monkeypatch.setattr(template_process, "SECONDS", HANG)  # only processor time counts, however busy the machine
     monkeypatch.setattr(chat_template, "template_process", made)
     yield made
     if made._child is not None:
@@ -48,13 +50,6 @@ def render(source: str, **variables: object) -> str:
 def pid(process: TemplateProcess) -> int:
     assert process._child is not None
     return process._child._pid
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_there(number: int) -> bool:
@@ -83,7 +78,7 @@ def test_one_that_was_stopped_or_took_much_memory_or_was_killed_is_replaced(proc
     assert process._child is None
     assert render("a") == "a"
     os.kill(pid(process), signal.SIGKILL)
-    wait(lambda: not is_there(pid(process)))
+    wait_until(lambda: not is_there(pid(process)))
     assert render("b") == "b"
 
 
@@ -157,7 +152,8 @@ def endless():
 process = chat_template.template_process = TemplateProcess(cpu_seconds=0.5)
 template = ChatTemplate("{{ messages[0].role }}", {})
 parents = process._child._pid
-thread = threading.Thread(target=endless); thread.start(); time.sleep(0.2)  # holds the lock
+thread = threading.Thread(target=endless); thread.start()
+while thread.is_alive() and not process._busy: time.sleep(0.001)  # the other thread is to hold it
 if os.fork() == 0:
     assert template.render([{"role": "child"}]) == "child" and process._child._pid != parents
     os._exit(0)
@@ -169,7 +165,7 @@ print(template.render([{"role": "parent"}]))
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, ENDLESS],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANG,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "stopped\nparent\n", "")
 
@@ -181,17 +177,17 @@ def test_it_ends_with_the_render_or_the_parent(send: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", script, ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    time.sleep(0.1)
+    time.sleep(0.1)  # it renders by now, or ends before it does: both are right
     parent.send_signal(send)
-    _, err = parent.communicate(timeout=10)
+    _, err = parent.communicate(timeout=HANG)
     assert parent.returncode == -send
     assert (b"KeyboardInterrupt" in err) == (send == signal.SIGINT)
-    wait(lambda: not is_there(child))
+    wait_until(lambda: not is_there(child))
 
 
 def test_one_that_idles_ends_with_the_parent() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, "a"], capture_output=True, text=True, timeout=30, check=True)
-    wait(lambda: not is_there(int(ran.stdout)))
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, "a"], capture_output=True, text=True, timeout=HANG, check=True)
+    wait_until(lambda: not is_there(int(ran.stdout)))
 
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "", None, "/bin/false", "/bin/cat"])
@@ -214,3 +210,21 @@ def test_it_may_be_started_early(process: TemplateProcess) -> None:
     first = pid(process)
     process.start()
     assert render("a") == "a" and pid(process) == first
+
+
+def test_a_signal_handler_may_render_too(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It interrupts the thread that asks, anywhere: here before the request is written."""
+    exchange, found = template_process._Child.exchange, list[str]()
+
+    def interrupted(child: template_process._Child, request: bytes) -> tuple[str, str]:
+        if not found:
+            found.append("")
+            found[0] = render("inner {{ messages[0].content }}")  # as a handler in this thread would
+        return exchange(child, request)
+
+    monkeypatch.setattr(template_process._Child, "exchange", interrupted)
+    asking = threading.Thread(target=lambda: found.append(render("outer {{ messages[0].content }}")), daemon=True)
+    asking.start()
+    asking.join(HANG)
+    assert found == ["inner x", "outer x"]
+    assert render("{{ messages[0].role }}") == "user" and process._child is not None

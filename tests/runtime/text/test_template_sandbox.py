@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -49,13 +49,19 @@ def test_what_takes_too_much_is_stopped(source: str) -> None:
         render(source)
 
 
+def processor_seconds() -> float:
+    """Of this process and of those that it has waited for; what others do on the machine doesn't count."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=list(HOSTILE))
 def test_it_is_stopped_in_time(source: str) -> None:
-    start = time.monotonic()
+    start = processor_seconds()
     with pytest.raises(EnginewrightError, match=r"tokenizer/chat_template\.jinja"):
         render(source)
-    assert time.monotonic() - start < 12  # of which ten are for a machine that is busy with other things
+    assert processor_seconds() - start < 6  # two of the template's, and what starts its process
 
 
 PEAK = """

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
+from enginewright.optimizer.capture.tokenizer import quick_to_read
 from enginewright.plugins.shared.errors import BundleError, RequestError
 from enginewright.runtime.bundle.tokenizer_files import TokenizerFiles
 from enginewright.runtime.text.tokenizer import Tokenizer
@@ -170,3 +171,12 @@ def test_a_damaged_template_is_named_when_a_conversation_needs_it(tokenizer_file
     assert broken.encode("start") and set(broken.chat_templates) == {"default", "tool_use"}
     with pytest.raises(BundleError, match=r"tokenizer/chat_templates/tool_use\.jinja: line 2: "):
         broken.encode_chat([{"role": "user", "content": "a"}], tools=[])
+
+
+def test_no_merge_is_left_out_at_random() -> None:
+    """A tokenizer may come with what was for its training."""
+    merged = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
+    files = TokenizerFiles(tokenizer_json=merged.to_str())
+    assert {tuple(Tokenizer(files).encode("ab")) for _ in range(20)} == {(2,)}
+    exported = json.loads(quick_to_read(merged.to_str()))
+    assert exported["model"]["dropout"] is None and exported["model"]["merges"] == ["a b"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[cuda]'")
 
@@ -22,9 +24,11 @@ from enginewright.optimizer.recipes.target_sections import EnginesSection
 from enginewright.passes.framework.manager import PassManager
 from enginewright.plugins.shared.errors import BundleError, TargetError
 from enginewright.plugins.triton.choose_tiles import Compile
-from enginewright.plugins.triton.compile_ahead import CompiledKernel
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.triton.compile_workers import KernelCompiler
 from enginewright.plugins.triton.specs import SAMPLING_KERNELS, KernelSpec
+from enginewright.plugins.triton.step_calls import Stored, split_product_calls, split_scratch
+from enginewright.plugins.triton.tiles import gpu_of, product_tile
 from enginewright.runtime.bundle.cuda_section import CudaSection
 from enginewright.runtime.bundle.manifest import Manifest, ModelSection, SourceSection, target_folder
 from enginewright.runtime.bundle.reader import Bundle
@@ -61,6 +65,9 @@ class StubDevice:
         assert all(isinstance(a, (int, np.int32)) for a in arguments)
         self.launched.append(self.loaded[kernel])
 
+    def launcher(self, *given: Any) -> Callable[[], None]:
+        return lambda: self.launch(*given)
+
 
 def stand_in(spec: KernelSpec) -> CompiledKernel:
     """In the place of Triton, which takes 15 seconds for all of a bundle's kernels."""
@@ -93,10 +100,58 @@ def test_a_small_step_launches_what_was_collected() -> None:
     assert missing == []
 
 
+def test_the_largest_step_has_its_kernels_too() -> None:
+    """A chunk that isn't a power of 2 gives experts more rows than the last power of 2 does."""
+    program, context = cases.program_of("Mixtral")
+    lowered = cases.lowered(program, context, "bf16").program
+    tiles = {}
+    for chunk in (512, 1000):
+        section = SECTION.model_copy(update={"chunk": chunk, "requests": 6})
+        collected = specs_of(lowered, section, SpecCollector(90, stand_in))
+        products = [dict(spec.constants) for spec in collected.found if spec.kernel == "product"]
+        tiles[chunk] = {(of["ROWS"], of["COLUMNS"]) for of in products if of["GROUPED"]}
+    experts, chosen = 6, 2
+    assert product_tile(512 * chosen // experts, "float") != product_tile(1000 * chosen // experts, "float")
+    assert len(tiles[1000]) == len(tiles[512]) + 1
+
+
+def test_kernels_of_both_ways_are_carried() -> None:
+    program, context = cases.program_of("Llama", "int4")
+    lowered = cases.lowered(program, context, "bf16").program
+    found = {}
+    for both in (False, True):
+        section = SECTION.model_copy(update={"mixed_decodes": both, "split_products": both})
+        collected = specs_of(lowered, section, SpecCollector(90, stand_in))
+        found[both] = {(spec.kernel, "MIXED" in dict(spec.constants)) for spec in collected.found}
+    new = found[True] - found[False]
+    assert new == {(name, True) for name in ("decode_work", "listed_attention", "combine_splits")}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_both_ways_compile(capability: int) -> None:
+    program, context = cases.program_of("Llama", "int4")
+    lowered = cases.lowered(program, context, "bf16").program
+    section = SECTION.model_copy(update={"mixed_decodes": True})
+    collected = specs_of(lowered, section, SpecCollector(capability, stand_in))
+    specs = [spec for spec in collected.found if {"MIXED", "SKIP_SINGLES"} & set(dict(spec.constants))]
+    weight = Stored(torch.empty(4096, 2048, dtype=torch.uint8), "int4", torch.empty(4096, 32).half(), None, 128)
+    x, out = torch.empty(8, 4096, dtype=torch.bfloat16), torch.empty(8, 4096, dtype=torch.bfloat16)
+    gpu = gpu_of(capability)
+    calls = split_product_calls(x, weight, None, out, gpu, torch.empty(split_scratch(4096, 4096, 128)))
+    specs += [call.spec(capability) for call in calls]
+    assert {spec.kernel for spec in specs} == {
+        *("paged_attention", "decode_work", "listed_attention", "combine_splits", "product", "sum_parts")
+    }
+    for spec in specs:
+        compiled = compile_kernel(spec)
+        assert compiled.stack == 0 and compiled.shared_memory <= gpu.portable_memory
+
+
 def generated(bundle: Path) -> list[list[int]]:
     """What users do, where Triton interprets the kernels; a warning is an error."""
     warnings.simplefilter("error")
-    with LLM(bundle, context=64, max_requests=2) as llm:
+    with LLM(bundle, context=64, max_requests=2, trust="code") as llm:
         options = SamplingParams(max_tokens=3, temperature=0.8, seed=3, ignore_eos=True)
         assert llm.info()["executor"]["target"] == "cuda"
         return [list(result.token_ids) for result in llm.generate([[1, 5, 9], [1, 200], [1, 5, 9]], options)]
@@ -120,8 +175,11 @@ def test_a_bundle_carries_every_kernel(
         writer.commit(
             Manifest(model=model, source=SourceSection(kind="module", name="m"), targets=()), {"cuda": target}
         )
-    bundle = Bundle.open(tmp_path / "b")
-    assert bundle.target("cuda").cuda == SECTION
+    bundle = Bundle.open(tmp_path / "b", trust="code")
+    section = bundle.target("cuda").cuda
+    assert section is not None
+    assert section.model_copy(update={"assemblers": {}}) == SECTION
+    assert set(section.assemblers) == ({"9.0"} if compiler is None else set())
     assert {group.dtype for group in bundle.program("cuda").cache_groups} == {"i8"}
     kernels = bundle.path / target_folder("cuda") / "kernels"
     device = StubDevice()
@@ -163,11 +221,15 @@ def test_a_gpu_that_nothing_is_compiled_for_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "found"), [("9.0", "9.0"), ("8.9", "8.6"), ("8.0", "8.0"), ("12.1", "12.0"), ("7.5", None)]
+    ("capability", "found"),
+    [("9.0", "9.0"), ("8.9", "8.6"), ("8.0", "8.0"), ("10.3", "8.6"), ("12.0", "12.0"), ("12.1", "8.6"), ("7.5", None)],
 )
-def test_kernels_run_on_later_gpus_of_their_major_number(capability: str, found: str | None) -> None:
+def test_code_that_is_bound_to_its_gpu_is_taken_for_no_other(capability: str, found: str | None) -> None:
+    """Code for 9.0 and later is sm_90a's, sm_100a's, sm_120a's: 10.3 and 12.1 take the PTX of 8.6."""
     section = CudaSection(compute_capabilities=("8.0", "8.6", "9.0", "12.0"), dtype="bf16", requests=1, chunk=1)
     assert section.kernels_for(capability) == found
+    alone = CudaSection(compute_capabilities=("10.0", "12.0"), dtype="bf16", requests=1, chunk=1)
+    assert alone.kernels_for(capability) == (found if found == "12.0" else None)
 
 
 def test_activations_are_narrow_and_tables_are_not() -> None:

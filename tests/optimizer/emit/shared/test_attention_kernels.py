@@ -63,7 +63,9 @@ def test_kernels_of_sampling_are_compiled_once_for_a_major_number(vocab, tmp_pat
             opened = open_sampler(device, folder, 3, vocab, ())
             assert opened.sampler is not None and opened.sampler.lacks == () and opened.where == "on the GPU"
             assert {entry for _, entry in device.kernels} == set(SAMPLING_KERNELS)
-        for capability in ("7.5", "8.0", "9.0"):
+        device = FakeDevice(Gpu(0, "some", "9.0", 1 << 30))  # nothing is for it, but it takes the PTX of 8.6
+        assert open_sampler(device, folder, 3, vocab, ()).where == "on the GPU"
+        for capability in ("7.5", "8.0"):
             opened = open_sampler(FakeDevice(Gpu(0, "some", capability, 1 << 30)), folder, 3, vocab, ())
             assert opened.sampler is None and "has no kernels for it on" in opened.where
         other = open_sampler(FakeDevice(Gpu(0, "some", "8.9", 1 << 30)), folder, 3, vocab, (np.dtype(np.float16),))
@@ -87,8 +89,8 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
             assert read_kernel(folder, kernel.spec.stem) == kernel
         for split_keys, kept, of in ((0, kernels.prefill, wanted.prefill), (512, kernels.decode, wanted.decode)):
             assert kept == tuple(kernel.spec.stem for kernel in of)
-            found = read_attention(folder, kernels.shape, 86, split_keys)
-            assert sorted(found, key=repr) == sorted(of, key=repr) and len(found) == 2
+            found = read_attention(folder, kernels.shape, 86, split_keys, clamp=True)
+            assert sorted(found, key=repr) == sorted(of, key=repr) and len(found) == 1
         with pytest.raises(BundleError, match="no attention kernel for compute capability 89"):
             read_attention(folder, kernels.shape, 89, 0)
         assert len(list(folder.iterdir())) == 3 * len(stems)

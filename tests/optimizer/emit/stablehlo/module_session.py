@@ -46,7 +46,7 @@ def write_bundle(
         for path, data in TokenizerFiles().to_files().items():
             writer.write_bytes(path, data)
         writer.commit(manifest, {"stablehlo": emitted})
-    return Bundle.open(folder)
+    return Bundle.open(folder, trust="code")
 
 
 class ModuleSession:

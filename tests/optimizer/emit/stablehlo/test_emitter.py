@@ -50,7 +50,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_what_is_written(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
+    opened = Bundle.open(bundle, trust="code")
     section = opened.target("stablehlo").stablehlo
     assert section is not None
     assert section.lengths == ((160, 224) if section.kernels else (160, 201))  # of whole blocks
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
     def run(target: str) -> tuple[list[list[int]], list[list[int]], np.ndarray]:
-        with LLM(bundle, target=target, context=180, threads=2) as llm:
+        with LLM(bundle, target=target, context=180, threads=2, trust="code") as llm:
             alone = [list(llm.generate(prompt, params)[0].token_ids) for prompt in prompts]
             together = [list(result.token_ids) for result in llm.generate(prompts, params)]
             if target == "stablehlo":
@@ -80,7 +80,7 @@ def test_greedy_tokens_are_the_cpu_target_s(bundle: Path) -> None:
     assert alone == wanted
     assert together == wanted
     np.testing.assert_allclose(logits, expected, atol=1e-4)  # two orders of summation over 2 layers
-    with LLM(bundle, target="stablehlo", context=180, max_requests=3, prefill_chunk=16) as llm:
+    with LLM(bundle, target="stablehlo", trust="code", context=180, max_requests=3, prefill_chunk=16) as llm:
         assert [list(result.token_ids) for result in llm.generate(prompts, params)] == wanted
 
 
@@ -92,7 +92,7 @@ def test_slots_for_few_tokens(context: int, tmp_path: Path) -> None:
     prompt, params = list(range(3, 2 + context)), SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     found = []
     for target in ("cpu", "stablehlo"):
-        with LLM(tmp_path / "b", target=target, context=context, threads=1) as llm:
+        with LLM(tmp_path / "b", target=target, context=context, threads=1, trust="code") as llm:
             found.append(llm.generate(prompt, params)[0].token_ids)
     assert found[0] == found[1]
 
@@ -106,7 +106,7 @@ def test_weights_of_fewer_bits_mean_what_they_mean_to_onnxruntime(recipe: str, t
     export(make_tiny_model("Gemma2"), tmp_path / "b", recipe=asked)
     found = []
     for target in ("onnx", "stablehlo"):
-        with LLM(tmp_path / "b", target=target, context=63, threads=1) as llm:
+        with LLM(tmp_path / "b", target=target, context=63, threads=1, trust="code") as llm:
             whole = llm.logits([5, 9, 7, 11, 6, 8, 3, 4])
             tokens = llm.generate([5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].token_ids
             found.append((whole, list(tokens)))
@@ -128,10 +128,10 @@ def test_by_our_kernels_they_mean_what_they_mean_to_the_cpu_target(recipe: str, 
     found = []
     export(make_tiny_model("Llama"), tmp_path / "b", recipe=asked.model_copy(update={"targets": ("cpu", "stablehlo")}))
     for target in ("cpu", "stablehlo"):
-        with LLM(tmp_path / "b", target=target, context=63, threads=2) as llm:
+        with LLM(tmp_path / "b", target=target, context=63, threads=2, trust="code") as llm:
             found.append(llm.logits([5, 9, 7, 11, 6, 8, 3, 4]))
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
-    opened = Bundle.open(tmp_path / "b")
+    opened = Bundle.open(tmp_path / "b", trust="code")
     section = opened.target("stablehlo").stablehlo
     assert section is not None
     panels = [opened.index.tensors[name] for name in section.weights if name.endswith(".panels")]

@@ -58,7 +58,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_written_and_that_it_is_the_same_again(path: Path) -> None:
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust="code")
     section = stablehlo_section(bundle, "stablehlo")
     assert section.iree is not None and section.iree.levels == ("v3",)
     files = {f"targets/stablehlo/{module.compiled('v3')}" for module in section.modules}
@@ -75,7 +75,7 @@ def test_greedy_tokens_are_the_cpu_target_s(path: Path) -> None:
     prompts = [np.random.default_rng(3).integers(3, 256, length).tolist() for length in (1, 7, 21, 40)]
     found = []
     for target, provider in (("cpu", None), ("stablehlo", "iree")):
-        with LLM(path, target=target, provider=provider, context=63, threads=2) as llm:
+        with LLM(path, target=target, provider=provider, context=63, threads=2, trust="code") as llm:
             alone = [list(llm.generate(prompt, GREEDY)[0].token_ids) for prompt in prompts]
             together = [list(result.token_ids) for result in llm.generate(prompts, GREEDY)]
             about = llm.info()["executor"]
@@ -100,7 +100,7 @@ def test_a_machine_that_serves_needs_the_runtime_alone(path: Path) -> None:
 
 def test_verify_runs_it_by_name(path: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(path, tmp_path / "moved")
-    (check,) = check_bundle(moved, targets=["stablehlo"], provider="iree").targets
+    (check,) = check_bundle(moved, targets=["stablehlo"], provider="iree", trust="code").targets
     assert check.why_not is None and check.runs_with["provider"] == "iree"
 
 
@@ -110,17 +110,17 @@ def test_what_is_damaged(path: Path, tmp_path: Path) -> None:
         content = file.read_bytes()
         file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     listed = pytest.raises(BundleError, match=r"iree/v3/.*\.vmfb: it isn't the file that the manifest lists")
-    with LLM(folder, target="stablehlo", provider="iree", context=63) as llm, listed:
+    with LLM(folder, target="stablehlo", trust="code", provider="iree", context=63) as llm, listed:
         llm.generate([5, 9], GREEDY)
 
 
 def test_a_file_that_is_no_module(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if that had been exported."""
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust="code")
     section = stablehlo_section(bundle, "stablehlo")
     client = Iree(section, 1)
     for content in (b"", b"garbage" * 100):
-        monkeypatch.setattr(iree_library, "checked_file", lambda bundle, name, content=content: content)
+        monkeypatch.setattr(iree_library, "read_code", lambda bundle, name, content=content: content)
         with pytest.raises(BundleError, match=r"decode-1x64\.vmfb: IREE [\d.]+ can't load it: \S"):
             client.load(bundle, "stablehlo", section.modules[0])
 
@@ -129,26 +129,26 @@ def test_another_processor_and_another_version(path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as m:
         m.setattr(iree_library, "processor_features", lambda: ("sse4_2",))
         with pytest.raises(TargetError, match="its modules for IREE are for x86-64-v3, whose instructions this"):
-            LLM(path, target="stablehlo", provider="iree", context=63)
+            LLM(path, target="stablehlo", trust="code", provider="iree", context=63)
     with monkeypatch.context() as m:
         m.setattr(iree_library, "iree_version", lambda: "9.9.9")
         with pytest.raises(TargetError, match=r"made by version [\d.]+, and 9\.9\.9 is installed") as raised:
-            LLM(path, target="stablehlo", provider="iree", context=63)
+            LLM(path, target="stablehlo", trust="code", provider="iree", context=63)
         assert "iree-base-runtime==" in str(raised.value.hint)
     monkeypatch.setattr(iree_library, "iree_version", lambda: None)
     with pytest.raises(MissingDependencyError, match=r"iree-base-runtime\) is not installed"):
-        LLM(path, target="stablehlo", provider="iree", context=63)
+        LLM(path, target="stablehlo", trust="code", provider="iree", context=63)
 
 
 def test_a_bundle_without_modules_for_it(path: Path) -> None:
-    section = stablehlo_section(Bundle.open(path), "stablehlo")
+    section = stablehlo_section(Bundle.open(path, trust="code"), "stablehlo")
     for said in (None, IreeSection(version="3.13.0", cuda=("9.0",))):
         with pytest.raises(TargetError, match="has no modules that IREE's runtime runs"):
             Iree(section.model_copy(update={"iree": said}), 1)
 
 
 def test_what_doctor_says(path: Path) -> None:
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust="code")
     machine = look_at_machine()
 
     def said(machine: Machine) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -171,7 +171,7 @@ def test_what_inspect_says(path: Path) -> None:
     said = CliRunner().invoke(app, ["inspect", str(path)]).stdout
     version = metadata.version("iree-base-compiler")
     assert re.search(rf"4 modules of StableHLO 1\.9\.0, slots of 64 places\n +compiled by IREE {version} for ", said)
-    files = [file.bytes for name, file in Bundle.open(path).files.items() if name.endswith(".vmfb")]
+    files = [file.bytes for name, file in Bundle.open(path, trust="code").files.items() if name.endswith(".vmfb")]
     assert f"for x86-64-v3: 4 files, {format_bytes(sum(files))}\n" in said
     data = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
     assert data["targets"]["stablehlo"]["stablehlo"]["iree"]["levels"] == ["v3"]
@@ -180,7 +180,7 @@ def test_what_inspect_says(path: Path) -> None:
 def test_without_xla_iree_is_what_runs_by_default(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = stablehlo_slots.util.find_spec
     monkeypatch.setattr(stablehlo_slots.util, "find_spec", lambda name: None if name == "jaxlib" else find(name))
-    client = stablehlo_slots.open_client(stablehlo_section(Bundle.open(path), "stablehlo"), None, 1)
+    client = stablehlo_slots.open_client(stablehlo_section(Bundle.open(path, trust="code"), "stablehlo"), None, 1)
     assert isinstance(client, Iree)
 
 
@@ -204,7 +204,7 @@ def test_our_kernels_are_not_iree_s() -> None:
 
 @pytest.mark.matrix
 def test_files_for_cuda_are_made_without_a_gpu(path: Path) -> None:
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, trust="code")
     module = stablehlo_section(bundle, "stablehlo").modules[0]
     artifact = bundle.read_bytes(f"targets/stablehlo/{module.file}")
     made = compile_for_cuda(artifact, module.name, "8.0")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,7 +57,7 @@ def test_an_engine_and_what_is_said_of_it(tmp_path: Path) -> None:
         header = PlanHeader.parse(plans[-1][:HEADER_BYTES], "e.plan")
         assert (header.bytes, header.version) == (built.bytes, built.version) and len(plans[-1]) == built.bytes
         assert header.compute_capabilities == ("8.0", "8.9")
-        assert built.layers > 0 and built.attentions == 0 and 0 < built.seconds < 60
+        assert built.layers > 0 and built.attentions == 0 and built.seconds > 0
         assert 50 << 20 < built.peak_rss_bytes < 4 << 30
     assert plans[0] == plans[1]  # whatever the folder
     assert told and all(0 < done <= total for done, total, _ in told)
@@ -108,6 +110,19 @@ def test_a_child_that_dies(
     request = _request(_graph(tmp_path))
     _child(monkeypatch, tmp_path, f"sys.stdin.readline()\n{text}")
     with pytest.raises(error, match=message):
+        build_engine(request)
+
+
+def test_a_child_that_is_dead_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.wait()
+
+    request = _request(_graph(tmp_path))
+    _child(monkeypatch, tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(subprocess, "Popen", Dead)
+    with pytest.raises(CapacityError, match="was killed; most likely there was no memory"):
         build_engine(request)
 
 

@@ -110,10 +110,12 @@ def test_what_is_refused(
 ) -> None:
     recipe = Recipe.model_validate({"name": "r", "engines": engines})
     # GPUs are looked at before the source is; the model's context isn't known before.
-    source = make_tiny_model("Llama") if error is RecipeError else "absent.gguf"
+    source = make_tiny_model("Llama") if error is RecipeError else tmp_path / "damaged.gguf"
+    if error is not RecipeError:
+        (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
     with pytest.raises(error, match=message):
         export(source, tmp_path / "b", targets=("tensorrt-rtx",), gpus=gpus, recipe=recipe)
-    assert list(tmp_path.iterdir()) == []
+    assert {p.name for p in tmp_path.iterdir()} <= {"damaged.gguf"}
 
 
 def test_the_same_export_gives_the_same_engine(tmp_path: Path) -> None:

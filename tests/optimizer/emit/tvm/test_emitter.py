@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +20,14 @@ from enginewright.optimizer.export import export
 from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
 from enginewright.optimizer.recipes.target_sections import TvmOptions
 from enginewright.optimizer.shared.progress import silent
-from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError, UnsupportedModelError
+from enginewright.plugins.shared.errors import (
+    BundleError,
+    EnginewrightError,
+    MissingDependencyError,
+    TargetError,
+    UnsupportedModelError,
+)
+from enginewright.runtime.bundle.manifest import FileSection, TargetManifest
 from enginewright.runtime.bundle.reader import Bundle
 from enginewright.runtime.bundle.tvm_section import FEATURES, OURS, KernelsName, LevelName
 from enginewright.runtime.executors import tvm_blocks
@@ -49,7 +59,7 @@ def test_two_exports_are_byte_equal(bundle: Path, tmp_path: Path) -> None:
     first, second = ({n: d for n, d in contents(p).items() if "report" not in n} for p in (bundle, tmp_path / "again"))
     assert "targets/tvm/step-v3.so" in first and first == second
     assert not any(str(tmp_path).encode() in data for data in first.values())
-    opened = Bundle.open(bundle)
+    opened = Bundle.open(bundle, trust="code")
     section = opened.target("tvm").tvm
     assert section is not None and section.levels == ("v3",)
     assert {"apache-tvm"} < opened.manifest.toolchain.keys()
@@ -61,7 +71,7 @@ def test_it_runs_without_torch_and_without_the_compiler(bundle: Path) -> None:
     script = (
         "import sys, enginewright as ew\n"
         "from enginewright.runtime.requests.sampling import SamplingParams\n"
-        "llm = ew.LLM(sys.argv[1], target='tvm', threads=1)\n"
+        "llm = ew.LLM(sys.argv[1], target='tvm', threads=1, trust='code')\n"
         "params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)\n"
         "print(list(llm.generate([5, 6, 7], params)[0].token_ids))\n"
         "print(sorted({'torch', 'tvm', 'transformers'} & sys.modules.keys()))\n"
@@ -75,9 +85,9 @@ def test_it_runs_without_torch_and_without_the_compiler(bundle: Path) -> None:
 def test_a_row_s_bits_are_the_same_in_any_batch(bundle: Path) -> None:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, 250, n).tolist() for n in (1, 12, 13, 70)]
-    with LLM(bundle, target="tvm", threads=2) as llm:
+    with LLM(bundle, target="tvm", trust="code", threads=2) as llm:
         whole = [llm.logits(prompt) for prompt in prompts]
-    with LLM(bundle, target="tvm", threads=1, prefill_chunk=7) as llm:
+    with LLM(bundle, target="tvm", trust="code", threads=1, prefill_chunk=7) as llm:
         for prompt, logits in zip(prompts, whole, strict=True):
             assert np.array_equal(llm.logits(prompt), logits)
 
@@ -88,10 +98,10 @@ def test_a_prefix_changes_no_bit(bundle: Path, tmp_path: Path, monkeypatch: pyte
     shared = np.random.default_rng(3).integers(3, 256, 90).tolist()
     prompts = [[*shared[:n], n] for n in (90, 90, 80, 40)]
     params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
-    with LLM(bundle, target="tvm", threads=1, prefix_cache=False) as llm:
+    with LLM(bundle, target="tvm", trust="code", threads=1, prefix_cache=False) as llm:
         plain = llm.generate(prompts, params)
     for reused, from_disk in ((90 + 80 + 40, False), (64 + 90 + 80 + 40, True)):
-        with LLM(bundle, target="tvm", threads=2, prefix_folder=tmp_path / "kept") as llm:
+        with LLM(bundle, target="tvm", trust="code", threads=2, prefix_folder=tmp_path / "kept") as llm:
             found = [llm.generate([prompt], params)[0] for prompt in prompts]
             use = llm.info()["prefix_cache"]
         assert found == plain
@@ -102,11 +112,11 @@ def test_what_does_not_run_here_is_refused(bundle: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(tvm_blocks, "tvm_version", lambda: "0.99.0")
         with pytest.raises(TargetError, match=r"made by TVM 0\.27.*, and 0\.99\.0 is installed\n.*pip install"):
-            LLM(bundle, target="tvm")
+            LLM(bundle, target="tvm", trust="code")
     with monkeypatch.context() as patch:
         patch.setattr(tvm_blocks, "processor_features", lambda: ("sse4_2",))
         with pytest.raises(TargetError, match=r"for x86-64-v3, whose instructions this processor doesn't have\n"):
-            LLM(bundle, target="tvm")
+            LLM(bundle, target="tvm", trust="code")
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "text"])
@@ -119,7 +129,7 @@ def test_a_damaged_library_is_said(bundle: Path, tmp_path: Path, damage: str) ->
     if damage != "gone":
         library.write_bytes(whole[: len(whole) // 3] if damage == "cut" else b"text" * (len(whole) // 4))
     with pytest.raises(BundleError, match=r"step-v3\.so.*\n.*[Ee]xport"):
-        LLM(copy, target="tvm")
+        LLM(copy, target="tvm", trust="code")
 
 
 def test_without_tvm_or_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +179,14 @@ def test_our_kernels_in_the_place_of_tvm_s(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, 250, n).tolist() for n in (1, 12, 13, 70)]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    with LLM(tmp_path / "b", target="tvm", threads=2) as llm, LLM(tmp_path / "b", target="tvm", threads=1) as other:
+    with (
+        LLM(tmp_path / "b", target="tvm", trust="code", threads=2) as llm,
+        LLM(tmp_path / "b", target="tvm", trust="code", threads=1) as other,
+    ):
         assert llm.info()["executor"]["kernels"] == "enginewright"
         found, whole = llm.generate(prompts, params), [llm.logits(prompt) for prompt in prompts]
         assert found == [other.generate([prompt], params)[0] for prompt in prompts]  # both are open, and alternate
-    with LLM(tmp_path / "b", target="tvm", threads=3, prefill_chunk=7) as llm:
+    with LLM(tmp_path / "b", target="tvm", trust="code", threads=3, prefill_chunk=7) as llm:
         for prompt, logits in zip(prompts, whole, strict=True):
             assert np.array_equal(llm.logits(prompt), logits)
 
@@ -185,7 +198,7 @@ def test_our_kernels_and_a_prefix_from_a_disk(tmp_path: Path, monkeypatch: pytes
     params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
     found = []
     for threads in (1, 2):
-        with LLM(tmp_path / "b", target="tvm", threads=threads, prefix_folder=tmp_path / "kept") as llm:
+        with LLM(tmp_path / "b", target="tvm", trust="code", threads=threads, prefix_folder=tmp_path / "kept") as llm:
             found.append(llm.generate([prompt], params))
             assert (llm.info()["prefix_cache"]["from_disk"] > 0) == (threads == 2)
     assert found[0] == found[1]
@@ -198,3 +211,25 @@ def test_sparse_weights_are_refused_by_name(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedModelError, match=r"the tvm target has none with weights of f32 in sparse32\n"):
         export(make_tiny_model("Llama"), tmp_path / "b", recipe=recipe, targets=("tvm",))
+
+
+@pytest.mark.matrix
+def test_its_program_is_the_one_that_it_was_compiled_from(bundle: Path, tmp_path: Path) -> None:
+    """An edit that every hash agrees with, and one that the library would follow out of its memory."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "b"))
+    path, listed = copy / "targets/tvm/program.json", copy / "targets/tvm/manifest.json"
+    program, manifest = json.loads(path.read_bytes()), TargetManifest.from_json(listed.read_bytes(), source="")
+    section = manifest.tvm
+    assert section is not None and section.program == hashlib.sha256(path.read_bytes()).hexdigest()
+    for arena in (program["arena_bytes"] | {"1": 1 << 20}, -1, 0, 7):
+        path.write_text(text := json.dumps(program | {"arena_bytes": arena}))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        files = {**manifest.files, "program.json": FileSection(bytes=len(text), sha256=digest)}
+        listed.write_text(manifest.model_copy(update={"files": files}).to_json())
+        with pytest.raises(BundleError, match="compiled from another program"):
+            LLM(copy, target="tvm", trust="code")
+        if arena in (-1, 0, 7):
+            unbound = section.model_copy(update={"program": None})  # as in older bundles
+            listed.write_text(manifest.model_copy(update={"files": files, "tvm": unbound}).to_json())
+            with pytest.raises(EnginewrightError, match="arena"), LLM(copy, target="tvm", trust="code") as llm:
+                llm.generate([5, 6, 7], SamplingParams(max_tokens=2))

@@ -1,0 +1,489 @@
+"""Kernels that were compiled elsewhere: launched on a GPU, or, where there is none, looked up as a GPU would.
+
+What is launched alone is described here once, as works of a place: the packing machine runs it with a launcher that
+notes what must be compiled, a rehearsal with one that looks each kernel up, a GPU with the driver's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from enginewright.plugins import ops
+from enginewright.plugins.triton.call import Call
+from enginewright.plugins.triton.compile_ahead import CompiledKernel, write_kernels
+from enginewright.plugins.triton.compile_workers import KernelCompiler
+from enginewright.plugins.triton.jit_launcher import JitLauncher
+from enginewright.plugins.triton.launch import scratch_bytes
+from enginewright.plugins.triton.specs import AttentionShape, splits_of
+from enginewright.plugins.triton.step_calls import (
+    CACHE_FORMATS_OF,
+    FLOATS_OF,
+    LayerCaches,
+    Stored,
+    attention_calls,
+    kv_write_call,
+    product_call,
+    work_call,
+    work_size,
+)
+from enginewright.plugins.triton.tiles import Gpu, Tile, gpu_of
+from enginewright.runtime.bundle.cuda_section import CudaSection, number_of
+from enginewright.runtime.executors import cuda_blocks
+from enginewright.runtime.executors.carried_kernels import read_by_stem
+from enginewright.runtime.executors.cuda_driver import Device
+from enginewright.runtime.executors.cuda_kernels import TILES_FILE, CarriedLauncher, SpecCollector
+from enginewright.runtime.executors.cuda_ops import Launcher, Work
+from enginewright.runtime.executors.cuda_sampling import lacks_of, missing_kernels
+from enginewright.runtime.executors.cuda_steps import Graph
+
+if TYPE_CHECKING:
+    from gpu_truth import Figure, Machine, Record
+
+BLOCK_SIZE = 32
+GIB = 1 << 30
+
+_FLOATS = {name: dtype for dtype, name in FLOATS_OF.items()}
+_CACHES = {name: dtype for dtype, name in CACHE_FORMATS_OF.items()}
+
+
+def section_of(capability: str) -> CudaSection:
+    """What programs are packed for: the same where they are packed and where they run."""
+    return CudaSection(compute_capabilities=(capability,), dtype="bf16", requests=256, chunk=2048)
+
+
+class Place(Protocol):
+    """Where works run: ``cuda_blocks`` has the GPU's."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def gpu(self) -> Gpu:
+        """What kernels were compiled for."""
+
+    @property
+    def processors(self) -> int: ...
+
+    def enter(self) -> None:
+        """Makes its stream the calling thread's."""
+
+    def launcher(self, folder: Path, section: CudaSection) -> Launcher:
+        """What launches the kernels of a folder."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """See ``cuda_steps.Capture``."""
+
+
+class NotMeasuredError(Exception):
+    """A figure that isn't measured here, and why."""
+
+
+class LookedUp(CarriedLauncher):
+    """Finds every kernel in a folder, as the launcher of a GPU does, and compiles none.
+
+    Raises BundleError for one that isn't there. ``interpreted``: Triton's interpreter then runs it on the CPU; else
+    nothing runs, and results are whatever was in memory.
+    """
+
+    def __init__(self, folder: Path, capability: int, *, interpreted: bool) -> None:
+        super().__init__(cast(Device, None), folder, capability)
+        self._found: set[str] = set()
+        self._interpreter = JitLauncher() if interpreted else None
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        stem = call.spec(self._capability).stem
+        if stem not in self._found:
+            read_by_stem(self._folder, stem)
+            self._found.add(stem)
+        return _nothing if self._interpreter is None else self._interpreter.bind(call)
+
+
+class Rehearsal:
+    """A place without a GPU, which has the kernels and tiles of the capability that was packed for.
+
+    ``device``: "meta" where nothing is computed, and sizes don't matter.
+    """
+
+    name = "no GPU: kernels are looked up"
+    processors = 132
+    capture: Any = None
+
+    def __init__(self, capability: str, *, interpreted: bool, device: str = "cpu") -> None:
+        self.gpu = gpu_of(number_of(capability))
+        self.device, self._interpreted = torch.device(device), interpreted
+
+    def enter(self) -> None:
+        """Nothing has to be chosen."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def launcher(self, folder: Path, section: object) -> Launcher:
+        """See ``LookedUp``."""
+        return LookedUp(folder, self.gpu.capability, interpreted=self._interpreted)
+
+    def lacks(self, folder: Path) -> tuple[str, ...]:
+        """Sampling parameters whose kernels are missing from a bundle."""
+        return lacks_of(missing_kernels(folder, self.gpu.capability))
+
+
+@contextmanager
+def placed(place: Place | None, *, graphs: bool = True) -> Iterator[None]:
+    """Models of the cuda target that are opened meanwhile run at ``place``; None: where they would. Without ``graphs``
+    steps are launched call by call."""
+    found = cuda_blocks.place_of
+
+    def place_of(section: CudaSection) -> Any:
+        chosen: Any = found(section) if place is None else place
+        if not graphs:
+            chosen.capture = None
+        return chosen
+
+    with patch.object(cuda_blocks, "place_of", place_of):
+        yield
+
+
+def bound(launcher: Launcher, call: Call) -> Work:
+    """What runs a call, and keeps its memory: a launcher may hold no more of it than addresses."""
+    run = launcher.bind(call)
+    return lambda of=call: run()
+
+
+# ---- attention alone
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``new`` tokens of each request behind ``past`` ones; one each and ``decodes``: steps of one token a request."""
+
+    new: tuple[int, ...]
+    past: tuple[int, ...]
+    heads: int = 32
+    kv_heads: int = 8
+    size: int = 128
+    dtype: str = "bf16"
+    cache: str = "bf16"
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
+
+    @property
+    def decodes(self) -> bool:
+        return set(self.new) == {1}
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of all keys and values, with their scales."""
+        a_head = 2 * self.size if self.cache in ("bf16", "f16") else 4 * self.size if self.cache == "f32" else 4
+        a_head += self.size if self.cache in ("int8", "fp8") else 0
+        return 2 * self.kv_heads * a_head * sum(-(-(n + p) // BLOCK_SIZE) * BLOCK_SIZE for n, p in self._lengths)
+
+    @property
+    def _lengths(self) -> list[tuple[int, int]]:
+        return list(zip(self.new, self.past, strict=True))
+
+
+class AttentionStep:
+    """Random inputs: every block is another one, so that a wrong table shows; what no table has is left out of caches.
+
+    Args:
+        of: sizes.
+        device: where; on "meta" nothing takes memory.
+    """
+
+    def __init__(self, of: Attention, device: torch.device) -> None:
+        self.of = of
+        lengths = [n + p for n, p in zip(of.new, of.past, strict=True)]
+        counts = [-(-n // BLOCK_SIZE) for n in lengths]
+        order = torch.randperm(sum(counts), device="cpu").int()
+        table = torch.full((len(lengths), max(counts)), -1, dtype=torch.int32)
+        for b, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            table[b, :count] = order[end - count : end]
+        self.table = table.to(device)
+        self.q_start = torch.tensor([0, *accumulate(of.new)], dtype=torch.int32).to(device)
+        self.kv_len = torch.tensor(lengths, dtype=torch.int32).to(device)
+        made = [_cache(of, sum(counts), device) for _ in range(2)]
+        self.caches = LayerCaches(made[0][0], made[1][0], made[0][1], made[1][1])
+        # A view of wider rows, as one linear for q, k and v leaves it.
+        wide = (of.heads + 2 * of.kv_heads) * of.size
+        rows = torch.randn(sum(of.new), wide, device=device, dtype=_FLOATS[cast(Any, of.dtype)])
+        self.q = rows[:, : of.heads * of.size].unflatten(1, (of.heads, of.size))
+        self.out = torch.full((sum(of.new), of.heads, of.size), float("nan"), dtype=self.q.dtype, device=device)
+        self.sinks = torch.randn(of.heads, device=device) if of.sinks else None
+        self.slopes = 0.3 * torch.rand(of.heads, device=device) if of.slopes else None
+
+    def works(self, launcher: Launcher, place: Place, *, tile: Tile | None = None, listed: bool = True) -> list[Work]:
+        """What fills ``out``. ``listed``: decode steps go by the list of what there is to do, as a program's do."""
+        of, works = self.of, list[Work]()
+        requests, blocks = self.table.shape
+        splits = splits_of(blocks, BLOCK_SIZE) if of.decodes else 1
+        tokens = len(self.q)
+        scratch = scratch_bytes(self.shape(), tokens, blocks) // 4 if of.decodes else 0
+        listing = None
+        if splits > 1 and listed:
+            listing = torch.empty(work_size(requests, splits), dtype=torch.int32, device=place.device)
+            works.append(bound(launcher, work_call(self.kv_len, listing, of.window, 256)))
+        calls = attention_calls(
+            self.q,
+            self.caches,
+            self.table,
+            self.q_start,
+            self.kv_len,
+            self.sinks,
+            self.slopes,
+            self.out,
+            torch.empty(max(1, scratch), device=place.device),
+            place.gpu,
+            launcher.tile if tile is None else lambda shape, decode: tile,
+            scale=of.size**-0.5,
+            window=of.window,
+            softcap=of.softcap,
+            decodes=of.decodes,
+            work=listing,
+            workers=max(1, 4 * place.processors // of.kv_heads),
+        )
+        return works + [bound(launcher, call) for call in calls]
+
+    def reference(self) -> Tensor:
+        """What ``out`` must be."""
+        c, of = self.caches, self.of
+        rest = (self.table, self.q_start, self.kv_len, of.size**-0.5, of.window, of.softcap, self.sinks, self.slopes)
+        if c.key_scales is None or c.value_scales is None:
+            return ops.paged_attention(self.q, c.keys, c.values, *rest)
+        return ops.quantized_paged_attention(self.q, c.keys, c.values, c.key_scales, c.value_scales, *rest)
+
+    def shape(self) -> AttentionShape:
+        """As kernels see it."""
+        of = self.of
+        form = (of.size**-0.5, of.window, of.softcap, of.sinks, of.slopes)
+        kinds = cast(Any, (of.dtype, of.cache))
+        return AttentionShape(of.heads, of.kv_heads, of.size, of.size, BLOCK_SIZE, *kinds, *form)
+
+
+def _cache(of: Attention, blocks: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    shape = (blocks, BLOCK_SIZE, of.kv_heads, of.size)
+    dtype = _CACHES[cast(Any, of.cache)]
+    if of.cache in ("bf16", "f16", "f32"):
+        return torch.randn(shape, device=device, dtype=dtype), None
+    scales = 0.01 + 0.01 * torch.rand(shape[:3], device=device)
+    if of.cache == "int8":
+        return torch.randint(-127, 128, shape, device=device, dtype=dtype), scales
+    return (40 * torch.randn(shape, device=device, dtype=torch.bfloat16)).to(dtype), scales
+
+
+# ---- cases: a kernel's result beside the reference's
+
+Check = tuple[list[Work], Callable[[], float], float]
+"""Works, then the largest difference from the reference, and the largest that is right."""
+
+LONG = {"new": (1, 1, 1), "past": (0, 1000, 2100)}
+PROMPTS = {"new": (5, 1, 300), "past": (0, 700, 130)}
+TOLERANCE = {"f32": 3e-5, "f16": 4e-3, "bf16": 3e-2}
+"""The reference sums in float32. Results of up to 4, and weights, are rounded to 8 or 11 bits; those of float32 not."""
+
+ATTENTION = {
+    "decode bf16": Attention(**LONG),
+    "prompts bf16": Attention(**PROMPTS),
+    "decode bf16 window": Attention(**LONG, window=900),
+    "decode bf16 int8 cache": Attention(**LONG, cache="int8"),
+    "decode bf16 fp8 cache": Attention(**LONG, cache="fp8"),
+    "prompts bf16 fp8 cache": Attention(**PROMPTS, cache="fp8"),
+    "decode bf16 heads of 64": Attention(**LONG, size=64),
+    "prompts bf16 sinks, slopes, softcap": Attention(**PROMPTS, window=200, softcap=30.0, sinks=True, slopes=True),
+    "decode f16": Attention(**LONG, dtype="f16", cache="f16"),
+    "decode f32": Attention(**LONG, dtype="f32", cache="f32"),
+}
+PRODUCTS = {
+    "products bf16 int4": ("int4", (1, 64, 700)),
+    "products bf16 int8": ("int8", (1, 64, 700)),
+    "products bf16 fp8": ("fp8", (1, 64)),
+}
+
+
+def cases() -> Mapping[str, Callable[[Launcher, Place], Check]]:
+    """By name, bf16 first."""
+
+    def attention(of: Attention) -> Callable[[Launcher, Place], Check]:
+        def case(launcher: Launcher, place: Place) -> Check:
+            step = AttentionStep(of, place.device)
+            works = step.works(launcher, place)
+            return works, lambda: _largest(step.out, step.reference()), TOLERANCE[of.dtype]
+
+        return case
+
+    def products(form: str, rows: tuple[int, ...]) -> Callable[[Launcher, Place], Check]:
+        return lambda launcher, place: _products(form, rows, launcher, place)
+
+    found = {name: attention(of) for name, of in ATTENTION.items()}
+    found |= {name: products(form, rows) for name, (form, rows) in PRODUCTS.items()}
+    found |= {f"cache writes bf16 {kind}": _writes_of(kind) for kind in ("bf16", "int8", "fp8")}
+    return dict(sorted(found.items(), key=lambda item: " bf16" not in item[0]))
+
+
+def _products(form: str, rows: tuple[int, ...], launcher: Launcher, place: Place) -> Check:
+    """Of [M, 512] with a weight [768, 512] in groups of 64, for each M."""
+    columns, depth, group = 768, 512, 64
+    weight, floats = _stored(form, columns, depth, group, place.device)
+    works, checks = list[Work](), list[Callable[[], float]]()
+    for m in rows:
+        x = torch.randn(m, depth, device=place.device, dtype=torch.bfloat16)
+        out = torch.full((m, columns), float("nan"), device=place.device, dtype=torch.bfloat16)
+        works.append(bound(launcher, product_call(x, weight, None, out, place.gpu)))
+
+        def check(x: Tensor = x, out: Tensor = out) -> float:
+            want = x.float() @ floats().t()
+            return _largest(out, want) / float(want.abs().max())
+
+        checks.append(check)
+    return works, lambda: max(check() for check in checks), 2.0**-7  # of a result's rounding, and of a factor's
+
+
+def _stored(form: str, rows: int, size: int, group: int, device: torch.device) -> tuple[Stored, Callable[[], Tensor]]:
+    """A random weight, and what gives the floats that it stands for."""
+    scales = (torch.rand(rows, size // group, device=device) * 0.02 + 0.001).half()
+    if form == "fp8":
+        values = torch.randn(rows, size, device=device).to(torch.float8_e4m3fn)
+        return Stored(values, form, scales, None, group), lambda: ops.dequantize(values, scales, group)
+    bits = 4 if form == "int4" else 8
+    most = 1 << (bits - 1)
+    values = torch.randint(-most, most, (rows, size), device=device, dtype=torch.int8)
+    kept = values
+    if bits == 4:
+        half = (values & 15).view(torch.uint8)
+        kept = half[:, 0::2] | (half[:, 1::2] << 4)
+    return Stored(kept, form, scales, None, group), lambda: ops.dequantize(values, scales, group, None, bits)
+
+
+def _writes_of(kind: str) -> Callable[[Launcher, Place], Check]:
+    def case(launcher: Launcher, place: Place) -> Check:
+        """Keys and values of 40 tokens into scattered slots."""
+        of, tokens = Attention((40,), (0,), cache=kind), 40
+        k, v = (torch.randn(tokens, 8, 128, device=place.device, dtype=torch.bfloat16) for _ in range(2))
+        slots = torch.randperm(4 * BLOCK_SIZE, device="cpu")[:tokens].int().to(place.device)
+        (keys, key_scales), (values, value_scales) = (_cache(of, 4, place.device) for _ in range(2))
+        caches = LayerCaches(keys, values, key_scales, value_scales)
+        before = [x.clone() for x in (keys, values, key_scales, value_scales) if x is not None]
+        works = [bound(launcher, kv_write_call(k, v, slots, caches))]
+
+        def check() -> float:
+            op = ops.kv_write if key_scales is None else ops.quantized_kv_write
+            want = op(*before, k, v, slots)
+            got = [x for x in (keys, values, key_scales, value_scales) if x is not None]
+            # A product that falls between two codes may be rounded to the other one; floats and scales are exact.
+            return max(_largest(g, w) for g, w in zip(got, want, strict=True))
+
+        return works, check, {"bf16": 0.0, "int8": 1.0, "fp8": 32.0}[kind]
+
+    return case
+
+
+def _largest(got: Tensor, want: Tensor) -> float:
+    """NaN where there is one: it is never within a tolerance."""
+    return float((got.float() - want.float()).abs().max())
+
+
+def _nothing() -> None:
+    """The work of a kernel that is looked up."""
+
+
+# ---- compiling what is carried
+
+
+def note(
+    folder: Path, gpu: Gpu, compiler: KernelCompiler, described: Callable[[Launcher, Place], object]
+) -> list[CompiledKernel]:
+    """Compiles what ``described`` launches, and writes kernels and tiles to the folder."""
+    collector = SpecCollector(gpu.capability, compiler.compile, compiler.start)
+    name = f"{gpu.capability // 10}.{gpu.capability % 10}"
+    described(collector, Rehearsal(name, interpreted=False, device="meta"))
+    kernels = [compiler.compile(spec) for spec in collector.found]
+    write_kernels(folder, kernels)
+    (folder / TILES_FILE.format(gpu.capability)).write_text(collector.tiles_json())
+    return kernels
+
+
+# ---- roofs
+
+
+def roofs(machine: Machine) -> Iterator[Figure]:
+    """What the GPU does at most: bytes a second, products a second, launches, copies from and to the host."""
+    place = machine.place()
+    size = (1 << 30) if machine.gpu else (1 << 16)
+    n = 8192 if machine.gpu else 64
+
+    def copy() -> Record:
+        a, b = (torch.empty(size, dtype=torch.uint8, device=machine.device) for _ in range(2))
+        return {"GB/s": 2 * size / _seconds(machine, lambda: b.copy_(a)) / 1e9}
+
+    def read() -> Record:
+        words = torch.zeros(size, dtype=torch.uint8, device=machine.device).view(torch.int64)
+        return {"GB/s": size / _seconds(machine, lambda: words.max()) / 1e9}
+
+    def products(dtype: torch.dtype) -> Record:
+        x, y, out = (torch.randn(n, n, device=machine.device).to(dtype) for _ in range(3))
+        return {"TFLOP/s": 2 * n**3 / _seconds(machine, lambda: torch.mm(x, y, out=out)) / 1e12}
+
+    small = torch.zeros(1, device=machine.device)
+
+    def launches() -> Record:
+        return {"us": _seconds(machine, lambda: small.add_(1)) * 1e6}
+
+    def graph_launches() -> Record:
+        def hundred() -> None:
+            for _ in range(100):
+                small.add_(1)
+
+        replay = place.capture(hundred).replay if machine.gpu else hundred
+        return {"us a kernel": _seconds(machine, replay) * 1e4}
+
+    def copies(way: str, megabytes: float, pinned: bool) -> Record:
+        count = int(megabytes * 1e6)
+        host = torch.empty(count, dtype=torch.uint8, pin_memory=pinned and machine.gpu)
+        there = torch.empty(count, dtype=torch.uint8, device=machine.device)
+        to, source = (there, host) if way == "to" else (host, there)
+        return {"us": _seconds(machine, lambda: to.copy_(source, non_blocking=True)) * 1e6}
+
+    yield {"figure": "copy"}, copy
+    yield {"figure": "read"}, read
+    for dtype in (torch.bfloat16, torch.float16):
+        yield {"figure": f"products {dtype}"}, lambda dtype=dtype: products(dtype)
+    yield {"figure": "launch"}, launches
+    yield {"figure": "launch in a graph"}, graph_launches
+    for pinned in (True, False):
+        for megabytes in (0.01, 1, 64):
+            for way in ("to", "from"):
+                label = {"figure": f"copy {way} the GPU", "pinned": pinned, "MB": megabytes}
+                yield label, lambda w=way, m=megabytes, p=pinned: copies(w, m, p)
+
+
+def _seconds(machine: Machine, run: Callable[[], object], repeats: int = 20) -> float:
+    """The median time of repeated runs, some before them not counted."""
+    for _ in range(3):
+        run()
+    if not machine.gpu:
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+    torch.cuda.synchronize()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for first, last in events:
+        first.record()
+        run()
+        last.record()
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(last) for first, last in events) / 1e3

@@ -1,0 +1,380 @@
+"""Whole models on a GPU, for gpu_truth.py: steps timed and profiled, tokens and logits compared.
+
+Programs come from what was packed; weights are random, and made where they are used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gpu_kernels import BLOCK_SIZE, GIB, NotMeasuredError, placed
+
+from enginewright.plugins.shared.contracts import SamplingBatch, StepInput
+from enginewright.plugins.shared.lowered_program import LoweredProgram
+from enginewright.plugins.triton.specs import SAMPLING_KERNELS
+from enginewright.runtime.executors.cuda_program import TORCH_DTYPES, CudaProgram
+from enginewright.runtime.executors.cuda_steps import CudaSteps
+from enginewright.runtime.executors.packed_steps import StepLimits
+
+if TYPE_CHECKING:
+    from gpu_truth import Figure, Machine, Record
+
+NEAR_TIE = 0.1
+"""Of the logits of two tokens, below which bfloat16 may take the other one: logits of these models are of up to 3."""
+
+Requests = Sequence[tuple[int, int]]
+"""New tokens of each request, and tokens before them."""
+
+
+class Steps:
+    """Steps of a packed program, with random weights.
+
+    ``name``: of a folder with the program, its kernels, ``config.json`` and ``weights.json``. A rehearsal takes the
+    tiny model where that isn't packed, or where the interpreter runs it; one that looks kernels up has the real sizes,
+    and no memory.
+    """
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        if machine.mode == "interpreted" or not (machine.gpu or (machine.packed / name).is_dir()):
+            name = "tiny"
+        self.folder = machine.packed / name
+        self._machine, self._name = machine, name
+        self._program = LoweredProgram.from_json((self.folder / "program.json").read_bytes())
+        self._groups = tuple(group.to_group() for group in self._program.cache_groups)
+        self.place = machine.place("meta" if machine.mode == "looked-up" else "cpu")
+        self._launcher = machine.launcher(name, self.place)
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Random ones, on the device. Raises NotMeasuredError where it hasn't the memory."""
+        needed = sum(_bytes_of(use) for use in self._program.weights)
+        if needed > (free := self._machine.free_bytes()):
+            raise NotMeasuredError(f"weights of {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        made = {}
+        for use in self._program.weights:
+            weight = torch.empty(use.shape, dtype=TORCH_DTYPES[use.dtype], device=self.place.device)
+            made[use.name] = weight.normal_(0, 0.02)
+        return made
+
+    def opened(self, requests: int, blocks: int, *, graphs: bool) -> CudaSteps:
+        """For so many requests of so many blocks, with caches of random values. Raises NotMeasuredError."""
+        section = self._machine.section
+        limits = StepLimits(tokens=section.chunk, requests=section.requests, rows=section.requests, blocks=blocks)
+        weights = self.weights
+        needed = sum(group.bytes_per_block for group in self._groups) * requests * blocks + 2 * GIB
+        needed += self._program.arena_bytes.evaluate(limits.tokens, limits.requests, limits.rows)
+        if not self._machine.gpu:  # nothing of it is really taken
+            needed += sum(weight.nbytes for weight in weights.values())
+        if needed > (free := self._machine.free_bytes()):
+            raise NotMeasuredError(f"needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+        bound = CudaProgram(
+            self._program,
+            weights,
+            device=self.place.device,
+            gpu=self.place.gpu,
+            launcher=self._launcher,
+            blocks={group.name: requests * blocks for group in self._groups},
+            limits=limits,
+            processors=self.place.processors,
+        )
+        for cache in bound.caches.values():
+            for memory in (cache.of.keys, cache.of.values):
+                memory.normal_()
+        vocab = self._program.outputs["logits"].shape[1].constant
+        return CudaSteps(bound, vocab, self._launcher, self.place.capture if graphs else None)
+
+    def input(self, requests: Requests, blocks: int, *, sampled: bool = True, rows: int = 1) -> StepInput:
+        """A step of these requests, whose blocks lie scattered. The last ``rows`` tokens of each have logits."""
+        new, past = np.array(requests, np.int32).T
+        kv_len, q_start = new + past, np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+        of = np.repeat(np.arange(len(new)), new)
+        positions = (np.arange(q_start[-1]) - q_start[of] + past[of]).astype(np.int32)
+        scattered = np.random.default_rng(0).permutation(len(new) * blocks).astype(np.int32).reshape(len(new), blocks)
+        table = scattered[:, : -(-int(kv_len.max()) // BLOCK_SIZE)]
+        slots = (scattered[of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).astype(np.int32)
+        ids = (7 + 31 * positions) % self._program.outputs["logits"].shape[1].constant
+        wanted = np.concatenate([np.arange(max(e - rows, s), e) for s, e in itertools.pairwise(q_start)])
+        names = [group.name for group in self._groups]
+        return StepInput(
+            ids.astype(np.int32),
+            positions,
+            q_start,
+            kv_len.astype(np.int32),
+            dict.fromkeys(names, table),
+            dict.fromkeys(names, slots),
+            wanted.astype(np.int32),
+            _greedy(len(wanted)) if sampled else None,
+            return_logits=not sampled,
+        )
+
+    # ---- figures
+
+    def figures(self) -> Iterator[Figure]:
+        """Decode steps, first tokens, steps of both, profiles; the largest last."""
+        small = self._machine.mode == "interpreted"
+        batches, contexts = ((1, 2), (40, 600)) if small else ((1, 16, 64, 256), (128, 2048))
+        decodes = sorted(itertools.product(batches, contexts), key=lambda size: (size[0] == 256, size[0] * size[1]))
+        label = {"model": self._name}
+
+        def decode(sizes: Sequence[tuple[int, int]]) -> Iterator[Figure]:
+            for (batch, context), graphs in itertools.product(sizes, (False, True) if self._machine.gpu else (False,)):
+                names = {"figure": "decode", **label, "batch": batch, "context": context, "graphs": graphs}
+                yield names, partial(self._decode, batch, context, graphs=graphs)
+
+        yield from decode([size for size in decodes if size[0] < 256])
+        for length in (40,) if small else (128, 512, 2048, 8192):
+            yield {"figure": "first token", **label, "prompt": length}, partial(self._first_token, length)
+        mixed = [(1, 300), (40, 0)] if small else [(1, 2048)] * 16 + [(512, 1024)]
+        yield {"figure": "decodes beside a prompt", **label}, partial(self._mixed, mixed)
+        profiled = {"decode 1": [(1, 600)], "prompt": [(40, 0)]} if small else _PROFILED
+        for name, requests in profiled.items():
+            yield {"figure": "profile", **label, "of": name}, partial(self._profile, requests)
+        yield from decode([size for size in decodes if size[0] == 256])
+
+    def _decode(self, batch: int, context: int, *, graphs: bool) -> Record:
+        count = 40 if self._machine.gpu else 2
+        blocks = -(-(context + count) // BLOCK_SIZE)
+        steps = self.opened(batch, blocks, graphs=graphs)
+        started, waited = [], []
+        for n in range(count):
+            step = self.input([(1, context + n)] * batch, blocks)
+            begin = time.perf_counter()
+            running = steps.start(step)
+            middle = time.perf_counter()
+            running.result()
+            started.append(middle - begin)
+            waited.append(time.perf_counter() - middle)
+        counted = slice(count // 4, None)
+        whole = [a + b for a, b in zip(started, waited, strict=True)][counted]
+        cached = sum(group.bytes_per_block for group in self._groups) / BLOCK_SIZE * batch * context
+        read = sum(weight.nbytes for weight in self.weights.values()) + cached
+        found = {
+            "ms": statistics.median(whole) * 1e3,
+            "host ms": statistics.median(started[counted]) * 1e3,
+            "GB/s": read / statistics.median(whole) / 1e9,
+            "graph launches": steps.graph_launches,
+        }
+        steps.close()
+        return found
+
+    def _first_token(self, length: int) -> Record:
+        chunk, blocks = self._machine.section.chunk, -(-length // BLOCK_SIZE)
+        steps, times = self.opened(1, blocks, graphs=False), []
+        for _ in range(4 if self._machine.gpu else 1):
+            begin = time.perf_counter()
+            for at in range(0, length, chunk):
+                running = steps.start(self.input([(min(chunk, length - at), at)], blocks))
+            running.result()
+            times.append(time.perf_counter() - begin)
+        steps.close()
+        return {"ms": statistics.median(times[len(times) > 1 :]) * 1e3}
+
+    def _mixed(self, requests: Requests) -> Record:
+        blocks = -(-max(sum(one) for one in requests) // BLOCK_SIZE)
+        steps, times = self.opened(len(requests), blocks, graphs=False), []
+        for _ in range(8 if self._machine.gpu else 1):
+            begin = time.perf_counter()
+            steps.start(self.input(requests, blocks)).result()
+            times.append(time.perf_counter() - begin)
+        steps.close()
+        return {"requests": len(requests), "ms": statistics.median(times[len(times) // 4 :]) * 1e3}
+
+    def _profile(self, requests: Requests) -> Record:
+        """Where a step's time goes: all of the GPU's by kind, and the kernels that take most."""
+        blocks = -(-max(sum(one) for one in requests) // BLOCK_SIZE)
+        steps, step = self.opened(len(requests), blocks, graphs=False), self.input(requests, blocks)
+        for _ in range(3 if self._machine.gpu else 1):
+            steps.start(step).result()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._machine.gpu:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        begin = time.perf_counter()
+        with torch.profiler.profile(activities=activities) as profile:
+            steps.start(step).result()
+        wall = time.perf_counter() - begin
+        steps.close()
+        kinds: dict[str, float] = {}
+        rows = [(e.key, e.count, float(e.self_device_time_total)) for e in profile.key_averages()]
+        rows = sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
+        for name, _, took in rows:
+            kinds[_kind_of(name)] = kinds.get(_kind_of(name), 0.0) + took
+        return {"us": {name: round(us, 1) for name, us in kinds.items()}, "wall ms": wall * 1e3, "top": rows[:12]}
+
+    def logits(self, ids: Sequence[int], decoded: int) -> np.ndarray[Any, Any]:
+        """Of the last tokens of ``ids``, [R, V]: as many as a step has rows; ``decoded`` in steps of one token."""
+        blocks, found = -(-len(ids) // BLOCK_SIZE), []
+        steps = self.opened(1, blocks, graphs=False)
+        first = len(ids) - decoded
+        for new, past in ((first, 0), *((1, at) for at in range(first, len(ids)))):
+            step = self.input([(new, past)], blocks, sampled=False, rows=self._machine.section.requests)
+            step.ids = np.array(ids[past : past + new], np.int32)
+            found.append(steps.start(step).result().logits)
+        steps.close()
+        return np.concatenate(found)
+
+
+_PROFILED: Mapping[str, Requests] = {
+    "decode 1 x 2048": [(1, 2047)],
+    "decode 64 x 2048": [(1, 2047)] * 64,
+    "prompt 2048": [(2048, 0)],
+}
+
+
+def _bytes_of(use: Any) -> int:
+    return int(np.prod(use.shape)) * TORCH_DTYPES[use.dtype].itemsize
+
+
+def _greedy(rows: int) -> SamplingBatch:
+    off, none = np.zeros(rows, np.float32), np.zeros(rows, np.uint64)
+    return SamplingBatch(off, off.astype(np.int32), off + 1, off, none, none)
+
+
+def _kind_of(kernel: str) -> str:
+    """What a kernel of a profile does."""
+    if "HtoD" in kernel:
+        return "upload"
+    if "DtoH" in kernel:
+        return "download"
+    if kernel in {f"{name}_kernel" for name in SAMPLING_KERNELS}:
+        return "sampling"
+    if any(part in kernel for part in ("attention", "combine_splits", "decode_work", "kv_write")):
+        return "attention"
+    if any(part in kernel for part in ("gemm", "cutlass", "nvjet", "splitK", "product")):
+        return "products"
+    return "other kernels"
+
+
+# ---- tokens
+
+
+def generate(bundle: Path, target: str, prompts: Sequence[Sequence[int]], **options: Any) -> Record:
+    """Greedy tokens of each prompt, by how much each one's logit was above the next, and what the executor says."""
+    from enginewright import LLM, SamplingParams
+
+    begin = time.perf_counter()
+    longest = max(map(len, prompts))
+    with LLM(
+        bundle, target=target, trust="code", context=longest + 32, max_requests=4, memory="1GiB", **options
+    ) as llm:
+        wanted = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
+        found = llm.generate([list(prompt) for prompt in prompts], wanted)
+        said = llm.info()["executor"]
+    margins = []
+    for result in found:
+        margins.append([round(of.top[0][1] - of.top[1][1], 4) for of in result.logprobs or ()])
+    tokens = [list(result.token_ids) for result in found]
+    return {"tokens": tokens, "margins": margins, "executor": said, "seconds": time.perf_counter() - begin}
+
+
+def compare_tokens(machine: Machine, name: str, wanted: Record, place: Any, *, graphs: bool) -> Record:
+    """The cuda target's tokens beside those that were packed. They may differ behind a near tie alone."""
+    prompts, tokens, margins = wanted["prompts"], wanted["tokens"], wanted["margins"]
+    if not machine.gpu and not wanted["rehearse all"]:
+        prompts, tokens, margins = prompts[:-1], tokens[:-1], margins[:-1]  # the long one takes minutes
+    with placed(place, graphs=graphs):
+        found = generate(machine.packed / name, "cuda", prompts, speculate=None)
+    if machine.mode == "looked-up":
+        return {"executor": found["executor"]}
+    apart = [first_difference(a, b) for a, b in zip(found["tokens"], tokens, strict=True)]
+    at = [None if n is None else of[n] for n, of in zip(apart, margins, strict=True)]
+    right = all(margin is None or margin < NEAR_TIE for margin in at)
+    return {"equal": found["tokens"] == tokens, "first difference": apart, "margin there": at, "right": right, **found}
+
+
+def first_difference(found: Sequence[int], wanted: Sequence[int]) -> int | None:
+    """Where two lists of tokens differ first; None where they don't."""
+    return next((n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None)
+
+
+def compare_engines(machine: Machine, bundle: Path) -> Record:
+    """Engines of TensorRT-RTX: their tokens beside the cpu target's. NotMeasuredError where they can't run here."""
+    from enginewright.plugins.shared.errors import MissingDependencyError, TargetError
+
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        raise NotMeasuredError("tensorrt_rtx isn't installed here")
+    wanted = json.loads((machine.packed / "engines.json").read_text())[bundle.name]
+    try:
+        found = generate(bundle, "tensorrt-rtx", wanted["prompts"], speculate=None)
+    except (MissingDependencyError, TargetError) as e:
+        raise NotMeasuredError(e.message) from e
+    return {"equal": found["tokens"] == wanted["tokens"], **found}
+
+
+# ---- beside transformers
+
+
+def _transformers_model(machine: Machine, folder: Path) -> Any:
+    """Of random weights, in bfloat16, on the device."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(0)
+    with torch.device(machine.device):
+        return AutoModelForCausalLM.from_config(LlamaConfig.from_pretrained(folder), dtype=torch.bfloat16).eval()
+
+
+@torch.inference_mode()
+def compare_logits(machine: Machine, name: str) -> Record:
+    """Of the same weights: ours and transformers', both in bfloat16, beside transformers' in float32."""
+    steps = Steps(machine, name)
+    model = _transformers_model(machine, steps.folder)
+    if machine.mode != "looked-up":
+        state, made = model.state_dict(), json.loads((steps.folder / "weights.json").read_text())
+        for use in steps._program.weights:
+            said = made[use.name]
+            value = torch.tensor(said["values"]) if "values" in said else torch.cat([state[n] for n in said["sources"]])
+            weight = value.reshape(use.shape).to(steps.place.device, TORCH_DTYPES[use.dtype])
+            steps.__dict__.setdefault("weights", {})[use.name] = weight
+    length, decoded = (600, 8) if machine.gpu else (60, 2)
+    ids = np.random.default_rng(1).integers(0, model.config.vocab_size, length).tolist()
+    ours = torch.from_numpy(steps.logits(ids, decoded) if machine.mode != "looked-up" else np.zeros((1, 1)))
+    if machine.mode == "looked-up":
+        return {"weights": len(steps.weights)}
+    given = torch.tensor([ids], device=machine.device)
+    theirs = model(given).logits[0, -len(ours) :].float().cpu()
+    exact = model.float()(given).logits[0, -len(ours) :].cpu()
+    far = {"ours": _apart(ours, exact), "transformers": _apart(theirs, exact)}
+    top = float((ours.argmax(-1) == exact.argmax(-1)).float().mean())
+    top_theirs = float((theirs.argmax(-1) == exact.argmax(-1)).float().mean())
+    found = {"rows": len(ours), "from float32": far, "same first": {"ours": top, "transformers": top_theirs}}
+    return {**found, "right": far["ours"] < 2 * far["transformers"]}
+
+
+def _apart(x: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((x - exact).norm() / exact.norm())
+
+
+def transformers_figures(machine: Machine, names: Sequence[str]) -> Iterator[Figure]:
+    """Continuous batching of the same sizes, each after a round that isn't counted."""
+    made: dict[str, Any] = {}
+
+    def model(name: str) -> Any:
+        if name not in made:
+            made.clear()
+            made[name] = _transformers_model(machine, machine.packed / name)
+        return made[name]
+
+    def measure(name: str, batch: int) -> Record:
+        from transformers import GenerationConfig
+
+        new = 64
+        options = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1)
+        seconds = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            model(name).generate_batch(inputs=[[1] * 16] * batch, generation_config=options)
+            seconds.append(time.perf_counter() - begin)
+        return {"first s": seconds[0], "seconds": seconds[1], "tokens/s": batch * new / seconds[1]}
+
+    for name in names:
+        for batch in (1, 16, 64, 256):
+            yield {"figure": "transformers", "model": name, "batch": batch}, partial(measure, name, batch)

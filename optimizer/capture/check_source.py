@@ -1,0 +1,130 @@
+"""What is wrong with a source that can be told at once: of a folder by its configuration, of a file by its first bytes.
+
+Nothing here needs torch or transformers, which take longer to import than most mistakes take to find.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from enginewright.plugins.shared.errors import SourceError, UnsupportedModelError
+from enginewright.plugins.shared.json_document import parse_json
+from enginewright.runtime.bundle.manifest import MANIFEST_PATH
+from enginewright.runtime.bundle.regular_file import MOST_TEXT_BYTES, open_regular, read_regular
+
+from .find_source import find_here
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+ADAPTER = "adapter_config.json"
+_METHODS = {"awq": "AWQ", "gptq": "GPTQ", "bitsandbytes": "bitsandbytes", "compressed-tensors": "llm-compressor"}
+"""What transformers calls methods of quantization, and what people do."""
+
+MAGIC = b"GGUF"
+
+
+def check_source(source: str | os.PathLike[str], *, revision: str | None = None, option: str = "") -> None:
+    """Says what can be said of a source without its weights. Whether the Hub has an id is asked when it is fetched.
+
+    Args:
+        source: a path, or a Hub id.
+        revision: of a Hub id that names none itself.
+        option: what the user gave it as, for errors.
+
+    Raises:
+        SourceError: there is no such file or folder, or it isn't a model.
+        UnsupportedModelError: the configuration says already that it can't be compiled.
+    """
+    found = find_here(source, revision=revision, option=option)
+    if not isinstance(found, Path):
+        return
+    if found.is_dir():
+        check_folder(found)
+    else:
+        check_file(found)
+
+
+def check_folder(directory: Path) -> dict[str, Any]:
+    """The configuration of a model's folder, as its JSON has it.
+
+    Raises:
+        SourceError: config.json is missing, no JSON, or doesn't name its kind of model.
+        UnsupportedModelError: it comes with code of its own, or is quantized already.
+    """
+    path = directory / CONFIG
+    _check_kind(directory)
+    if not any(directory.iterdir()):
+        raise SourceError(f"{directory} is empty", hint="Pass a directory with config.json and model.safetensors.")
+    if not path.is_file():
+        raise SourceError(f"{directory} has no {CONFIG}", hint="Pass a Hugging Face model directory or a GGUF file.")
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    if raw.get("auto_map"):
+        raise UnsupportedModelError(
+            f"{path}: auto_map: the model comes with code of its own, which is never run",
+            hint="Models that transformers itself implements can be compiled.",
+        )
+    if raw.get("quantization_config"):
+        raise _quantized_already(path, raw["quantization_config"])
+    named = raw.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise SourceError(f"{path}: architectures is {named!r:.80}, and no list of names", hint="Download it again.")
+    if not isinstance(model_type, str):
+        raise SourceError(f"{path}: model_type is missing", hint="Pass the configuration of a transformers model.")
+    return raw
+
+
+def check_file(path: Path) -> None:
+    """Raises SourceError for what isn't a GGUF file, by its first bytes."""
+    try:
+        with open_regular(path) as handle:
+            magic = handle.read(len(MAGIC))
+    except OSError as e:
+        raise SourceError(f"{path} can't be read: {e}", hint="Check the file's permissions.") from e
+    if magic != MAGIC:
+        begins = f"it begins with {magic!r}" if magic else "it is empty"
+        folder = path.parent if (path.parent / CONFIG).is_file() else "the folder of a Hugging Face model"
+        raise SourceError(f"{path} isn't a GGUF file: {begins}", hint=f"Pass a GGUF file, or {folder}.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises SourceError naming the file."""
+    try:
+        value = parse_json(read_regular(path, most=MOST_TEXT_BYTES))
+    except (OSError, ValueError) as e:
+        raise SourceError(f"{path}: can't be read as JSON: {e}", hint="Download the file again.") from e
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}: must be a JSON object", hint="Download the file again.")
+    return value
+
+
+def _check_kind(directory: Path) -> None:
+    """Raises SourceError for a folder that is something else than a whole model."""
+    if (directory / MANIFEST_PATH).is_file() and not (directory / CONFIG).is_file():
+        raise SourceError(
+            f"{directory} is a bundle already, not a model",
+            hint=f"Run it: optimize generate {shlex.quote(str(directory))} PROMPT. "
+            "To export with other settings, pass the model that it was made from.",
+        )
+    if (directory / ADAPTER).is_file() and not any((directory / name).is_file() for name in (SINGLE, INDEX)):
+        base = read_json(directory / ADAPTER).get("base_model_name_or_path")
+        of = f" of {base}" if isinstance(base, str) and base else ""
+        raise SourceError(
+            f"{directory} is a LoRA adapter{of} ({ADAPTER}), not a whole model; adapters aren't supported yet",
+            hint="Merge it into its base model with peft (merge_and_unload, save_pretrained), and pass that folder.",
+        )
+
+
+def _quantized_already(path: Path, section: Any) -> UnsupportedModelError:
+    """Says by which method, if the checkpoint does."""
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    name = _METHODS.get(method, method) if isinstance(method, str) else None
+    by = f" by {name}" if name else ""
+    recipe = {"AWQ": "int4-awq", "GPTQ": "int4-gptq"}.get(name or "")
+    instead = f"--recipe {recipe}" if recipe else "a recipe"
+    return UnsupportedModelError(
+        f"{path}: quantization_config: the checkpoint is quantized already{by}; its packed weights can't be read yet",
+        hint=f"Export from the original checkpoint in f32, f16 or bf16, and let {instead} quantize it.",
+    )

@@ -1,0 +1,66 @@
+"""``optimize cache``: bundles that are kept so that the same export again needs no work."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from enginewright.plugins.shared.errors import MissingDependencyError
+
+from .console import print_json, reported
+from .options import AsJson
+
+NAME = "cache"
+EPILOG = (
+    "Examples:\n\n"
+    "  optimize cache\n\n"
+    "  optimize cache --json\n\n"
+    "  optimize cache clear\n\n"
+    "  optimize export model.gguf --no-cache"
+)
+_ACTIONS = ("show", "clear")
+
+
+@reported
+def command(
+    action: Annotated[
+        str, typer.Argument(metavar="[show|clear]", help="What to do: list what is kept, or remove all of it.")
+    ] = "show",
+    as_json: AsJson = False,
+) -> None:
+    """Shows the bundles that `optimize export` keeps for the next export of the same, or removes them.
+
+    They are found by the hashes of the source, the recipe and our own code, and hashed again when they are taken.
+    """
+    if action not in _ACTIONS:
+        raise typer.BadParameter(f"{action!r} is neither {' nor '.join(_ACTIONS)}")
+    with MissingDependencyError.of_export("cache: exporting"):
+        from enginewright.optimizer.export.kept_exports import MOST_BYTES, KeptExports
+    from enginewright.runtime.kv_cache.cache_groups import format_bytes
+
+    kept = KeptExports.of_user()
+    if action == "clear":
+        freed = kept.clear()
+        if as_json:
+            print_json({"folder": None if kept.root is None else str(kept.root), "freed_bytes": freed})
+        else:
+            print(f"{format_bytes(freed)} removed")
+        return
+    entries = kept.entries()
+    if as_json:
+        shown = [
+            {"key": e.key, "source": e.source, "recipe": e.recipe, "targets": list(e.targets), "bytes": e.bytes}
+            | {"made": e.made}
+            for e in entries
+        ]
+        folder = None if kept.root is None else str(kept.root)
+        print_json({"folder": folder, "most_bytes": MOST_BYTES, "entries": shown})
+        return
+    for entry in entries:
+        made = datetime.fromtimestamp(entry.made).strftime("%Y-%m-%d %H:%M")
+        what = f"{entry.source}, recipe {entry.recipe}, for {', '.join(entry.targets)}"
+        print(f"{made}  {format_bytes(entry.bytes):>10}  {what}")
+    total = format_bytes(sum(entry.bytes for entry in entries))
+    print(f"{len(entries)} kept, {total} of {format_bytes(MOST_BYTES)} at most, in {kept.root}")

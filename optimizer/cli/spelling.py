@@ -1,0 +1,77 @@
+"""How commands and options are spelled: a wrong word is answered with the nearest, and old names go on working.
+
+An option of several commands has one name in all of them: --context is the most tokens of a request, and what may be a
+list has a name in the singular (--target, --gpu, --batch 1,4,16). -n is --max-tokens alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+from typer.core import TyperCommand, TyperGroup
+
+NOT_YET = {
+    "serve": "There is no server yet. Talk to a bundle with `optimize chat BUNDLE`, answer prompts with `optimize "
+    "generate BUNDLE PROMPT`, or call enginewright.LLM in a server of your own: agenerate() takes many at once.",
+}
+"""Commands that people look for, and what there is instead."""
+
+_MEANT = {
+    "build": ("build-engine", "engine"),
+    "bench": ("benchmark", "perf", "speed", "throughput"),
+    "cache": ("clear-cache",),
+    "chat": ("repl", "talk"),
+    "eval": ("evaluate", "perplexity", "lm-eval"),
+    "export": ("compile", "convert", "import", "quantize", "quantise", "optimize"),
+    "generate": ("complete", "infer", "prompt", "run"),
+    "inspect": ("info", "show", "ls", "list"),
+    "doctor": ("check", "env"),
+    "recover": ("finetune", "fine-tune", "train"),
+}
+"""Commands, and what others call them."""
+
+
+class Commands(TyperGroup):
+    """The commands; one that isn't there is answered with what was meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            ctx.fail(f"There is no command {name!r}. {self._instead(ctx, name)}")
+        return super().resolve_command(ctx, args)
+
+    def _instead(self, ctx: Any, name: str) -> str:
+        if (planned := NOT_YET.get(_near(name, NOT_YET))) is not None:
+            return planned
+        known = {other: command for command, others in _MEANT.items() for other in others}
+        known |= {command: command for command in self.list_commands(ctx)}
+        near = _near(name, known)
+        return f"Did you mean `optimize {known[near]}`?" if near else "`optimize --help` lists all commands."
+
+
+class CommandWithOldNames(TyperCommand):
+    """A command whose options had other names once, which go on working and aren't shown."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*map(self._today, args[:end]), *args[end:]])
+
+    def _today(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        return self.renamed.get(name, name) + equals + value
+
+
+def with_old_names(module: ModuleType) -> type[TyperCommand]:
+    """The class of a command, by its module's table RENAMED of old names, if it has one."""
+    renamed = getattr(module, "RENAMED", None)
+    return type("Command", (CommandWithOldNames,), {"renamed": renamed}) if renamed else TyperCommand
+
+
+def _near(word: str, known: Mapping[str, str]) -> str:
+    """The name that is nearest, or "" if none is near."""
+    return next(iter(difflib.get_close_matches(word.lower(), known, 1)), "")

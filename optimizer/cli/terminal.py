@@ -1,0 +1,123 @@
+"""What is typed in a terminal, and text that is wrapped at its edge."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TextIO
+
+
+def read_turn(prompt: str, text: str = "") -> str | None:
+    """What is typed behind a prompt; lines that are pasted together are one. None at the end of input.
+
+    By GNU readline, which Python brings: nothing to install, and editing and history are those of the user's other
+    programs. Where Python has libedit instead, or neither, lines that wait already belong to the first.
+
+    Args:
+        text: stands behind the prompt, to be edited.
+    """
+    readline = _readline()
+    while True:
+        try:
+            if readline is not None and text:
+                readline.set_startup_hook(lambda: readline.insert_text(text))
+            typed = input(prompt)
+            break
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+        except KeyboardInterrupt:
+            print("\n(/quit or Ctrl-D ends)", file=sys.stderr)
+        finally:
+            if readline is not None:
+                readline.set_startup_hook(None)
+    if readline is None or "libedit" in (readline.__doc__ or ""):
+        while select.select([sys.stdin], [], [], 0)[0] and (more := sys.stdin.readline()):
+            typed += "\n" + more.rstrip("\n")
+    return typed
+
+
+def _readline() -> ModuleType | None:
+    try:
+        import readline
+    except ImportError:  # a Python that was built without
+        return None
+    if "libedit" not in (readline.__doc__ or ""):
+        readline.parse_and_bind("set enable-bracketed-paste on")  # which Python switches off
+    return readline
+
+
+class Wrapped:
+    """Text that comes in pieces, with new lines between words where they would reach the terminal's edge.
+
+    The last word is held back until it is complete. Words that are longer than a line, and lines' beginnings, are left
+    as they are.
+
+    Args:
+        write: takes text.
+        width: columns of the terminal; asked for each word, as it may change.
+    """
+
+    def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
+        self._write, self._width = write, width
+        self._column = 0
+        self._space = self._word = ""
+
+    def write(self, text: str) -> None:
+        for character in text:
+            if character == "\n":
+                self.flush()
+                self._write("\n")
+                self._column = 0
+            elif character.isspace():
+                self._end_word()
+                self._space += character
+            elif _columns(character) == 2:  # scripts without spaces break anywhere
+                self._end_word()
+                self._word = character
+                self._end_word()
+            else:
+                self._word += character
+
+    def flush(self) -> None:
+        """Writes what is held back."""
+        self._end_word()
+        self._write(self._space)
+        self._column += _columns(self._space)
+        self._space = ""
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        needed, space = _columns(self._word), _columns(self._space)
+        if self._column > 0 and needed <= self._width() < self._column + space + needed:
+            self._write("\n" + self._word)
+            self._column = needed
+        else:
+            self._write(self._space + self._word)
+            self._column += space + needed
+        self._space = self._word = ""
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal that a stream is; a large number where it isn't one."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 10**9
+    return 10**9
+
+
+def _columns(text: str) -> int:
+    return sum(_widths(text))
+
+
+def _widths(text: str) -> Iterator[int]:
+    for character in text:
+        if unicodedata.east_asian_width(character) in "WF":
+            yield 2
+        else:
+            yield 0 if unicodedata.combining(character) or character == "\u200d" else 1

@@ -1,0 +1,96 @@
+"""What is wrong with an export's arguments, told before torch and transformers are imported: that takes longer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginewright.optimizer.buckets.for_export import check_files
+from enginewright.optimizer.capture.check_source import check_source
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.measure.texts import read_text
+from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
+from enginewright.optimizer.recipes.gpus import parse_capabilities
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe, recipe_file, with_cache
+from enginewright.optimizer.shared.resources import parse_size
+from enginewright.plugins.shared.errors import RecipeError, RequestError
+from enginewright.runtime.bundle.output_folder import Inputs
+from enginewright.runtime.executors.open import TARGETS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LONGEST_NAME = 200
+
+
+def check_arguments(
+    source: str | Path | PreTrainedModel,
+    output: str | Path,
+    *,
+    revision: str | None = None,
+    recipe: str | Path | Recipe | None = None,
+    targets: Sequence[str] | None = None,
+    calibration: str | Path | None = None,
+    recovered: str | Path | None = None,
+    max_memory: int | str | None = None,
+    gpus: Sequence[str] | None = None,
+    kv_cache: str | None = None,
+    name: str | None = None,
+    overwrite: bool = False,
+) -> Recipe | None:
+    """Of the arguments of ``export`` all that can be judged without the model, and without what reads it.
+
+    Returns the recipe, which may come from a pipe and is read once; None if none is given. Raises what ``export``
+    raises of them.
+    """
+    chosen = load_recipe(recipe) if isinstance(recipe, str | os.PathLike) else recipe
+    if targets is not None:
+        check_target_names(targets)
+    if gpus:
+        parse_capabilities(gpus)
+    if kv_cache is not None:
+        with_cache(chosen or load_recipe("f32"), kv_cache)
+    if max_memory is not None:
+        parse_size(max_memory, "max_memory")
+    if chosen is not None and chosen.buckets is not None:
+        check_files(chosen.buckets)
+    if calibration is not None and not os.path.exists(calibration):
+        read_text(calibration, "calibration", "")
+    if isinstance(source, str | os.PathLike):
+        check_source(source, revision=revision)
+    if name is not None and (not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME):
+        raise RequestError(
+            f"name: {name!r:.80} can't be a model's name", hint=f"Pass up to {_LONGEST_NAME} characters in one line."
+        )
+    BundleWriter(output, overwrite, inputs_of(source, recipe, chosen, calibration, recovered)).check()
+    return chosen
+
+
+def inputs_of(
+    source: str | Path | PreTrainedModel,
+    recipe: str | Path | Recipe | None,
+    loaded: Recipe | None,
+    calibration: str | Path | None,
+    recovered: str | Path | None,
+) -> Inputs:
+    """What is named -> its file or folder: nothing of it may be written to."""
+    buckets = None if loaded is None else loaded.buckets
+    return {
+        "the source": source if isinstance(source, str | os.PathLike) else None,
+        "the recipe": None if recipe is None else recipe_file(recipe),
+        "the calibration file": calibration,
+        "the recovered folder": recovered,
+        **({f"the recipe's file {name}": getattr(buckets, name) for name in FILE_FIELDS} if buckets else {}),
+    }
+
+
+def check_target_names(names: Sequence[str]) -> None:
+    """Raises RecipeError where there are none, or one that nobody knows."""
+    known = ", ".join(TARGETS)
+    for name in names:
+        if name not in TARGETS:
+            raise RecipeError(f"target: there is no {name!r}", hint=f"Targets: {known}.")
+    if not names:
+        raise RecipeError("no target is given", hint=f"Targets: {known}.")

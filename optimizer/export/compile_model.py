@@ -1,0 +1,131 @@
+"""What ``export`` does once its arguments are right: captures a decoder, rewrites it, writes a bundle and runs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from enginewright.optimizer.calibration import Calibration, calibration_report
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.recipes.stored import to_toml
+from enginewright.optimizer.report.export_report import report_files
+from enginewright.optimizer.search.compose import Searched
+from enginewright.optimizer.search.report import RECIPE_COMMENT, RECIPE_FILE, heads_report
+from enginewright.optimizer.shared.export_records import ExportedOn, PassVerification
+from enginewright.optimizer.shared.progress import ProgressEvent
+from enginewright.optimizer.shared.resources import fewer_collections, peak_rss_bytes
+from enginewright.passes.attention.group_kv_heads import GroupKvHeads
+from enginewright.passes.quantization.report import quantization_report
+from enginewright.plugins.cpu.threads import available_threads
+from enginewright.runtime.executors.machine import processor_name
+
+from .report import ExportReport
+from .request import ExportRequest
+from .rewrite import Rewritten
+from .stages import (
+    Clock,
+    OpenModel,
+    Ran,
+    Written,
+    calibration_tokens,
+    find_model,
+    measure_source,
+    open_model,
+    run_bundle,
+    run_passes,
+    search_within_budget,
+    source_bytes,
+    write_bundle,
+)
+
+
+def compile_model(asked: ExportRequest, output: str | Path, revision: str | None, overwrite: bool) -> ExportReport:
+    """The stages of ``export``, one after the other. Raises what it raises."""
+    clock, on_progress = Clock(), asked.on_progress
+    with fewer_collections(), BundleWriter(output, overwrite, asked.inputs) as writer:
+        # 1. The model, fetched if it is the Hub's; its graph; its weights are read when they are needed.
+        asked = find_model(asked, revision, clock)
+        model = open_model(asked)
+        clock.end("capture")
+
+        # 2. What passes look at, what a budget leaves to be found, and what passes are held to.
+        found = calibration_tokens(asked, model)
+        sequences = () if found is None else found.sequences
+        clock.end("calibration")
+        scratch = writer.folder / "scratch"  # what a killed export leaves goes with its folder
+        scratch.mkdir()
+        searched = search_within_budget(asked, model, sequences, scratch)
+        model = replace(model, recipe=searched.recipe)
+        clock.end("search")
+        measurements = measure_source(asked, model, sequences, clock)
+        clock.end("measure")
+
+        # 3. The passes, each measured.
+        before = measurements.seconds
+        rewritten = run_passes(asked, model, sequences, scratch, measurements)
+        clock.end("passes", elsewhere=measurements.seconds - before)
+        measured = measurements.finish()
+
+        # 4. The bundle, complete but for its name; then run as a user's will be.
+        written = write_bundle(asked, model, rewritten, writer, scratch)
+        clock.end("emit")
+        ran = run_bundle(asked, model, rewritten, written, writer.folder, clock)
+
+        # 5. The report, and the name.
+        on_progress(ProgressEvent("write", 0, 1, str(output)))
+        report = _report(asked, model, found, searched, measured, rewritten, written, ran, writer, clock, str(output))
+        for path, text in report_files(writer.folder, report.to_json(), rewritten.diffs).items():
+            writer.write_text(path, text)
+        if searched.anything:
+            writer.write_text(RECIPE_FILE, to_toml(model.recipe, RECIPE_COMMENT))
+        writer.publish()
+        on_progress(ProgressEvent("write", 1, 1, str(output)))
+    return report
+
+
+def _report(
+    asked: ExportRequest,
+    model: OpenModel,
+    calibration: Calibration | None,
+    searched: Searched,
+    measured: PassVerification,
+    rewritten: Rewritten,
+    written: Written,
+    ran: Ran,
+    writer: BundleWriter,
+    clock: Clock,
+    path: str,
+) -> ExportReport:
+    program, info = model.captured.program, model.captured.model_info
+    metrics = [metric for record in rewritten.records for metric in record.metrics]
+    grouped = [record for record in rewritten.records if record.name == GroupKvHeads.name]
+    groups = rewritten.programs[asked.targets[0]].cache_groups
+    return ExportReport(
+        path=path,
+        recipe=model.recipe.name,
+        targets=list(asked.targets),
+        parameters=written.info.parameters,
+        context_length=info.context_length,
+        seconds=round(clock.elapsed, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+        memory=asked.limit.report(),
+        bundle_bytes=writer.bytes_written,
+        stages={name: round(seconds, 3) for name, seconds in clock.seconds.items()},
+        passes=rewritten.summaries,
+        calibration=calibration_report(calibration, info.vocab_size, metrics),
+        quantization=quantization_report((name, program.weights[name]) for name in program.weights),
+        auto=searched.auto,
+        pruning=searched.pruning,
+        pass_verification=measured,
+        verification=ran.verification,
+        storage=ran.storage,
+        rooflines=ran.rooflines,
+        fusion_effects=ran.fusion_effects,
+        buckets=ran.buckets,
+        engines=list(written.engines),
+        kv_heads=[heads_report(record, groups, searched.heads) for record in grouped],
+        ways=list(searched.candidates),
+        exported=ExportedOn(datetime.now(UTC).isoformat(timespec="seconds"), processor_name(), available_threads()),
+        source_bytes=source_bytes(asked.source),
+    )

@@ -1,0 +1,393 @@
+"""Bundles that exports have made on this machine, kept for the next export that would make the same one.
+
+An entry is named after all that decides what an export makes: the hash of the source's bytes, of our own code, of the
+recipe and the files that it and the user name; the versions of the libraries; the processor. No time stamp is trusted.
+What is kept is a whole bundle, compared with its source when it was made. Its files are hashed again when they are
+taken: one byte that is another, and the entry goes, and the export is made as if it had never been.
+
+    ~/.cache/enginewright/exports/KEY/entry.json     what it is, and the size and SHA-256 of each of its files
+    ~/.cache/enginewright/exports/KEY/bundle/...     the files
+
+Entries are written beside their names and renamed. The least recently used go first where all have too many bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+import enginewright
+from enginewright.optimizer.capture.find_source import describe_source
+from enginewright.optimizer.emit.shared.bundle_writer import BundleWriter
+from enginewright.optimizer.recipes.bucket_section import FILE_FIELDS
+from enginewright.optimizer.recipes.recipe import Recipe
+from enginewright.optimizer.report.document import REPORT_PATH
+from enginewright.optimizer.shared.resources import peak_rss_bytes
+from enginewright.runtime.bundle.hashed_file import writing
+from enginewright.runtime.bundle.manifest import FileSection, check_path
+from enginewright.runtime.bundle.output_folder import Inputs, files_in
+from enginewright.runtime.bundle.regular_file import MOST_JSON_BYTES, open_regular, read_regular
+from enginewright.runtime.executors.runtime_cache import cache_file
+
+from .report import ExportReport
+
+MOST_BYTES = 8 << 30
+"""Of all entries together; and no more than a tenth of what is free on the disk."""
+
+LEAST_SOURCE_BYTES = 32 << 20
+"""A smaller source is exported again as quickly as it is looked up."""
+
+FORMAT = 1
+_CHUNK = 4 << 20
+_ENTRY, _BUNDLE = "entry.json", "bundle"
+_LEFT_AFTER = 24 * 3600.0
+"""Seconds after which an entry that nobody finished is taken for a killed export's."""
+
+_DECIDE = (
+    *("torch", "transformers", "tokenizers", "safetensors", "gguf", "sympy", "numpy", "ml_dtypes", "jinja2", "msgspec"),
+    *("pydantic", "onnx", "onnxruntime", "onnxruntime-gpu", "jaxlib", "iree-base-compiler", "triton", "apache-tvm"),
+    *("apache-tvm-ffi", "tensorrt", "tensorrt-cu13-bindings", "tensorrt-rtx", "torch-tensorrt"),
+)
+"""Distributions whose version may change what comes out."""
+
+_BESIDE = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+"""Files beside a GGUF file that libraries may look at."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What ``entry.json`` says of a kept bundle.
+
+    Attributes:
+        key: what it is named after.
+        source, recipe, targets: as the export's report has them.
+        made: when, in seconds since 1970.
+        files: path in the bundle -> size and SHA-256.
+    """
+
+    key: str
+    source: str
+    recipe: str
+    targets: tuple[str, ...]
+    made: float
+    files: dict[str, FileSection]
+    format: int = FORMAT
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+class KeptExports:
+    """The folder of entries. ``root`` is None where there is no home for it: then nothing is kept, or found."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+
+    @staticmethod
+    def of_user() -> KeptExports:
+        """Below $XDG_CACHE_HOME, or ~/.cache."""
+        place = cache_file("exports")
+        return KeptExports(None if place is None else place.parent)
+
+    def entries(self) -> list[Entry]:
+        """All that can be read, the most recently used first."""
+        if self.root is None or not self.root.is_dir():
+            return []
+        root = self.root
+        names = sorted(self._names(), key=lambda name: -_used(root / name))
+        return [entry for name in names if (entry := self._read(name)) is not None]
+
+    def clear(self) -> int:
+        """Removes all, also what can't be read. Gives the bytes that are free now."""
+        if self.root is None or not self.root.is_dir():
+            return 0
+        before = sum(f.lstat().st_size for f in self.root.rglob("*") if not f.is_dir())
+        for name in os.listdir(self.root):
+            _remove(self.root / name)
+        return before
+
+    def take(self, key: str, folder: Path) -> Entry | None:
+        """Copies the files of an entry into the empty ``folder``, hashing each; None where there is no such entry.
+
+        A damaged entry is removed. Raises OSError where ``folder`` can't be written.
+        """
+        entry = self._read(key)
+        if self.root is None or entry is None:
+            return None
+        place = self.root / key / _BUNDLE
+        for path, file in entry.files.items():
+            if not _copy(place / path, folder / path, file):
+                _remove(self.root / key)
+                for made in folder.iterdir():
+                    _remove(made)
+                return None
+        with contextlib.suppress(OSError):
+            os.utime(self.root / key)
+        return entry
+
+    def keep(self, entry: Entry, bundle: Path, most: int | None = None) -> bool:
+        """Keeps the files of ``bundle`` that the entry names, as links to them where the disk is the same.
+
+        Entries that were used least recently go until all have ``most`` bytes. False if it can't be kept, or is larger
+        itself; nothing is said then: the export is as good without.
+        """
+        if self.root is None:
+            return False
+        new = self.root / f".{entry.key}.{uuid.uuid4().hex[:12]}"
+        try:
+            new.mkdir(parents=True, mode=0o700)
+            room = min(MOST_BYTES, shutil.disk_usage(new).free // 10) if most is None else most
+            if entry.bytes > room:
+                return False
+            for path in entry.files:
+                target = new / _BUNDLE / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(bundle / path, target)
+                except OSError:
+                    shutil.copyfile(bundle / path, target)
+            (new / _ENTRY).write_bytes(msgspec.json.format(msgspec.json.encode(entry)))
+            _remove(self.root / entry.key)
+            os.rename(new, self.root / entry.key)
+            self._make_room(room)
+        except OSError:
+            return False
+        finally:
+            _remove(new)
+        return True
+
+    def _make_room(self, most: int) -> None:
+        assert self.root is not None
+        total = 0
+        for entry in self.entries():
+            total += entry.bytes
+            if total > most:
+                _remove(self.root / entry.key)
+        for left in self.root.glob(".*"):  # of killed exports
+            if time.time() - _used(left) > _LEFT_AFTER:
+                _remove(left)
+
+    def _names(self) -> Iterator[str]:
+        assert self.root is not None
+        for name in os.listdir(self.root):
+            if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+                yield name
+
+    def _read(self, key: str) -> Entry | None:
+        if self.root is None:
+            return None
+        folder = self.root / key
+        try:
+            text = read_regular(folder / _ENTRY, most=MOST_JSON_BYTES, within=folder)
+            entry = msgspec.json.decode(text, type=Entry)
+            for path in entry.files:
+                check_path(path)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return None
+        return entry if (entry.key, entry.format) == (key, FORMAT) else None
+
+
+def take_export(key: str, output: str | Path, overwrite: bool, inputs: Inputs, start: float) -> ExportReport | None:
+    """Writes the bundle of an earlier export to ``output``, and gives that export's report; None where none is kept.
+
+    ``start``: when this one began, by ``time.perf_counter``. Raises what writing a bundle raises.
+    """
+    with BundleWriter(output, overwrite, inputs) as writer:
+        with writing(writer.final_path, 0):
+            entry = KeptExports.of_user().take(key, writer.folder)
+        if entry is None:
+            return None
+        try:
+            saved = msgspec.json.decode((writer.folder / REPORT_PATH).read_bytes())
+            report = msgspec.convert(saved, ExportReport)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        writer.publish()
+    return replace(
+        report,
+        path=str(output),
+        seconds=round(time.perf_counter() - start, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+        kept_since=datetime.fromtimestamp(entry.made, UTC).isoformat(timespec="seconds"),
+    )
+
+
+def keep_export(key: str, report: ExportReport, source: str | Path) -> None:
+    """Keeps what an export has just written, if there is room for it."""
+    with contextlib.suppress(OSError):  # somebody has moved the bundle already
+        entry = describe(key, Path(report.path), report.recipe, report.targets, describe_source(Path(source)).name)
+        KeptExports.of_user().keep(entry, Path(report.path))
+
+
+def describe(key: str, bundle: Path, recipe: str, targets: Iterable[str], source: str) -> Entry:
+    """The entry of a bundle that was just written: every file of it, hashed."""
+    files = {path: _hashed(bundle / path) for path in sorted(files_in(bundle))}
+    return Entry(key, source, recipe, tuple(targets), time.time(), files)
+
+
+def key_of(
+    source: Path, recipe: Recipe, *, files: Mapping[str, str | Path | None] | None = None, **others: object
+) -> str | None:
+    """What an export of a source on this disk is named after; None where it isn't kept.
+
+    That is where the source is small, and where the recipe asks for targets or passes of other packages, whose code may
+    change under the same version.
+
+    Args:
+        source: a folder or a GGUF file.
+        recipe: with all that was said beside it.
+        files: what else is read, by the options' names.
+        others: all else that decides, as plain values.
+
+    Raises OSError if a file can't be read.
+    """
+    if {*recipe.targets, *(name for name, on in recipe.passes.items() if on)} & _foreign():
+        return None
+    read = _files_of_source(source)
+    if sum(os.path.getsize(path) for path in read.values()) < LEAST_SOURCE_BYTES:
+        return None
+    beside = {name: getattr(recipe.buckets, name) for name in FILE_FIELDS} if recipe.buckets is not None else {}
+    given = {name: path for name, path in {**beside, **(files or {})}.items() if path is not None}
+    if not all(os.path.isfile(path) for path in given.values()):  # a pipe is read once
+        return None
+    facts = {
+        "format": FORMAT,
+        "source": describe_source(source).model_dump(mode="json"),
+        "bytes": {name: _hashed(path).sha256 for name, path in read.items()},
+        "recipe": recipe.model_dump(mode="json"),
+        "files": {name: (str(path), _hashed(Path(path)).sha256) for name, path in given.items()},
+        "others": others,
+        "code": _our_code(),
+        "versions": {name: _version(name) for name in _DECIDE},
+        "machine": _machine(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _files_of_source(source: Path) -> dict[str, Path]:
+    """All files of a folder; a GGUF file, and what libraries look at beside it."""
+    if source.is_dir():
+        return {path: source / path for path in sorted(files_in(source)) if (source / path).is_file()}
+    beside = [p for p in sorted(source.parent.iterdir()) if p.name in _BESIDE and p.is_file()]
+    return {p.name: p for p in (source, *beside)}
+
+
+def _foreign() -> set[str]:
+    """Names of targets and passes that other packages declare."""
+    groups = ("enginewright.targets", "enginewright.passes")
+    return {entry.name for group in groups for entry in metadata.entry_points(group=group)}
+
+
+@cache
+def _our_code() -> str:
+    """The hash of every file of the package, and of what is compiled of it: a version says too little of a working
+    tree."""
+    digest = hashlib.sha256()
+    found = {f"{i}/{path}": Path(root, path) for i, root in enumerate(enginewright.__path__) for path in _sources(root)}
+    for name, path in sorted(found.items()):
+        digest.update(f"{name} {_hashed(path).sha256}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(root: str) -> list[str]:
+    """Files below a folder, through the links that a working tree has in place of the parts."""
+    return [
+        os.path.relpath(os.path.join(folder, name), root)
+        for folder, folders, names in os.walk(root, followlinks=True)
+        if "__pycache__" not in folder
+        for name in names
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> dict[str, object]:
+    """The processor and what libraries take of it: sums in another order round otherwise, and speeds are reported."""
+    lines = _lines(Path("/proc/cpuinfo"))
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "processor": sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")},
+        "gpus": sorted(str(line) for p in Path("/proc/driver/nvidia").glob("gpus/*/information") for line in _lines(p)),
+        "driver": _lines(Path("/proc/driver/nvidia/version")),
+    }
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _hashed(path: Path) -> FileSection:
+    """A file's size and hash. Raises OSError."""
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileSection(bytes=file.tell(), sha256=digest.hexdigest())
+
+
+def _copy(source: Path, target: Path, expected: FileSection) -> bool:
+    """Copies a file, and says whether it was what is expected. Raises OSError where ``target`` can't be written."""
+    try:
+        file = open_regular(source, most=expected.bytes)
+    except OSError:
+        return False
+    digest, size = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with file, open(target, "xb") as copy:
+        while True:
+            try:
+                piece = file.read(_CHUNK)
+            except OSError:
+                return False
+            if not piece:
+                break
+            digest.update(piece)
+            size += len(piece)
+            copy.write(piece)
+        copy.flush()
+        os.fsync(copy.fileno())
+    return (size, digest.hexdigest()) == (expected.bytes, expected.sha256)
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(path: Path) -> None:
+    """Whatever it is, if it is there; another process may do the same."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,102 @@
+"""Channels scaled so that rounding a product's input to 8 bits costs least: loud channels are divided, their weights
+multiplied, and the inverse goes into what makes the input.
+
+SmoothQuant, Xiao et al. 2023, https://arxiv.org/abs/2211.10438. The exponent is searched for with weights and
+activations rounded as they will be, as AWQ's is. The program computes the same as before, up to rounding of floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.fx.node import Node
+
+from enginewright.passes.framework.base import Metric, Pass, PassContext, PassResult, Rejection
+from enginewright.plugins.shared.errors import PassError
+
+from ..ir.prequantized import BITS
+from ..ir.program import Program
+from ..ir.provenance import join_where, where_of
+from ..ir.recovered import before_training
+from .choose_formats import FORMAT, HAS_FORMATS, LINEARS, WEIGHT_ARGUMENT
+from .scalable_channels import Scaling, channels_read_by, divide_result, put_weights, scaled_weights
+from .search_scales import Found, Scales, ScaleSweep, Seen
+
+ALPHAS = (0.0, 0.3, 0.4, 0.5, 0.6)
+"""Exponents tried; 0 leaves the channels as they are."""
+
+
+class SmoothActivations(Pass):
+    """Values that are rounded to 8 bits before products with weights of integers, where the recipe says ``smooth``.
+
+    1. A norm's result: its weight, and bias, take 1/s.
+    2. A gated activation, or a relu: the rows of the linear before take it, of a gated one those of the other half.
+    3. An attention's result: the rows that make its values take it; query heads that share values share s.
+    4. The head's input, where a table of embeddings is the head's weight: the table is stored scaled, and what it gives
+       is divided.
+
+    A value that something else reads too, or that nothing before it can scale, stays as it is, which is recorded.
+    Weights of 4 bits that AWQ will scale are left to it.
+    """
+
+    name = "smooth_activations"
+    requires = (HAS_FORMATS,)
+
+    def wanted(self, context: PassContext) -> bool:
+        return context.formats.smooth
+
+    def call(self, program: Program, context: PassContext) -> PassResult:
+        linears = [n for n in program.nodes_of(*LINEARS) if _rounded(program, n, context)]
+        if not linears or not context.formats.smooth:
+            return PassResult()
+        if not context.calibration:
+            raise PassError(
+                "the pass smooth_activations has no calibration tokens",
+                hint="Calibrate the export, or take smooth = false in [weights] of the recipe.",
+            )
+        channels = channels_read_by(program, linears, again=True)
+        rejected = [
+            Rejection(c.origin.name, join_where(where_of(c.readers)), c.reason) for c in channels if c.producer is None
+        ]
+        scalable = [c for c in channels if c.producer is not None]
+        metrics: list[Metric] = []
+
+        def keep(found: Found, seen: Mapping[Node, Seen], scales: Sequence[Scales]) -> None:
+            where = join_where(where_of(seen))
+            for name, values in (
+                ("alpha", [s.alpha for s in scales]),
+                ("error before", [s.before for s in scales]),
+                ("error after", [s.after for s in scales]),
+            ):
+                metrics.append(Metric(where, name, sum(values) / max(len(values), 1)))
+
+        sweep = ScaleSweep(program, scalable, linears, context, ALPHAS, True, keep)
+        given = program.weights
+        program.weights = before_training(
+            given
+        )  # weights that training moves keep the scales that they were trained with
+        try:
+            sweep.run()
+        finally:
+            program.weights = given
+        scalings = [
+            Scaling(one.channels, one.factors, one.folded)
+            for one in sweep.found
+            if one.factors is not None and one.folded is not None
+        ]
+        put_weights(program, scaled_weights(program, scalings))
+        for scaling in scalings:
+            for table in scaling.channels.tables:
+                divide_result(program, table, scaling.factors[0])
+        return PassResult(len(scalings), rejected, metrics)
+
+
+def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
+    """Whether this linear is the product of integers with a rounded input, and no other pass scales its channels."""
+    wanted = linear.meta[FORMAT]
+    if wanted.activation != "int8" or wanted.storage not in BITS:
+        return False
+    if context.formats.method == "awq" and wanted.storage == "int4":
+        return False
+    expr = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
+    return expr is not None and expr.dtype.is_floating_point

@@ -1,0 +1,238 @@
+"""vLLM's arguments that we haven't: code that was written for it runs, or is told what to write instead.
+
+Each is one of three: another name of ours; one that no result depends on, so that any value is taken; or one that is
+taken at the values that ask for nothing, and refused with a reason at any other. The table for users is in
+docs/use/python-api.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from enginewright.plugins.shared.errors import RequestError, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Our name of the argument."""
+
+    ours: str
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No result depends on the argument: any value is taken."""
+
+
+@dataclass(frozen=True)
+class Only:
+    """The values that ask for nothing; why there is no other, and what to do instead."""
+
+    values: tuple[object, ...]
+    why: str
+    hint: str
+
+    def takes(self, value: object) -> bool:
+        """True and 1 are two values."""
+        return any(value is one or (type(value) is type(one) and value == one) for one in self.values)
+
+
+Rule = Renamed | Idle | Only
+
+_EMPTY: tuple[object, ...] = (None, {}, [], ())
+_ONE_DEVICE = Only((None, 1), "a bundle runs on one device", "Leave it out; threads says how many cores are used.")
+_NO_IMAGES = Only((*_EMPTY, ""), "bundles take text alone", "Leave it out.")
+_NO_LORA = Only(
+    (None, False), "there are no adapters yet", "Merge the adapter into the model, and export that as a bundle."
+)
+_NO_GUIDE = Only(
+    (None, {}),
+    "guided decoding isn't there yet",
+    "Leave it out; allowed_token_ids, bad_words and logit_bias say which tokens may come.",
+)
+_AT_EXPORT = Only(
+    (None, "auto"), "the formats of a bundle are chosen when it is made", "Leave it out, or export with --recipe."
+)
+_ONE_VERSION = Only((None,), "a bundle has one version of a model", "Export it: optimize export ORG/NAME@REVISION.")
+_TEXT_ONLY = Only(
+    (None, "auto", "generate", "none"), "bundles generate text", "Leave it out. llm.hidden_states gives hidden states."
+)
+_NO_PROCESSORS = Only(_EMPTY, "logits can't be changed by functions", "Use logit_bias, bad_words or allowed_token_ids.")
+
+OF_LLM: Mapping[str, Rule] = {
+    "max_model_len": Renamed("context"),
+    "max_num_seqs": Renamed("max_requests"),
+    "max_num_batched_tokens": Renamed("prefill_chunk"),
+    "enable_prefix_caching": Renamed("prefix_cache"),
+    "kv_cache_memory_bytes": Renamed("memory"),
+    "scheduling_policy": Renamed("scheduling"),
+    **dict.fromkeys(
+        (
+            *("gpu_memory_utilization", "swap_space", "cpu_offload_gb", "enforce_eager", "max_seq_len_to_capture"),
+            *("trust_remote_code", "disable_custom_all_reduce", "disable_async_output_proc", "disable_log_stats"),
+            *("disable_log_requests", "enable_chunked_prefill", "compilation_config", "download_dir", "hf_token"),
+            *("distributed_executor_backend", "block_size", "max_logprobs", "served_model_name", "async_scheduling"),
+            *("use_v2_block_manager", "num_gpu_blocks_override", "allowed_media_domains", "profiler_config"),
+            *("attention_config", "attention_backend", "guided_decoding_backend", "max_lora_rank", "max_loras"),
+        ),
+        Idle(),
+    ),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_DEVICE),
+    **dict.fromkeys(("dtype", "kv_cache_dtype", "quantization", "load_format"), _AT_EXPORT),
+    **dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), _ONE_VERSION),
+    **dict.fromkeys(("task", "runner", "convert"), _TEXT_ONLY),
+    **dict.fromkeys(("enable_lora", "lora_modules"), _NO_LORA),
+    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"), _NO_IMAGES),
+    "structured_outputs_config": _NO_GUIDE,
+    "logits_processors": _NO_PROCESSORS,
+    "tokenizer": Only((None,), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."),
+    "tokenizer_mode": Only(
+        (None, "auto", "hf"), "a bundle has its own tokenizer", "Export the model with the tokenizer that you want."
+    ),
+    "skip_tokenizer_init": Only(
+        (False,), "text comes with the tokens", "Leave it out, and pass SamplingParams(detokenize=False)."
+    ),
+    "chat_template": Only((None,), "a bundle has its own templates", "Pass chat_template to llm.chat."),
+    "hf_overrides": Only(_EMPTY, "a model is what it was exported as", "Change its config.json, and export it again."),
+    "device": Only((None, "auto"), "it is chosen by target", 'Use target="cpu" or another that the bundle has.'),
+    "speculative_config": Only((None,), "it is called speculate here", 'Use speculate="lookup", or a draft\'s bundle.'),
+    "generation_config": Only(
+        (None, "vllm"),
+        "what a model's makers recommend is never applied by itself",
+        "Pass llm.default_params() to generate or chat.",
+    ),
+    "override_generation_config": Only(
+        _EMPTY, "there are no defaults to override", "Pass llm.default_params(temperature=...) to generate or chat."
+    ),
+    "logprobs_mode": Only(
+        (None, "raw_logprobs"), "log-probabilities are of the model's own distribution", "Leave it out."
+    ),
+    "disable_sliding_window": Only((False, None), "a model's windows are part of it", "Leave it out."),
+    "enable_return_routed_experts": Only((False, None), "results don't have the experts", "Leave it out."),
+    **dict.fromkeys(("pooler_config", "override_pooler_config"), _TEXT_ONLY),
+}
+OF_GENERATE: Mapping[str, Rule] = {
+    "lora_request": Only(_EMPTY, _NO_LORA.why, _NO_LORA.hint),
+    "prompt_adapter_request": Only((None,), _NO_LORA.why, "Leave it out."),
+    "guided_options_request": _NO_GUIDE,
+    "tokenization_kwargs": Only(_EMPTY, "text is encoded in one way", "Pass token ids: llm.tokenizer.encode(text)."),
+    "mm_processor_kwargs": _NO_IMAGES,
+    "prompt_token_ids": Only((None,), "token ids are prompts", 'Pass them as prompts, or {"prompt_token_ids": ids}.'),
+}
+OF_CHAT: Mapping[str, Rule] = {
+    **{name: rule for name, rule in OF_GENERATE.items() if name != "prompt_token_ids"},
+    "chat_template_content_format": Only(
+        (None, "auto"), "parts of a message are passed as its template reads them", "Leave it out."
+    ),
+}
+OF_SAMPLING: Mapping[str, Rule] = {
+    **dict.fromkeys(("spaces_between_special_tokens", "output_kind", "skip_clone", "stream_interval"), Idle()),
+    **dict.fromkeys(("structured_outputs", "guided_decoding", "response_format"), _NO_GUIDE),
+    "logits_processors": _NO_PROCESSORS,
+    "use_beam_search": Only((False, None), "it is called num_beams here", "Use num_beams, or llm.beam_search."),
+    "truncate_prompt_tokens": Only((None,), "prompts aren't cut", "Cut it: llm.tokenizer.encode(text)[-n:]."),
+    "flat_logprobs": Only((False, None), "log-probabilities have one form", "Leave it out; see result.logprobs."),
+    "skip_reading_prefix_cache": Only(
+        (False, None), "requests of a tenant share the prefix cache", "Use LLM(prefix_cache=False), or another tenant."
+    ),
+    "extra_args": Only(_EMPTY, "nothing reads them", "Leave it out."),
+    **dict.fromkeys(
+        ("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"),
+        Only((None,), "logprobs are of the most probable tokens", "Use logprobs=k, or llm.logits(ids)."),
+    ),
+    "thinking_token_budget": Only((None, -1), "thinking has no limit of its own", "Use max_tokens."),
+    "repetition_detection": Only((None,), "repetitions aren't looked for", "Use repetition_penalty or max_tokens."),
+    "trace_decode_token_ids": Only((None,), "tokens can't be dictated", "Use llm.logits(ids) to score them."),
+    "routed_experts_prompt_start": Only((0, None), "results don't have the experts", "Leave it out."),
+}
+
+
+def takes_vllm_names(
+    rules: Mapping[str, Rule], *, of_params: Collection[str] = (), open_ended: bool = False
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: the function takes the arguments in ``rules`` too.
+
+    Args:
+        of_params: names that belong into SamplingParams, for a hint.
+        open_ended: it takes any other name as well; else one is a RequestError that names near ones.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters
+        own = frozenset(parameters)
+        most = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) > most:
+                what = function.__qualname__.removesuffix(".__init__")
+                raise RequestError(
+                    f"{what}: {len(args) - 1} arguments without a name, and it takes {most - 1}",
+                    hint="Pass the others by their names.",
+                )
+            if not own.issuperset(kwargs):
+                others = {name: kwargs.pop(name) for name in list(kwargs) if name not in own}
+                kwargs.update(_translated(function.__qualname__, others, rules, own, of_params, open_ended, kwargs))
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _translated(
+    called: str,
+    others: Mapping[str, object],
+    rules: Mapping[str, Rule],
+    own: Collection[str],
+    of_params: Collection[str],
+    open_ended: bool,
+    given: Mapping[str, object],
+) -> dict[str, Any]:
+    """Our arguments of those that we haven't. Raises RequestError naming one."""
+    found: dict[str, Any] = {}
+    for name, value in others.items():
+        rule = rules.get(name)
+        if rule is None:
+            if not open_ended:
+                raise _unknown(called, name, {*own, *rules} - {"self"}, of_params)
+            found[name] = value
+        elif isinstance(rule, Renamed):
+            if value is not None:  # which is the default there
+                found[rule.ours] = one_of(**{rule.ours: given.get(rule.ours), name: value})
+        else:
+            check_nothing(name, value, rules)
+    return found
+
+
+def check_nothing(name: str, value: object, rules: Mapping[str, Rule]) -> None:
+    """Raises RequestError for an argument of vLLM's that asks for something that there isn't."""
+    rule = rules[name]
+    if isinstance(rule, Only) and not rule.takes(value):
+        raise RequestError(f"{name}: {shown(value)} is refused: {rule.why}", hint=rule.hint)
+
+
+def one_of(**names: Any) -> Any:
+    """The value of one argument that has two names. Raises RequestError where both are given."""
+    given = [value for value in names.values() if value is not None]
+    if len(given) > 1:
+        raise RequestError(f"{', '.join(names)}: these are two names of one argument", hint="Pass one of them.")
+    return given[0] if given else None
+
+
+def _unknown(called: str, name: str, known: Collection[str], of_params: Collection[str]) -> RequestError:
+    what = called.removesuffix(".__init__")
+    if name in of_params:
+        hint = f"Pass SamplingParams({name}=...)."
+    else:
+        near = difflib.get_close_matches(name, sorted(known), 1)
+        hint = f"Did you mean {near[0]}?" if near else f"See help({what.removeprefix('SamplingParams.') or what})."
+    return RequestError(f"{name}: {what} has no such argument", hint=hint)

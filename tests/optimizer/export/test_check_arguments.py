@@ -1,0 +1,110 @@
+"""Wrong arguments are told before torch, transformers or scipy are imported: in a child, which has imported nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from enginewright.optimizer.export.check_arguments import check_arguments
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.plugins.shared.errors import BundleError, EnginewrightError, RecipeError, RequestError, SourceError
+
+CHILD = """
+import json, sys
+from typer.testing import CliRunner
+from enginewright.optimizer.cli.app import app
+found = []
+for arguments in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, arguments)
+    heavy = sorted({"torch", "transformers", "scipy"} & set(sys.modules))
+    found.append([done.exit_code, done.stderr, heavy])
+print(json.dumps(found))
+"""
+
+WRONG = [
+    (["export", "nope"], 3, "nope doesn't exist"),
+    (["export", "empty"], 3, "empty is empty"),
+    (["export", "text.gguf"], 3, "text.gguf isn't a GGUF file"),
+    (["export", "no.bundle"], 3, "is a bundle already"),
+    (["export", "MODEL", "--revision", "main"], 3, "revision 'main' is for models of the Hub"),
+    (["export", "MODEL", "--recipe", "int7"], 5, "there is no recipe 'int7'"),
+    (["export", "MODEL", "--recipe", "wrong.toml"], 5, "wrong.toml:2: nonsense: unknown key"),
+    (["export", "MODEL", "--target", "hexagon"], 2, "there is no 'hexagon'"),
+    (["export", "MODEL", "--gpu", "h1000"], 15, "h1000"),
+    (["export", "MODEL", "--kv-cache", "f8"], 2, "--kv-cache: "),
+    (["export", "MODEL", "--max-memory", "lots"], 2, "--max-memory: "),
+    (["export", "MODEL", "--calibration", "nope.txt"], 8, "nope.txt can't be read"),
+    (["export", "MODEL", "-o", "no.bundle"], 7, "no.bundle exists"),
+    (["export", "MODEL", "-o", "empty/../folder", "--force"], 7, "isn't a bundle"),
+    (["export", "MODEL", "--nonsense"], 2, "--nonsense"),
+    (["plan", "nope"], 3, "nope doesn't exist"),
+    (["plan", "empty"], 3, "empty is empty"),
+    (["plan", "MODEL", "--recipe", "int7"], 5, "there is no recipe 'int7'"),
+    (["plan", "MODEL", "--gpu", "h1000"], 15, "h1000"),
+    (["eval", "nope"], 7, "nope doesn't exist"),
+    (["bisect", "nope"], 3, "nope doesn't exist"),
+    (["bisect", "MODEL", "nope"], 3, "nope doesn't exist"),
+    (["bisect", "MODEL", "--recipe", "int7"], 5, "there is no recipe 'int7'"),
+    (["recover", "nope", "-r", "int4", "-o", "new"], 3, "nope doesn't exist"),
+    (["recover", "MODEL", "-r", "int7", "-o", "new"], 5, "there is no recipe 'int7'"),
+    (["tune", "nope"], 7, "nope doesn't exist"),
+    (["buckets", "--default", "what"], 2, "--default: there is no 'what'"),
+]
+
+
+def test_nothing_heavy_is_imported_to_say_what_is_wrong(tiny_folder: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    for name in ("empty", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder/mine.txt").write_text("not a bundle's")
+    (tmp_path / "text.gguf").write_text("text")
+    (tmp_path / "wrong.toml").write_text('name = "wrong"\nnonsense = 1\n')
+    shutil.copytree(tiny_bundle, tmp_path / "no.bundle")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    asked = [[str(tiny_folder) if word == "MODEL" else word for word in words] for words, _, _ in WRONG]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(asked)],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for (words, code, message), (exit_code, stderr, heavy) in zip(WRONG, json.loads(done.stdout), strict=True):
+        assert exit_code == code and message in stderr, (words, exit_code, stderr)
+        assert heavy == [], words
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"source": "nope"}, SourceError),
+        ({"recipe": "int7"}, RecipeError),
+        ({"targets": []}, RecipeError),
+        ({"targets": ["cpu", "hexagon"]}, RecipeError),
+        ({"kv_cache": "f8"}, RecipeError),
+        ({"max_memory": 0}, RequestError),
+        ({"output": "/"}, BundleError),
+    ],
+)
+def test_what_is_refused(
+    given: dict[str, object], error: type[EnginewrightError], tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        check_arguments(**{"source": tiny_folder, "output": tmp_path / "a.bundle", **given})  # type: ignore[arg-type]
+    assert caught.value.hint
+
+
+def test_a_recipe_is_read_once(tiny_folder: Path, tmp_path: Path) -> None:
+    """It may come from a pipe."""
+    given = Recipe(name="mine")
+    assert check_arguments(tiny_folder, tmp_path / "a.bundle", recipe=given) is given
+    assert check_arguments(tiny_folder, tmp_path / "a.bundle", recipe="int8") == load_recipe("int8")
+    assert check_arguments(tiny_folder, tmp_path / "a.bundle") is None

@@ -1,0 +1,201 @@
+"""A second export of the same takes what the first has made: the same bytes, or nothing where a byte is another."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from enginewright.optimizer.cli.app import app
+from enginewright.optimizer.export import export, kept_exports
+from enginewright.optimizer.export.kept_exports import KeptExports, describe, key_of
+from enginewright.optimizer.export.report import ExportReport
+from enginewright.optimizer.recipes.recipe import Recipe, load_recipe
+from enginewright.plugins.shared.errors import BundleError
+
+HASH = "0123456789abcdef" * 4
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptExports:
+    """A cache of its own, that also takes tiny models."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_exports, "LEAST_SOURCE_BYTES", 0)
+    found = KeptExports.of_user()
+    assert found.root == tmp_path / "cache/enginewright/exports"
+    return found
+
+
+@pytest.fixture
+def source(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A tiny model that a test may change."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "tiny"))
+
+
+def files(bundle: Path, *, report: bool = True) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(bundle)): p.read_bytes()
+        for p in sorted(bundle.rglob("*"))
+        if p.is_file() and (report or p.parent.name != "report")
+    }
+
+
+def no_work(*arguments: object) -> ExportReport:
+    raise AssertionError("an export was made")
+
+
+def test_a_second_export_is_the_first_byte_by_byte(
+    source: Path, tmp_path: Path, kept: KeptExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = export(source, tmp_path / "plain.bundle", recipe="int8")
+    assert kept.entries() == []  # not unless it is asked for
+    first = export(source, tmp_path / "first.bundle", recipe="int8", cache=True)
+    assert first.kept_since is None and plain.kept_since is None
+    (entry,) = kept.entries()
+    assert (entry.source, entry.recipe, entry.targets) == ("tiny", "int8", ("cpu",))
+    monkeypatch.setattr("enginewright.optimizer.export.compile_model.compile_model", no_work)
+    second = export(source, tmp_path / "second.bundle", recipe="int8", cache=True)
+    assert second.kept_since is not None and second.path == str(tmp_path / "second.bundle")
+    assert files(tmp_path / "second.bundle") == files(tmp_path / "first.bundle")
+    assert files(tmp_path / "second.bundle", report=False) == files(tmp_path / "plain.bundle", report=False)
+    assert second.verification == first.verification and second.stages == first.stages
+    assert second.to_json().keys() == first.to_json().keys()
+    with pytest.raises(BundleError, match=r"second\.bundle exists"):
+        export(source, tmp_path / "second.bundle", recipe="int8", cache=True)
+    export(source, tmp_path / "second.bundle", recipe="int8", cache=True, overwrite=True)
+    for given in ({"recipe": "f32"}, {"context_length": 64}, {"kv_cache": "f32"}, {"name": "mine"}):
+        with pytest.raises(AssertionError, match="an export was made"):
+            export(source, tmp_path / "third.bundle", cache=True, **{"recipe": "int8", **given})  # type: ignore[arg-type]
+    assert not (tmp_path / "third.bundle").exists()
+
+
+def _change_a_weight(entry: Path) -> None:
+    blob = max((p for p in entry.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = blob.read_bytes()
+    blob.unlink()  # it may be the same file as the bundle's
+    blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def _remove_a_file(entry: Path) -> None:
+    (entry / "bundle/manifest.json").unlink()
+
+
+def _link_elsewhere(entry: Path) -> None:
+    (entry / "bundle/manifest.json").unlink()
+    (entry / "bundle/manifest.json").symlink_to("/etc/passwd")
+
+
+def _lead_outside(entry: Path) -> None:
+    text = (entry / "entry.json").read_text()
+    (entry / "entry.json").write_text(text.replace('"manifest.json"', '"../../../manifest.json"'))
+
+
+def _no_json(entry: Path) -> None:
+    (entry / "entry.json").write_bytes(b"\x80\x04pickle")
+
+
+def _of_another_key(entry: Path) -> None:
+    text = (entry / "entry.json").read_text()
+    (entry / "entry.json").write_text(text.replace(entry.name, HASH))
+
+
+DAMAGES: list[Callable[[Path], None]] = [
+    *(_change_a_weight, _remove_a_file, _link_elsewhere, _lead_outside, _no_json, _of_another_key),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_none(damage: Callable[[Path], None], tiny_bundle: Path, tmp_path: Path) -> None:
+    kept = KeptExports(tmp_path / "cache")
+    assert kept.keep(describe(HASH[::-1], tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
+    assert kept.root is not None
+    damage(kept.root / HASH[::-1])
+    (tmp_path / "taken").mkdir()
+    assert kept.take(HASH[::-1], tmp_path / "taken") is None
+    assert list((tmp_path / "taken").iterdir()) == []
+    assert kept.take(HASH, tmp_path / "taken") is None
+    assert not (tmp_path.parent / "manifest.json").exists()
+
+
+def test_what_is_taken_is_a_copy(tiny_bundle: Path, tmp_path: Path) -> None:
+    kept = KeptExports(tmp_path / "cache")
+    assert kept.keep(describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle)
+    (tmp_path / "taken").mkdir()
+    assert kept.take(HASH, tmp_path / "taken") is not None
+    assert files(tmp_path / "taken") == files(tiny_bundle)
+    (tmp_path / "taken/manifest.json").write_text("mine")
+    (tmp_path / "again").mkdir()
+    assert kept.take(HASH, tmp_path / "again") is not None
+    assert files(tmp_path / "again") == files(tiny_bundle)
+
+
+def test_all_entries_together_have_a_bound(tiny_bundle: Path, tmp_path: Path) -> None:
+    kept = KeptExports(tmp_path / "cache")
+    entry = describe(HASH, tiny_bundle, "f32", ("cpu",), "tiny")
+    assert not kept.keep(entry, tiny_bundle, most=entry.bytes - 1)
+    assert kept.entries() == [] and kept.root is not None and list(kept.root.iterdir()) == []
+    keys = [f"{i:064x}" for i in range(4)]
+    for i, key in enumerate(keys):
+        assert kept.keep(describe(key, tiny_bundle, "f32", ("cpu",), "tiny"), tiny_bundle, most=3 * entry.bytes)
+        os.utime(kept.root / key, (i, 100 + i))  # in the order in which they were used
+    assert sorted(e.key for e in kept.entries()) == keys[1:]
+    (tmp_path / "taken").mkdir()
+    assert kept.take(keys[1], tmp_path / "taken") is not None
+    assert kept.entries()[0].key == keys[1]  # it was used just now
+    assert kept.clear() >= 3 * entry.bytes
+    assert kept.entries() == [] and list(kept.root.iterdir()) == []
+
+
+def test_what_decides_is_in_the_key(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_exports, "LEAST_SOURCE_BYTES", 0)
+    (tmp_path / "text.txt").write_text("calibration")
+    recipe = load_recipe("int8")
+
+    def key(model: Path = source, using: Recipe = recipe, **given: Any) -> str | None:
+        return key_of(model, using, files={"calibration": tmp_path / "text.txt"}, **given)
+
+    found = [key(), key(using=load_recipe("f32")), key(context_length=3), key(name="mine")]
+    copied = Path(shutil.copytree(source, tmp_path / "elsewhere/tiny"))
+    assert key(copied) == found[0]  # the same bytes under the same name
+    found.append(key(Path(shutil.copytree(source, tmp_path / "another"))))
+    before = os.stat(source / "config.json")
+    (source / "config.json").write_bytes((source / "config.json").read_bytes().replace(b" ", b"\t", 1))
+    os.utime(source / "config.json", ns=(before.st_atime_ns, before.st_mtime_ns))  # of the same size, at the same time
+    found.append(key())
+    (tmp_path / "text.txt").write_text("Calibration")
+    found.append(key())
+    monkeypatch.setattr(kept_exports, "_version", lambda name: "another")
+    found.append(key())
+    monkeypatch.setattr(kept_exports, "_our_code", lambda: "another")
+    found.append(key())
+    monkeypatch.setattr(kept_exports, "_machine", dict)
+    found.append(key())
+    assert None not in found and len(set(found)) == len(found)
+    monkeypatch.setattr(kept_exports, "_foreign", lambda: {"theirs"})
+    assert key(using=Recipe(name="mine", passes={"theirs": True})) is None
+    assert key(using=Recipe(name="mine", passes={"theirs": False})) is not None
+    monkeypatch.setattr(kept_exports, "LEAST_SOURCE_BYTES", 1 << 30)
+    assert key() is None
+
+
+def test_the_command_shows_and_clears(source: Path, tmp_path: Path, kept: KeptExports) -> None:
+    arguments = ["export", str(source), "--quiet"]
+    assert CliRunner().invoke(app, [*arguments, "--no-cache", "-o", str(tmp_path / "0.bundle")]).exit_code == 0
+    empty = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)
+    assert empty["entries"] == [] and empty["folder"] == str(kept.root)
+    assert CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "1.bundle")]).exit_code == 0
+    (entry,) = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)["entries"]
+    assert (entry["source"], entry["recipe"]) == ("tiny", "f32")
+    assert "tiny, recipe f32, for cpu" in CliRunner().invoke(app, ["cache"]).stdout
+    again = CliRunner().invoke(app, ["export", str(source), "-o", str(tmp_path / "2.bundle")])
+    assert again.exit_code == 0 and "an earlier export of the same" in again.stdout, again.output
+    cleared = json.loads(CliRunner().invoke(app, ["cache", "clear", "--json"]).stdout)
+    assert cleared["freed_bytes"] >= entry["bytes"]
+    assert CliRunner().invoke(app, ["cache"]).stdout.startswith("0 kept")
+    assert CliRunner().invoke(app, ["cache", "nonsense"]).exit_code == 2
