@@ -1,10 +1,12 @@
 """Size, quality and speed of every recipe on one model.
 
-    python benchmarks/recipes.py [--recipes int8 int4] [--rounds 5] [--threads 2] [--update-docs]
+    python benchmarks/recipes.py [--recipes int8 int4] [--beside old=OLD.bundle Q8_0=q8_0.gguf] [--update-docs]
 
 The model (SmolLM2-135M-Instruct, or --model) is exported with every built-in recipe, and every bundle is compared with
-that of f32 on a text, as ``optimize eval --against`` does. Then the recipes alternate at prefill and decoding, each
-run in a process of its own; speeds are medians over the rounds, and ratios to f32 medians of those of the rounds.
+that of f32: on the first tokens of a text, and by the first 12 greedy tokens behind the 40 questions of questions.txt.
+--beside adds bundles of other versions, and GGUF files that llama.cpp runs in the environment that bench_peers.py has
+made. Then all alternate at prefill and decoding, each run in a process of its own; speeds are medians over the rounds,
+and ratios to f32 medians of those of the rounds.
 
 Everything is written to a JSON file, again after each step of the way; --update-docs puts the table into
 docs/use/commands/recipes.md at the end. A recipe that can't be exported, compared or timed has a row that says so, and
@@ -25,6 +27,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from peers.engines import ENGINES
+from peers.install import install, peers_python
 from peers.loading import BUILD, load_module
 from peers.machine import commit, processor
 from peers.marked_table import MarkedTable, line
@@ -32,7 +37,7 @@ from peers.processes import Command, WorkerError, run
 from peers.workload import Report, Workload
 
 import enginewright
-from enginewright.optimizer.evaluate import BUILT_IN, evaluate
+from enginewright import LLM
 from enginewright.optimizer.recipes.recipe import list_recipes
 from enginewright.optimizer.shared.progress import ProgressEvent
 from enginewright.plugins.cpu import _cpu
@@ -43,18 +48,23 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "use" / "commands" / "recipes.md"
 TABLE = MarkedTable("recipes.py")
 REFERENCE = "f32"
+TEXT = HERE.parent / "optimizer" / "measure" / "evaluation_text.txt"
+QUESTIONS = HERE / "questions.txt"
+ANSWER_TOKENS = 12
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 """Takes the line of progress away."""
 
 
 @dataclass
 class Row:
-    """What was found of one recipe. ``failure``: why there is no more.
+    """What was found of one recipe, or of what is beside. ``failure``: why there is no more.
 
-    ``bundle_bytes`` counts all files but the report, ``weight_bytes`` the weights as they are stored.
+    ``path`` is None for what is exported here. ``bundle_bytes`` counts all files but the report, ``weight_bytes`` the
+    weights as they are stored; ``same_answers``: the share of questions that are answered as by the reference.
     """
 
     recipe: str
+    path: Path | None = None
     export_seconds: float = 0.0
     bundle_bytes: int = 0
     weight_bytes: int = 0
@@ -62,6 +72,7 @@ class Row:
     perplexity: float = 0.0
     kl_mean: float | None = None
     top1_agreement: float | None = None
+    same_answers: float | None = None
     speeds: list[Report] = field(default_factory=list)
     failure: str = ""
 
@@ -72,7 +83,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a Hugging Face folder or a GGUF file; SmolLM2 if left out")
     parser.add_argument("--recipes", nargs="+", choices=names, default=names, help="these, and f32")
-    parser.add_argument("--text", default=BUILT_IN, help="a file of text to compare on")
+    parser.add_argument("--beside", nargs="+", type=_named, default=[], metavar="NAME=PATH", help="bundles, GGUF files")
+    parser.add_argument("--text", type=Path, default=TEXT, help="a file of text to compare on")
+    parser.add_argument("--tokens", type=int, default=1024, help="of the text")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each recipe")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", type=int, default=Workload.prompt, help="tokens of the prompt")
@@ -90,7 +103,7 @@ def main() -> int:
     model = arguments.model or load_module("fetch_model", HERE.parent / "examples" / "fetch_model.py").fetch()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     chosen = [REFERENCE, *(name for name in names if name in arguments.recipes and name != REFERENCE)]
-    rows = [Row(name) for name in chosen]
+    rows = [*map(Row, chosen), *(Row(name, path) for name, path in arguments.beside)]
     work = Workload(
         prompt=arguments.prompt,
         short_prompt=arguments.short_prompt,
@@ -108,15 +121,16 @@ def main() -> int:
         return result
 
     for row in rows:
-        _attempt(row, lambda row: _export(row, model, arguments.folder))
+        _attempt(row, lambda row: _prepare(row, model, arguments.folder, rows[0].parameters))
         saved()
     if rows[0].failure:
         print(f"{REFERENCE}, which the others are compared with: {rows[0].failure}", file=sys.stderr)
         return 1
+    asked = _ask(_path(rows[0], arguments.folder), arguments.text, arguments.tokens, arguments.folder)
     for row in rows:
-        _attempt(row, lambda row: _compare(row, arguments.folder, arguments.text, arguments.threads))
+        _attempt(row, lambda row: _compare(row, arguments.folder, asked))
         saved()
-    vocabulary = Bundle.open(_path(arguments.folder, REFERENCE)).model.vocab_size
+    vocabulary = Bundle.open(_path(rows[0], arguments.folder)).model.vocab_size
     work = replace(work, vocabulary=min(work.vocabulary, vocabulary))
     for index in range(arguments.rounds):
         bandwidths.append(_cpu.measure_bandwidth(1 << 30, work.threads))
@@ -150,34 +164,93 @@ def _attempt(row: Row, stage: Callable[[Row], None]) -> None:
     print(f"{CLEAR}{row.recipe}: {told}", file=sys.stderr)
 
 
-def _path(folder: Path, recipe: str) -> Path:
-    return folder / f"{recipe}.bundle"
+def _named(text: str) -> tuple[str, Path]:
+    """ "NAME=PATH" of something that is there."""
+    name, _, path = text.partition("=")
+    if not name or not Path(path).exists():
+        raise argparse.ArgumentTypeError(f"{text!r} isn't NAME=PATH of a bundle or a GGUF file")
+    return name, Path(path).resolve()
 
 
-def _export(row: Row, model: Path, folder: Path) -> None:
-    report = enginewright.export(
-        model, _path(folder, row.recipe), recipe=row.recipe, overwrite=True, progress=_teller(f"{row.recipe}: export")
-    )
-    row.export_seconds, row.parameters = report.seconds, report.parameters
-    bundle = Bundle.open(_path(folder, row.recipe))
-    row.weight_bytes = sum(tensor.bytes for tensor in bundle.index.tensors.values())
-    files = [p for p in _path(folder, row.recipe).rglob("*") if p.is_file() and "report" not in p.parts[-2:-1]]
+def _path(row: Row, folder: Path) -> Path:
+    return row.path or folder.resolve() / f"{row.recipe}.bundle"
+
+
+def _worker(row: Row) -> Command:
+    """What runs it. Raises WorkerError if llama.cpp can't be installed."""
+    if row.path is None or row.path.is_dir():
+        return Command(Path(sys.executable), "ours")
+    engine, python = ENGINES["llama.cpp"], peers_python(BUILD / "peers")
+    if (why := install(engine, python)) is not None:
+        raise WorkerError(why)
+    return Command(python, engine.worker)
+
+
+def _prepare(row: Row, model: Path, folder: Path, parameters: int) -> None:
+    """Exports, unless it is there, and takes sizes."""
+    row.parameters = parameters
+    if row.path is not None and row.path.is_file():
+        _worker(row)
+        row.bundle_bytes = row.weight_bytes = row.path.stat().st_size
+        return
+    if row.path is None:
+        report = enginewright.export(
+            model, _path(row, folder), recipe=row.recipe, overwrite=True, progress=_teller(f"{row.recipe}: export")
+        )
+        row.export_seconds, row.parameters = report.seconds, report.parameters
+    bundle = Bundle.open(_path(row, folder))
+    row.weight_bytes = sum(tensor.bytes for name, tensor in bundle.index.tensors.items() if not _is_record(name))
+    files = [p for p in bundle.path.rglob("*") if p.is_file() and "report" not in p.parts[-2:-1]]
     row.bundle_bytes = sum(p.stat().st_size for p in files)
 
 
-def _compare(row: Row, folder: Path, text: str, threads: int) -> None:
-    against = None if row.recipe == REFERENCE else _path(folder, REFERENCE)
-    report = evaluate(
-        _path(folder, row.recipe), text=text, against=against, threads=threads, progress=_teller(f"{row.recipe}: eval")
-    )
-    row.perplexity = report.text.perplexity
-    if report.comparison is not None:
-        row.kl_mean, row.top1_agreement = report.comparison.kl_mean, report.comparison.top1_agreement
+def _is_record(name: str) -> bool:
+    """Whether a tensor only says how others were scaled: no step reads it."""
+    return name.endswith((".input_scale", ".output_scale"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The files with the text and the reference's logits, and with the questions; what the reference answered."""
+
+    text: Path
+    questions: Path
+    answers: list[list[int]]
+
+
+def _ask(reference: Path, text: Path, tokens: int, folder: Path) -> Asked:
+    """What all are asked, and how the reference answers. A model without a template for chats gets plain text."""
+    asked = folder.resolve() / "reference.npz", folder.resolve() / "questions.json"
+    most = Bundle.open(reference).model.context_length
+    with LLM(reference, memory="512MiB") as llm:
+        tokenizer = llm.tokenizer
+        ids = tokenizer.encode(text.read_text(encoding="utf-8"))[: min(tokens, most)]
+        np.savez(asked[0], ids=np.asarray(ids, np.int32), logits=llm.logits(ids))
+        prompts = [
+            tokenizer.encode_chat([{"role": "user", "content": question}])
+            if llm.has_chat_template
+            else tokenizer.encode(f"Question: {question}\nAnswer:")
+            for question in QUESTIONS.read_text(encoding="utf-8").splitlines()
+        ]
+    prompts = [prompt[ANSWER_TOKENS - most :] for prompt in prompts]  # of a model for tests
+    asked[1].write_text(json.dumps({"prompts": prompts, "tokens": ANSWER_TOKENS}))
+    line = Command(Path(sys.executable), "ours").line("answers", reference, Workload(), "--reference", str(asked[1]))
+    return Asked(*asked, [list(answer) for answer in run(line).answers])
+
+
+def _compare(row: Row, folder: Path, asked: Asked) -> None:
+    worker, path, work = _worker(row), _path(row, folder), Workload()
+    found = run(worker.line("logits", path, work, "--reference", str(asked.text))).figures
+    row.perplexity = found["perplexity"]
+    if row.recipe != REFERENCE:
+        row.kl_mean, row.top1_agreement = found["kl"], found["top_1"]
+        answers = run(worker.line("answers", path, work, "--reference", str(asked.questions))).answers
+        same = [list(a) == b for a, b in zip(answers, asked.answers, strict=True)]
+        row.same_answers = sum(same) / len(same)
 
 
 def _time(row: Row, folder: Path, work: Workload) -> None:
-    path = _path(folder, row.recipe)
-    row.speeds.append(run(Command(Path(sys.executable), "ours").line("speed", path, work)))
+    row.speeds.append(run(_worker(row).line("speed", _path(row, folder), work)))
 
 
 def _teller(what: str) -> Callable[[ProgressEvent], None]:
@@ -194,7 +267,7 @@ def _result(rows: list[Row], work: Workload, bandwidths: list[float], model: str
     reference = rows[0].speeds
     results = []
     for row in rows:
-        found: dict[str, Any] = asdict(row)
+        found: dict[str, Any] = asdict(row) | {"path": row.path and row.path.name}
         if row.speeds and not row.failure:
             found["tokens_per_second"] = {
                 f: statistics.median(s.figures[f] for s in row.speeds) for f in row.speeds[0].figures
@@ -221,13 +294,14 @@ def table(result: dict[str, Any]) -> str:
     """The result as a table of Markdown, and a line that says what was measured."""
     work, machine = result["workload"], result["machine"]
     headings = ("recipe", "bundle", "bytes a weight", "perplexity", "KL, mean", "same likeliest token")
+    headings += ("same answers",)
     headings += (f"prefill of {work['prompt']}", "decoding", f"decoding {work['batches'][0]} at once", "export")
     lines = [line(headings), line(["---", *["---:"] * (len(headings) - 1)])]
     for row in result["results"]:
         if row["failure"]:
             lines.append(line([f"`{row['recipe']}`", f"failed: {row['failure']}", *[""] * (len(headings) - 2)]))
             continue
-        kl, same = row["kl_mean"], row["top1_agreement"]
+        kl, same, answers = row["kl_mean"], row["top1_agreement"], row["same_answers"]
         speeds = row.get("tokens_per_second")
         lines.append(
             line(
@@ -240,8 +314,9 @@ def table(result: dict[str, Any]) -> str:
                     f"{row['perplexity']:.2f}",
                     "" if kl is None else f"{kl:.2g}",
                     "" if same is None else f"{same:.1%}".replace("%", " %"),
+                    "" if answers is None else f"{answers:.0%}".replace("%", " %"),
                     *(["", "", ""] if speeds is None else [f"{speed:,.0f}" for speed in speeds.values()]),
-                    f"{row['export_seconds']:.0f} s",
+                    f"{row['export_seconds']:.0f} s" if row["export_seconds"] else "",
                 ]
             )
         )

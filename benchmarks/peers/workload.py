@@ -6,6 +6,7 @@
 - ``long``: the same for one long prompt;
 - ``start``: from nothing to the first token of a short prompt;
 - ``logits``: of each token of a text, for the KL divergence from float32;
+- ``answers``: the first greedy tokens behind some prompts;
 - ``agent``: a conversation with the engine's prefix cache and without, see ``peers.agent``;
 - ``ahead``: texts with its speculation and without, see ``peers.ahead``;
 - ``roofline``, ours alone: what the machine reads and multiplies at most, and what the program makes of it.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -25,7 +26,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-Task = Literal["speed", "long", "start", "logits", "agent", "ahead", "roofline"]
+Task = Literal["speed", "long", "start", "logits", "answers", "agent", "ahead", "roofline"]
 TASKS: tuple[Task, ...] = get_args(Task)
 START_PROMPT = 16
 SPARE = 16
@@ -97,12 +98,14 @@ class Report:
         figures: tokens a second (``prefill``, ``decode_1``, ``decode_16``, ``prefill_long``, ``decode_long``).
         bytes: what of memory is known: ``peak`` of the process, ``weights`` and ``kv`` that it needs, ``import`` that
             it had before the model.
+        answers: tokens behind each prompt.
     """
 
     engine: str
     settings: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
+    answers: Sequence[Sequence[int]] = ()
 
 
 class Worker(Protocol):
@@ -124,6 +127,9 @@ class Worker(Protocol):
     def logits(self, model: str, ids: list[int]) -> npt.NDArray[np.float32] | None:
         """[T, V]; None from an engine that gives none."""
 
+    def answers(self, model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        """So many greedy tokens behind each prompt, nothing ends early; few engines have this."""
+
 
 def first_token() -> None:
     """Tells who waits for it."""
@@ -140,7 +146,8 @@ def memory(name: Literal["VmRSS", "VmHWM"]) -> int:
 
 def serve(worker: Worker, arguments: list[str] | None = None) -> None:
     """The command line of a worker: ``python -m peers.workers.NAME TASK MODEL '{"prompt": 512, ...}'`` prints a Report
-    as JSON. For ``logits`` there is one option more: the .npz with tokens and logits to compare with."""
+    as JSON. For ``logits`` there is one option more: the .npz with tokens and logits to compare with; for ``answers``
+    the JSON file with ``prompts`` and how many ``tokens``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("model")
@@ -149,6 +156,8 @@ def serve(worker: Worker, arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.task == "logits":
         report = _logits(worker, options.model, options.reference)
+    elif options.task == "answers":
+        report = Report("", answers=worker.answers(options.model, **json.loads(options.reference.read_text())))
     else:
         base = memory("VmRSS")
         run: Any = getattr(worker, options.task)
@@ -159,14 +168,17 @@ def serve(worker: Worker, arguments: list[str] | None = None) -> None:
 
 
 def _logits(worker: Worker, model: str, reference: Path) -> Report:
-    """Mean KL divergence of the engine's distributions from the reference's, in nats, and how often the top agrees."""
+    """Mean KL divergence of the engine's distributions from the reference's, in nats, how often the top agrees, and
+    its perplexity on the text."""
     with np.load(reference) as kept:
         ids, wanted = [int(i) for i in kept["ids"]], kept["logits"]
     found = worker.logits(model, ids)
     if found is None:
         return Report("", figures={})
     same = float((found.argmax(axis=1) == wanted.argmax(axis=1)).mean())
-    return Report("", figures={"kl": kl_divergence(wanted, found), "top_1": same})
+    loss = -np.mean([float(_log_softmax(row)[token]) for row, token in zip(found, ids[1:], strict=False)])
+    figures = {"kl": kl_divergence(wanted, found), "top_1": same, "perplexity": float(np.exp(loss))}
+    return Report("", figures=figures)
 
 
 def kl_divergence(wanted: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> float:

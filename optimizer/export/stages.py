@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from enginewright.optimizer.bisect.program_calls import calls_of, scaling_of
 from enginewright.optimizer.buckets.for_export import ExportBuckets, buckets_of, check_programs, write_programs
 from enginewright.optimizer.buckets.report import BucketsReport, ProgramReport
 from enginewright.optimizer.calibration import Calibration, calibrate
@@ -272,11 +273,18 @@ def write_bundle(
     # For the others any size is as good, or their engines know theirs.
     sized = [n for n, t in emitted.items() if runs_here(n) and not (t.io or t.tensorrt or t.tvm or t.stablehlo)]
     specialized = {name: write_programs(writer, name, buckets.plan) for name in sized} if buckets else {}
+    _write_scales(rewritten.programs[asked.targets[0]], writer)
     shutil.rmtree(scratch)
     for path, data in (captured.tokenizer_files or TokenizerFiles()).to_files().items():
         writer.write_bytes(path, data)
     writer.complete(_manifest(model, info, rewritten, asked.targets), emitted)
     return Written(info, specialized, tuple(engines))
+
+
+def _write_scales(program: Program, writer: BundleWriter) -> None:
+    """What passes multiplied channels by, for adapters that were trained on the source: no step reads it."""
+    for value, scale in scaling_of(program, calls_of(program)).scales.items():
+        writer.weights().add(f"{value.path}.{value.what}_scale", scale)
 
 
 @dataclass(frozen=True)

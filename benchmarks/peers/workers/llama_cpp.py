@@ -267,5 +267,22 @@ def logits(path: str, ids: list[int]) -> npt.NDArray[np.float32]:
     return context.logits(len(ids), llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
 
 
+def answers(path: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """See ``workload``."""
+    model = load(path)
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    found = []
+    for prompt in prompts:
+        context = Context(model, 2, len(prompt) + tokens + 64, 1)
+        context.prefill(prompt)
+        answer = [int(context.logits(1, vocabulary).argmax())]
+        while len(answer) < tokens:
+            context.decode(answer[-1:], [len(prompt) + len(answer) - 1], [0])
+            answer.append(int(context.logits(1, vocabulary).argmax()))
+        context.free()
+        found.append(answer)
+    return found
+
+
 if __name__ == "__main__":
     serve(sys.modules[__name__])

@@ -172,5 +172,12 @@ def logits(model: str, ids: list[int]) -> npt.NDArray[np.float32]:
         return llm.logits(ids)
 
 
+def answers(model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """See ``workload``."""
+    with LLM(model, memory="512MiB", trust="code") as llm:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return [list(output.token_ids) for output in llm.generate(prompts, params)]
+
+
 if __name__ == "__main__":
     serve(sys.modules[__name__])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.fx.node import Node
@@ -20,6 +21,8 @@ from enginewright.passes.framework.base import Pass, PassContext, PassResult
 from enginewright.passes.ir.program import Program
 from enginewright.passes.ir.weights import Apply, Concat, WeightExpr, Zeros
 from enginewright.plugins.shared.errors import BundleError, CapacityError, SourceError, VerificationError
+from enginewright.runtime.bundle.reader import Bundle
+from enginewright.runtime.bundle.weights import Array, unpack
 
 aten, ew = torch.ops.aten, torch.ops.ew
 
@@ -289,3 +292,32 @@ def test_an_export_replaces_nothing_but_a_bundle(tiny_folder: Path, tmp_path: Pa
         with pytest.raises(BundleError, match=match):
             export(source, tmp_path / output, recipe=tmp_path / "recipe.toml", overwrite=True)
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == before
+
+
+def test_a_bundle_has_what_its_channels_were_multiplied_by(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """Adapters of the source need it: a stored weight is the source's, by its outputs' scale, over its inputs'."""
+    model = tiny_model("Llama", tie_word_embeddings=True)
+    bundle = Bundle.open(export(model, tmp_path / "a.bundle", recipe="int8").path)
+
+    def read(name: str) -> Array:
+        entry = bundle.tensor(name)
+        return unpack(bundle.weight(name), entry.shape, entry.layout, entry.dtype).astype(np.float32)
+
+    def scale(path: str, what: str) -> Array | float:
+        name = f"{path}.{what}_scale"
+        return read(name) if name in bundle.index.tensors else 1.0
+
+    weights = {name.removesuffix(".int8"): name for name in bundle.index.tensors if name.endswith(".int8")}
+    scaled = 0
+    for name, values in weights.items():
+        steps = read(f"{name}.scales").repeat(32, axis=1)  # half of one is the most that rounding changes
+        found, start = read(values) * steps, 0
+        for part in bundle.tensor(values).parts:
+            size, path = part.rows[1] - part.rows[0], part.source.removesuffix(".weight")
+            outputs = np.broadcast_to(scale(path, "output"), (size,))
+            wanted = model.state_dict()[part.source].numpy() * outputs[:, None] / scale(path, "input")
+            off = np.abs(found[start : start + size] - wanted)
+            assert (off <= 0.51 * steps[start : start + size] + 1e-7).all(), path
+            scaled += f"{path}.input_scale" in bundle.index.tensors
+            start += size
+    assert scaled > 10
