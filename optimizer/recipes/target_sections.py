@@ -50,6 +50,8 @@ class EnginesSection(Section):
             decoding kernel too, with their contexts in parts.
         split_products: of the target cuda, and not measured yet: products of at most 16 rows with weights of fewer than
             16 bits are cut along K, so that more multiprocessors read them.
+        large_tiles: of the target tensorrt, and not tried yet: attention's tiles may use more than 48 KiB of shared
+            memory, which TensorRT may refuse to launch.
     """
 
     gpus: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ class EnginesSection(Section):
     blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS, strict=True)] | None = None
     mixed_decodes: StrictBool = False
     split_products: StrictBool = False
+    large_tiles: StrictBool = False
 
     _gpus_are_known = field_validator("gpus")(_known_gpus)
 

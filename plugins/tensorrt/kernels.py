@@ -11,7 +11,7 @@ from typing import Generic
 from enginewright.plugins.triton.choose_tiles import Compile, LayerKernels, compile_attention, compile_layer
 from enginewright.plugins.triton.compile_ahead import CompiledKernel, compile_kernel
 from enginewright.plugins.triton.specs import AttentionShape, Number, splits_of, tiles_of_step
-from enginewright.plugins.triton.tiles import SPLIT_KEYS
+from enginewright.plugins.triton.tiles import SPLIT_KEYS, gpu_of
 
 SHARED_MEMORY = 48 * 1024
 """Bytes that a block of a plugin uses at most. For more, a launch has to raise a limit of the kernel first
@@ -52,14 +52,22 @@ def plugin_attention(
 
 
 def plugin_kernels(
-    shape: AttentionShape, capability: int, split_keys: int = SPLIT_KEYS, compiler: Compile = compile_kernel
+    shape: AttentionShape,
+    capability: int,
+    split_keys: int = SPLIT_KEYS,
+    compiler: Compile = compile_kernel,
+    *,
+    large_tiles: bool = False,
 ) -> LayerKernels:
-    """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape."""
+    """Every kernel that the plugins may ask for: what a bundle must hold for a layer of this shape.
+
+    ``large_tiles``: they may use all shared memory that every GPU has which runs them, and not ``SHARED_MEMORY``.
+    """
     return compile_layer(
         shape,
         capability,
         split_keys=split_keys,
-        shared_memory=SHARED_MEMORY,
+        shared_memory=gpu_of(capability).portable_memory if large_tiles else SHARED_MEMORY,
         most=TACTICS,
         clamp=True,
         compiler=compiler,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -105,6 +106,7 @@ def emit_attention_kernels(
     progress: Progress,
     *,
     for_plugins: bool,
+    large_tiles: bool = False,
 ) -> tuple[LayerKernels, ...]:
     """Compiles the kernels of ``program``'s attention, and writes them into the bundle's ``folder``.
 
@@ -113,7 +115,7 @@ def emit_attention_kernels(
         capabilities: of the GPUs; 89 for 8.9.
         folder: in the bundle, such as "targets/tensorrt/kernels".
         progress: called with the stage "kernels", for one shape on one GPU after the other.
-        for_plugins: TensorRT launches them as plugins, which take less shared memory and choose among tiles.
+        for_plugins: TensorRT launches them as plugins, which take less shared memory, unless ``large_tiles``.
 
     Raises:
         TargetError: a GPU that isn't known, before anything is compiled; a shape that doesn't fit it.
@@ -123,7 +125,7 @@ def emit_attention_kernels(
         gpu_of(capability)
     shapes = attention_shapes(program, dtype)
     needed = [(shape, capability) for shape in shapes for capability in capabilities]
-    make = plugin_kernels if for_plugins else compile_layer
+    make = partial(plugin_kernels, large_tiles=large_tiles) if for_plugins else compile_layer
     written: set[str] = set()
     found = []
     with KernelCompiler(available_threads()) as compiler:  # shapes share writes, and what combines

@@ -69,7 +69,8 @@ class TensorRtEmitter:
         writer.write_text(f"{folder}/{NETWORK_FILE}", network.to_json())
         numbers = [int(name.replace(".", "")) for name in capabilities]
         kernels = f"{folder}/{KERNELS_FOLDER}"
-        emit_attention_kernels(program, numbers, floats, kernels, writer, progress, for_plugins=True)
+        large = options.engines.large_tiles
+        emit_attention_kernels(program, numbers, floats, kernels, writer, progress, for_plugins=True, large_tiles=large)
         emit_sampling_kernels(program, capabilities, kernels, writer, progress)
         return TargetManifest(
             state="needs-build",

@@ -20,10 +20,10 @@ from enginewright.optimizer.shared.progress import silent
 from enginewright.passes.attention.lower_attention import LowerAttention
 from enginewright.passes.framework.base import PassContext
 from enginewright.plugins.shared.errors import BundleError, MissingDependencyError, TargetError
-from enginewright.plugins.tensorrt.kernels import plugin_kernels
+from enginewright.plugins.tensorrt.kernels import SHARED_MEMORY, plugin_kernels
 from enginewright.plugins.triton.compile_ahead import read_attention, read_kernel
 from enginewright.plugins.triton.compile_workers import KernelCompiler
-from enginewright.plugins.triton.specs import SAMPLING_KERNELS
+from enginewright.plugins.triton.specs import SAMPLING_KERNELS, AttentionShape
 from enginewright.runtime.executors.gpu_sampling import open_sampler
 from tests.passes.small_programs import Shape, decoder
 from tests.runtime.executors.fake_driver import FakeDevice, Gpu
@@ -95,6 +95,14 @@ def test_a_bundle_holds_every_kernel_that_the_plugins_ask_for(tmp_path):
             read_attention(folder, kernels.shape, 89, 0)
         assert len(list(folder.iterdir())) == 3 * len(stems)
     assert [(e.stage, e.done, e.total) for e in events] == [("kernels", 1, 1)]
+
+
+def test_large_tiles_use_more_than_a_launch_may_without_asking():
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'enginewright[triton]'")
+    shape = AttentionShape(8, 2, head_size=128, value_size=128, block_size=16, dtype="f16", cache="f16", scale=0.1)
+    small, large = (plugin_kernels(shape, 90, large_tiles=large) for large in (False, True))
+    assert max(kernel.shared_memory for kernel in small.all()) <= SHARED_MEMORY
+    assert min(kernel.shared_memory for kernel in large.prefill) > SHARED_MEMORY
 
 
 def test_an_unknown_gpu_is_refused_before_anything_is_compiled(tmp_path):
