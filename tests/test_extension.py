@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "extension"
 
 RECIPE = """
 name = "toy"
-targets = ["cpu", "toy"]
+targets = ["toy"]
 
 [passes]
 fold_scales = true
@@ -40,11 +40,11 @@ assert not [name for name in sys.modules if name.startswith("enginewright_toy")]
 report = ew.export(source, folder / "toy.bundle", recipe=folder / "toy.toml")
 (folded,) = (p for p in report.passes if p.name == "fold_scales")
 assert folded.matched == 4 and folded.measurement is not None, folded  # attention and MLP of each of two layers
-plain, toy = (Bundle.open(folder / name).program("cpu") for name in ("plain.bundle", "toy.bundle"))
+plain, toy = (Bundle.open(folder / f"{n}.bundle").program(t) for n, t in (("plain", "cpu"), ("toy", "toy")))
 assert len(toy.steps) <= len(plain.steps) - 4  # the products are gone, and what stood beside them is fused
 found = {}
-for target in ("cpu", "toy"):
-    with ew.LLM(folder / "toy.bundle", target=target) as llm:
+for target, bundle in (("cpu", "plain.bundle"), ("toy", "toy.bundle")):
+    with ew.LLM(folder / bundle, target=target) as llm:
         assert llm.info()["executor"]["target"] == target
         found[target] = llm.generate([[5, 6, 7]], ew.SamplingParams(max_tokens=12, ignore_eos=True))[0].token_ids
 assert found["cpu"] == found["toy"] and len(found["toy"]) == 12
@@ -79,13 +79,13 @@ def test_a_recipe_names_them(
     assert done.returncode == 0, done.stderr
     bundle = tmp_path / "toy.bundle"
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["targets"] == ["cpu", "toy"] and manifest["toolchain"]["enginewright-toy"] == "0.1.0"
+    assert manifest["targets"] == ["toy"] and manifest["toolchain"]["enginewright-toy"] == "0.1.0"
     doctor = [sys.executable, "-m", "enginewright", "doctor", bundle, "--json"]
     done = subprocess.run(doctor, env=installed, capture_output=True, text=True, check=True)
-    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"cpu": "runs", "toy": "runs"}
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "runs"}
     # Without the package it is refused by name.
     done = subprocess.run(doctor, capture_output=True, text=True, check=False)
-    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"cpu": "runs", "toy": "can't"}
+    assert {t["target"]: t["verdict"] for t in json.loads(done.stdout)["targets"]} == {"toy": "can't"}
 
 
 class _Entry:

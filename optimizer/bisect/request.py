@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from enginewright.optimizer.calibration.calibrate import TEXT_ORIGIN
 from enginewright.optimizer.capture.find_source import describe_source, find_source
 from enginewright.optimizer.recipes.recipe import Recipe
 from enginewright.optimizer.recover import FinishedRecovery
@@ -154,7 +155,7 @@ def check_calibration(bundle: Bundle, recipe: Recipe, file: Path | None) -> None
         return  # without its report nothing says so; then the programs differ at a calibrated weight
     calibration = report.get("calibration") if isinstance(report, dict) else None
     origin = calibration.get("origin") if isinstance(calibration, dict) else None
-    if isinstance(origin, str) and not origin.startswith("sampled"):
+    if isinstance(origin, str) and origin != TEXT_ORIGIN and not origin.startswith("sampled"):
         raise ComparisonError(
             f"{bundle.path}: its recipe can't be repeated without the file {origin} that it was calibrated with",
             hint="Pass that file with --calibration.",

@@ -40,7 +40,7 @@ class Blob:
     size: int
 
     def __post_init__(self) -> None:
-        sizes = type(self.size) is int and self.size >= 0  # JSON also has NaN
+        sizes = type(self.size) is int and 0 <= self.size < 1 << 63  # JSON also has NaN, and integers without end
         if not isinstance(self.hash, str) or not _HASH.fullmatch(self.hash) or not sizes:
             raise ValueError(f"{self.hash!r} of {self.size} bytes isn't a hash")
 

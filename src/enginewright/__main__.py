@@ -11,12 +11,13 @@ _COMMAND_PACKAGES = frozenset({"pydantic", "rich", "typer"})
 def main() -> None:
     """The ``optimize`` command. Without its packages it says what to install, as any part that is missing."""
     try:
-        handler = signal.getsignal(signal.SIGINT)
-        if handler is signal.default_int_handler:  # until the command is there, a Ctrl-C ends the process in silence
+        own = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
+        if own:  # until the command is there, a Ctrl-C ends the process in silence
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from .optimizer.cli.app import main as command
 
-        signal.signal(signal.SIGINT, handler)
+        if own:  # then it is an exception, which cleans up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         command()  # which imports more
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] not in _COMMAND_PACKAGES:

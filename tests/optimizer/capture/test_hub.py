@@ -241,10 +241,10 @@ def test_a_name_that_leads_out_of_the_cache_is_no_file(hub: Hub, model: Reposito
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("size", [float("nan"), float("inf"), -1, 1.5, "9", True, [], 10**400])
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), -1, 1.5, "9", True, [], 2**63, 10**400])
 def test_a_size_that_is_none(size: object, hub: Hub, model: Repository) -> None:
     hub.listed["config.json"] = {"size": size}
-    with pytest.raises((SourceError, CapacityError), match=r"isn't the Hub's|is full"):
+    with pytest.raises((SourceError, CapacityError), match=r"isn't the Hub's"):
         find_source(MODEL)
 
 

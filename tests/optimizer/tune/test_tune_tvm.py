@@ -33,6 +33,7 @@ PROMPTS = [np.random.default_rng(7).integers(3, 250, n).tolist() for n in (1, 5,
 
 
 LEVEL: LevelName = "v2"
+TVM = ("--target", "tvm", "--trust", "code")
 """Compiled the fastest: it has the smallest blocks of sums."""
 
 
@@ -132,7 +133,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_faster_is_compiled_and_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = of_tvm(bundle)
     pretend(monkeypatch, last=1.1)
-    result = CliRunner().invoke(app, ["tune", str(bundle), "--target", "tvm", "--seconds", "600", "--threads", "1"])
+    result = CliRunner().invoke(app, ["tune", str(bundle), *TVM, "--seconds", "600", "--threads", "1"])
     assert result.exit_code == 0, result.output
     products = products_of(Bundle.open(bundle, trust="code").program("tvm"))
     new = sorted(of_tvm(bundle) - before)
@@ -156,7 +157,7 @@ def test_the_bundle_stays_as_it_was(
     """Where the whole program isn't faster, and where nothing is to be written."""
     before = of_tvm(bundle), (bundle / "targets/tvm/manifest.json").read_bytes()
     pretend(monkeypatch, last=last)
-    options = ["--target", "tvm", "--seconds", "600", "--threads", "1", "--json", *arguments]
+    options = [*TVM, "--seconds", "600", "--threads", "1", "--json", *arguments]
     result = CliRunner().invoke(app, ["tune", str(bundle), *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -180,8 +181,7 @@ def test_a_full_disk_leaves_the_bundle_as_it_was(bundle: Path, tmp_path: Path, m
 
 def test_too_short_a_time_measures_nothing_more(bundle: Path) -> None:
     before = of_tvm(bundle)
-    command = ["tune", str(bundle), "--target", "tvm", "--seconds", "0.001", "--trust", "code"]
-    result = CliRunner().invoke(app, command)
+    result = CliRunner().invoke(app, ["tune", str(bundle), *TVM, "--seconds", "0.001"])
     assert result.exit_code == 0, result.output
     count = len(products_of(Bundle.open(bundle, trust="code").program("tvm"))) * len(values())
     assert f"0.001 seconds were too short for {count} of {count} choices: pass a larger --seconds" in result.stdout

@@ -126,7 +126,7 @@ def run(form: str, capability: int | None, params: list[dict[str, Any]], *, refu
         path = write(form, Path(folder), kernels)
         cuda = install(form, refuses)
         asked = [SamplingParams(max_tokens=4, ignore_eos=True, **p) for p in params]
-        with LLM(path) as llm:
+        with LLM(path, trust="code") as llm:
             device = cuda.devices[-1]
             device.downloaded.clear()
             tokens = [list(r.token_ids) for r in llm.generate(prompts[: len(params)], asked)]
@@ -145,7 +145,7 @@ def refused(form: str, params: list[dict[str, Any]], without: Sequence[str]) -> 
     with tempfile.TemporaryDirectory() as folder:
         path, said = write(form, Path(folder), kernel_files(tiny.V, 80, without)), []
         install(form, False)
-        with LLM(path) as llm:
+        with LLM(path, trust="code") as llm:
             for own in params:
                 try:
                     (result,) = llm.generate([[3, 1]], SamplingParams(max_tokens=2, ignore_eos=True, **own))

@@ -90,7 +90,7 @@ def test_a_machine_that_serves_needs_the_runtime_alone(path: Path) -> None:
     """Neither jax nor torch nor a compiler is imported, and the process ends well with all of it still open."""
     probe = (
         "import sys\nfrom enginewright.runtime.llm import LLM\n"
-        f"llm = LLM({str(path)!r}, target='stablehlo', provider='iree', context=63, threads=1)\n"
+        f"llm = LLM({str(path)!r}, target='stablehlo', provider='iree', trust='code', context=63, threads=1)\n"
         "logits = llm.logits([5, 9, 7])\nassert logits.shape == (3, 256)\n"
         "print({'jax', 'jaxlib', 'torch', 'onnx', 'iree.compiler'} & set(sys.modules))"
     )

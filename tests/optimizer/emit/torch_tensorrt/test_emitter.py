@@ -36,12 +36,13 @@ def test_it_is_refused_before_any_work(
     machine: Machine,
     error: type[EnginewrightError],
     reasons: tuple[str, ...],
+    tiny_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(emitter, "look_at_machine", lambda: machine)
     with pytest.raises(error, match="target torch-tensorrt: it can't be compiled on this machine: ") as raised:
-        export(tmp_path / "no such model", tmp_path / "a.bundle", targets=("cpu", "torch-tensorrt"))
+        export(tiny_folder, tmp_path / "a.bundle", targets=("cpu", "torch-tensorrt"))
     for reason in reasons:
         assert reason in raised.value.message
     assert raised.value.hint
