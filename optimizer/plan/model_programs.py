@@ -54,10 +54,11 @@ def programs_of_model(
                     found.append(PlannedProgram((recipe.name,), None, omitted=e.message, target=target))
                     continue
                 kinds = CountedSteps(lowered).keys
-                if (same := known.get((target, kinds))) is None:
-                    known[target, kinds] = len(found)
+                mixed = target == GPU_TARGET and (recipe.engines or EnginesSection()).mixed_decodes
+                if (same := known.get((target, mixed, kinds))) is None:
+                    known[target, mixed, kinds] = len(found)
                     formats = formats_of(lowered, target)
-                    found.append(PlannedProgram((recipe.name,), lowered, formats, target=target))
+                    found.append(PlannedProgram((recipe.name,), lowered, formats, target=target, mixed_decodes=mixed))
                 else:  # other numbers in weights of the same sizes, as GPTQ chooses them
                     found[same] = replace(found[same], recipes=(*found[same].recipes, recipe.name))
         progress(ProgressEvent("recipes", len(recipes), len(recipes)))

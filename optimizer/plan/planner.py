@@ -140,7 +140,9 @@ def _model_maker(options: PlanOptions, shares: Shares, context_length: int, prog
             counted[id(planned.program)] = CountedSteps(planned.program)
         steps = counted[id(planned.program)]
         if gpu is not None:
-            return GpuModel(steps, gpu, shares, halved=planned.target != GPU_TARGET)
+            return GpuModel(
+                steps, gpu, shares, halved=planned.target != GPU_TARGET, mixed_decodes=planned.mixed_decodes
+            )
         from .cpu_model import measure
 
         return measure(steps, context_length, options.threads, progress)

@@ -29,6 +29,7 @@ class PlannedProgram:
         target: whose program it is.
         formats: of weights that GPUs need hardware for: "fp8", "int4", "bf16".
         omitted: why a recipe has no program.
+        mixed_decodes: of the target cuda: see ``bundle.cuda_section.CudaSection``.
     """
 
     recipes: tuple[str, ...]
@@ -36,6 +37,7 @@ class PlannedProgram:
     formats: frozenset[str] = frozenset()
     omitted: str = ""
     target: str = CPU_TARGET
+    mixed_decodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,12 @@ def _of_bundle(bundle: Bundle, recipes: Sequence[str | Path]) -> PlannedModel:
             hint="Export the model with --target cpu as well, or plan for the model itself.",
         )
     recipe = str(bundle.manifest.recipe.get("name") or "")
-    programs = [(name, bundle.programs[name]) for name in names]
-    return PlannedModel(
-        bundle.model, tuple(PlannedProgram((recipe,), p, formats_of(p, name), target=name) for name, p in programs)
-    )
+    planned = []
+    for name in names:
+        program, cuda = bundle.programs[name], bundle.target(name).cuda
+        mixed = cuda is not None and cuda.mixed_decodes
+        planned.append(PlannedProgram((recipe,), program, formats_of(program, name), target=name, mixed_decodes=mixed))
+    return PlannedModel(bundle.model, tuple(planned))
 
 
 _FORMATS = {"fp8": "fp8", "i4": "int4", "u4": "int4", "bf16": "bf16"}
