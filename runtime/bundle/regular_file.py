@@ -62,8 +62,14 @@ def read_regular(path: str | os.PathLike[str], *, most: int, within: Path | None
     """
     is_pipe = piped and os.path.realpath(path).startswith(f"/proc/{os.getpid()}/fd/pipe:")
     with open(path, "rb") if is_pipe else open_regular(path, most=most, within=within) as file:
-        data = file.read(most + 1)
-    if len(data) > most:  # it grew meanwhile
+        size = most if is_pipe else min(os.fstat(file.fileno()).st_size, most)  # Python makes room for all at once
+        try:
+            data = file.read(size + 1)
+            if len(data) > size:  # it grew meanwhile
+                data += file.read(most + 1 - len(data))
+        except MemoryError as e:
+            raise OSError(errno.ENOMEM, "there is no memory for it", os.fspath(path)) from e
+    if len(data) > most:
         raise _too_large(len(data), most, os.fspath(path))
     return data
 

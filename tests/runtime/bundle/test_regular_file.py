@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,18 @@ def test_a_regular_file(tmp_path: Path) -> None:
     with open_regular(path) as file:
         assert file.read() == b"abc" and not os.get_inheritable(file.fileno())
     refused(tmp_path / "none", "No such file")
+
+
+def test_a_small_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    """However many bytes such a file may have: Python makes room for what a read asks for before it reads."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc")
+    tracemalloc.start()
+    try:
+        assert read_regular(path, most=512 << 20) == b"abc"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_not_a_regular_file(tmp_path: Path) -> None:
