@@ -36,7 +36,8 @@ class SmoothActivations(Pass):
        is divided.
 
     A value that something else reads too, or that nothing before it can scale, stays as it is, which is recorded.
-    Weights of 4 bits that AWQ will scale are left to it.
+    Weights of 4 bits that AWQ will scale are left to it. So are those whose integers GPTQ chooses: it gains more by
+    itself, and scales that suit the nearest integers were measured to be in its way.
     """
 
     name = "smooth_activations"
@@ -96,7 +97,7 @@ def _rounded(program: Program, linear: Node, context: PassContext) -> bool:
     wanted = linear.meta[FORMAT]
     if wanted.activation != "int8" or wanted.storage not in BITS:
         return False
-    if context.formats.method == "awq" and wanted.storage == "int4":
+    if context.formats.method != "nearest" and wanted.storage == "int4":
         return False
     expr = program.weight_of(linear.args[WEIGHT_ARGUMENT[linear.target]])
     return expr is not None and expr.dtype.is_floating_point

@@ -134,9 +134,13 @@ def test_what_can_not_be_scaled_is_said() -> None:
     }
 
 
-def test_what_awq_scales_is_left_to_it() -> None:
-    program = prepared("Llama", INT4)
-    assert smooth(program, "awq").matched == 0
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_weights_of_4_bits_are_left_to_their_method(method: Method) -> None:
+    assert smooth(prepared("Llama", INT4), method).matched == 0
+    assert smooth(prepared("Llama", INT8), method).matched > 0
+
+
+def test_floats_are_not_scaled() -> None:
     assert smooth(prepared("Llama", WeightFormat(storage="bf16", activation="bf16"))).matched == 0
 
 
