@@ -117,9 +117,10 @@ def search_scales(
     sizes = [_size_of_outputs(y, p.parts) for y, p in zip(exact, sampled, strict=True)]
     best: Scales | None = None
     before = 0.0
+    normalised = _as_awq if weights is None else _normalised
     tried = [(bases[0], alphas[0]), *((base, alpha) for base in bases for alpha in alphas[1:])]
     for base, alpha in tried if magnitude.max() > 0 else tried[:1]:
-        factors = _normalised(base.pow(alpha)) if alpha else torch.ones_like(magnitude)
+        factors = normalised(base.pow(alpha)) if alpha else torch.ones_like(magnitude)
         error = sum(
             float(((_rounded_product(p, factors) - y) / size).square().sum())
             for p, y, size in zip(sampled, exact, sizes, strict=True)
@@ -191,6 +192,11 @@ def _size_of_outputs(y: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
 
 def _bounded(magnitude: torch.Tensor) -> torch.Tensor:
     return magnitude.clamp(min=float(magnitude.max()) * _LEAST)
+
+
+def _as_awq(scale: torch.Tensor) -> torch.Tensor:
+    """As AWQ's authors do: the largest is as far above 1 as the least is below."""
+    return scale / (scale.max() * scale.min()).sqrt()
 
 
 def _normalised(scale: torch.Tensor) -> torch.Tensor:

@@ -95,8 +95,8 @@ def test_rounding_costs_less(default: WeightFormat, sizes: dict[str, int]) -> No
 
     without = plain.evaluate(packed_inputs(plain, sequences(33, 20)), read=nearest)[0]
     with_it = logits(program, rounded=True)
-    # Random weights have no loud channels, with which AWQ is at its best: a little less here.
-    assert (with_it - exact).square().mean() < 0.9 * (without - exact).square().mean()
+    # Random weights have no loud channels, with which AWQ is at its best: a quarter less here.
+    assert (with_it - exact).square().mean() < 0.85 * (without - exact).square().mean()
     by_name = {name: [f.value for f in record.metrics if f.name == name] for name in ("error before", "error after")}
     assert all(a < b for b, a in zip(by_name["error before"], by_name["error after"], strict=True))
     assert len(by_name["error before"]) == 2 * 4  # qkv, o, gate_up, down of two layers

@@ -33,7 +33,9 @@ def test_channels_that_are_loud_get_a_finer_weight(rows: int, size: int, group: 
     assert found.alpha > 0
     assert found.after < 0.5 * found.before
     assert found.factors[:2].min() > 3 * found.factors[2:].max()
-    torch.testing.assert_close(found.factors.log().mean(), torch.tensor(0.0))
+    torch.testing.assert_close(found.factors.max() * found.factors.min(), torch.tensor(1.0))
+    with_weights = search_scales([some], some.x.abs().mean(0), weights=some.weight.abs().mean(0))
+    torch.testing.assert_close(with_weights.factors.log().mean(), torch.tensor(0.0))
 
 
 def test_the_error_is_that_of_the_rounded_product() -> None:
