@@ -82,6 +82,8 @@ def _place(name: str) -> tuple[int, str]:
     """The layer of a weight, -1 if it has none, and its kind."""
     path = _SUFFIX.sub("", name)
     layer = layer_of(path)
+    if name.endswith((".input_scale", ".output_scale")):  # of many modules, and small: one kind is enough
+        return -1 if layer is None else layer, "channel scales"
     return (-1, path) if layer is None else (layer, path.split(f"{layer}.", 1)[1])
 
 
