@@ -13,6 +13,7 @@ _PROMPT = 512
 """Tokens of the step whose arena is shown."""
 
 _LAYER = re.compile(r"(?:^|(?<=\.))(\d+)\.")
+_RECORDS = (".input_scale", ".output_scale")
 _SUFFIX = re.compile(r"(\.(weight|bias|rows|int8|int4|uint4|fp8|bf16|scales|offsets|onnx|columns))+$")
 
 
@@ -57,10 +58,15 @@ def arena_sizes(bundle: Bundle) -> list[ArenaSize]:
 
 
 def stored_weights(bundle: Bundle) -> list[StoredBytes]:
-    """All weights of a bundle, those outside of layers first; what two targets share is counted once."""
+    """All weights of a bundle, those outside of layers first; what two targets share is counted once.
+
+    What channels were multiplied by isn't among them: no engine reads it.
+    """
     tables = _shared_tables(bundle)
     found: defaultdict[tuple[int, str, str], int] = defaultdict(int)
     for name, entry in bundle.index.stored_once().items():
+        if name.endswith(_RECORDS):
+            continue
         layer, kind = _place(name)
         found[layer, tables.get(kind, kind), entry.dtype] += entry.bytes
     return [StoredBytes(None if a < 0 else a, b, c, n) for (a, b, c), n in sorted(found.items())]
@@ -82,8 +88,6 @@ def _place(name: str) -> tuple[int, str]:
     """The layer of a weight, -1 if it has none, and its kind."""
     path = _SUFFIX.sub("", name)
     layer = layer_of(path)
-    if name.endswith((".input_scale", ".output_scale")):  # of many modules, and small: one kind is enough
-        return -1 if layer is None else layer, "channel scales"
     return (-1, path) if layer is None else (layer, path.split(f"{layer}.", 1)[1])
 
 
