@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -105,7 +106,10 @@ class HashedBeside:
 
     def __init__(self, folder: Path, wanted: Mapping[str, str]) -> None:
         self.altered: str | None = None
-        self._folder, self._wanted = folder, wanted
+        self._opened: list[tuple[str, str, io.BufferedReader]] = []
+        for name, expected in wanted.items():  # now: others may take their places, which is nothing to what is open
+            with suppress(OSError):  # whoever reads it says so
+                self._opened.append((name, expected, open_regular(folder / name, within=folder)))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enginewright-hashes", daemon=True)
         self._thread.start()
@@ -122,19 +126,22 @@ class HashedBeside:
         with suppress(OSError, AttributeError):  # another system
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         piece = bytearray(_BLOCK)
-        for name, expected in self._wanted.items():
-            digest = hashlib.sha256()
-            try:
-                with open_regular(self._folder / name, within=self._folder) as file:
+        try:
+            for name, expected, file in self._opened:
+                digest = hashlib.sha256()
+                try:
                     while not self._stopped.is_set() and (size := file.readinto(piece)):
                         digest.update(memoryview(piece)[:size])
-            except OSError:
-                continue  # whoever reads it says so
-            if self._stopped.is_set():
-                return
-            if digest.hexdigest() != expected:
-                self.altered = name
-                return
+                except OSError:
+                    continue  # whoever reads it says so
+                if self._stopped.is_set():
+                    return
+                if digest.hexdigest() != expected:
+                    self.altered = name
+                    return
+        finally:
+            for *_, file in self._opened:
+                file.close()
 
 
 @contextmanager

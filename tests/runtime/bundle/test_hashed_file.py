@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from enginewright.runtime.bundle import hashed_file
-from enginewright.runtime.bundle.hashed_file import HashedFile
+from enginewright.runtime.bundle.hashed_file import HashedBeside, HashedFile
 
 BLOCK = 64
 
@@ -66,3 +67,26 @@ def test_what_is_taken_back_leaves_nothing(tmp_path: Path, kept: int, dropped: i
     whole = some_bytes(kept) + b"after"
     assert (tmp_path / "x").read_bytes() == whole
     assert (file.bytes, file.digest()) == (len(whole), hashlib.sha256(whole).hexdigest())
+
+
+@pytest.mark.parametrize("change", ["", "written over", "renamed into place"])
+def test_what_is_open_is_hashed_beside(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that takes the place of one that is open is nothing to whoever has that one open."""
+    began, run = threading.Event(), HashedBeside._run
+
+    def later(beside: HashedBeside) -> None:
+        began.wait()
+        run(beside)
+
+    monkeypatch.setattr(HashedBeside, "_run", later)
+    path, content = tmp_path / "x", some_bytes(300)
+    path.write_bytes(content)
+    beside = HashedBeside(tmp_path, {"x": hashlib.sha256(content).hexdigest()})
+    if change == "written over":
+        path.write_bytes(some_bytes(301))
+    elif change:
+        (tmp_path / "y").write_bytes(some_bytes(301))
+        (tmp_path / "y").rename(path)
+    began.set()
+    beside.wait()
+    assert beside.altered == ("x" if change == "written over" else None)
