@@ -41,6 +41,7 @@ from .options import (
 )
 from .streaming import StreamPrinter, conversation, result_row
 from .template_options import Set, Tools, template_options
+from .terminal import shown
 
 NAME = "generate"
 EPILOG = (
@@ -135,9 +136,9 @@ def command(
             raise typer.Exit(EnginewrightError.exit_code)
         return
     for prompt, result in pairs:
-        print(f"> {prompt}")
+        print(f"> {shown(prompt, sys.stdout)}")
         for one in result.outputs:
-            print(f"{f'[{one.index}] ' if several else ''}{one.text}\n")
+            print(f"{f'[{one.index}] ' if several else ''}{shown(one.text, sys.stdout)}\n")
     if not quiet:
         print(f"{tokens} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s", file=sys.stderr)
     if stats:

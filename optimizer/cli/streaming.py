@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .terminal import Wrapped, terminal_width
+from .terminal import Wrapped, shown, terminal_width
 
 if TYPE_CHECKING:
     from enginewright.runtime.requests.outputs import RequestOutput, StreamPiece
@@ -63,7 +63,7 @@ class StreamPrinter:
                 self.tokens += len(piece.token_ids)
                 self._cut = piece.finish_reason == "length"
                 self.text += piece.text
-                write(piece.text)
+                write(shown(piece.text, sys.stdout))
                 sys.stdout.flush()
         finally:
             if self._wrapped is not None:

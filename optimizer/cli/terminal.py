@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TextIO
 
+# Unicode's pictures of control characters; those from 0x80 on have none.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+_PICTURES |= {0x7F: 0x2421, ord("\r"): ord("\n")} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
 
 def read_turn(prompt: str, text: str = "") -> str | None:
     """What is typed behind a prompt; lines that are pasted together are one. None at the end of input.
@@ -102,6 +106,12 @@ class Wrapped:
             self._write(self._space + self._word)
             self._column += space + needed
         self._space = self._word = ""
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """A model's text as a terminal may be given it: with pictures of control characters, which would move its cursor or
+    give it commands. A file or a pipe gets every character."""
+    return text.replace("\r\n", "\n").translate(_PICTURES) if stream.isatty() else text
 
 
 def terminal_width(stream: TextIO) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import pytest
 
-from enginewright.optimizer.cli.terminal import Wrapped
+from enginewright.optimizer.cli.terminal import Wrapped, shown
 
 
 def wrapped(text: str, width: int, pieces: int = 1, seed: int = 0) -> str:
@@ -54,3 +55,18 @@ def test_pieces_change_nothing_and_no_word_is_lost() -> None:
         assert wrapped(narrow, width).split() == narrow.split()
         for line in wrapped(narrow, width).split("\n"):  # words that are longer than a line stay as they are
             assert len(line.rstrip()) <= width or any(len(word) > width for word in line.split())
+
+
+class _Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_generated_text_does_not_speak_to_the_terminal() -> None:
+    text = "a\tb\r\nc\rd \x1b]0;title\x07 \x9b31m\x7f \u2028 \U0001f30a"
+    assert shown(text, _Stream(terminal=True)) == "a\tb\nc\nd \u241b]0;title\u2407 \ufffd31m\u2421 \u2028 \U0001f30a"
+    assert shown(text, _Stream(terminal=False)) == text
